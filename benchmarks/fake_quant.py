@@ -249,8 +249,8 @@ def _limits(t: Tensors) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]
     back.call.y = only_x.call.y = there.call.y
     return {
         _LIMIT: (lambda: out.copy_(x), lambda: torch.add(x, dy, out=out)),
-        f"{_KERNELS}, dx alone": (partial(kernels.run_forward, there), partial(kernels.run_backward, only_x)),
-        _KERNELS: (partial(kernels.run_forward, there), partial(kernels.run_backward, back)),
+        f"{_KERNELS}, dx alone": (partial(kernels.run, there), partial(kernels.run, only_x)),
+        _KERNELS: (partial(kernels.run, there), partial(kernels.run, back)),
         "copy, add, new output": (x.clone, lambda: x + dy),
     }
 

@@ -93,6 +93,11 @@ def find_element_type(name: str) -> ElementType:
     return ELEMENT_TYPES.get(name, ElementType(8))
 
 
+def find_numpy_storage(storage: str) -> str:
+    """The type that numpy, and an engine that unpacks them, hold the values of an ONNX type in: a byte for 4 bits."""
+    return {"int4": "int8", "uint4": "uint8"}.get(storage, storage)
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantSpec:
     """Bits, sign, scheme and granularity of one quantized tensor."""
@@ -178,7 +183,7 @@ class QuantSpec:
     @property
     def numpy_storage(self) -> str:
         """The integer type that numpy holds the values in: a byte for the 4-bit types."""
-        return {"int4": "int8", "uint4": "uint8"}.get(self.storage, self.storage)
+        return find_numpy_storage(self.storage)
 
     @property
     def fills_storage(self) -> bool:

@@ -43,6 +43,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.report.live.PATIENCE", 3600.0)
 
 
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latencies are measured in three rounds, not until they are stable, which small models never are."""
+    monkeypatch.setattr("onnxq.runtime.timing._MOST_ROUNDS", 3)
+
+
 def _installed(package: str) -> Distribution | None:
     return next(iter(distributions(name=package)), None)
 

@@ -66,7 +66,7 @@ def main() -> None:
     """Quantize with the default preset, then print one row per model."""
     source, target = HERE / "digits.onnx", OUT / "digits.q.onnx"
     print(f"quantizing {source.name} with the samples in digits.npz …", flush=True)
-    result = onnxq.quantize(source, HERE / "digits.npz", latency=False, progress=open_display())
+    result = onnxq.quantize(source, HERE / "digits.npz", overrides={"latency": False}, progress=open_display())
     OUT.mkdir(exist_ok=True)
     result.save(target, overwrite=True)
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.annotate.find import Chain, name_type, read_constant
+from onnxq.annotate.find import Chain
 from onnxq.annotate.model import Origin
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.sites import TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
@@ -48,8 +49,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
     # Readers see the numbers of the dequantize node.
     node = chain.dequantize or chain.last
-    scale = read_constant(index, node, 1)
-    zero = read_constant(index, node, 2)
+    scale, zero = index.input_value(node, 1), index.input_value(node, 2)
     return Numbers(
         scale=None if scale is None else np.asarray(scale, np.float64),
         zero_point=None if zero is None else _to_int64(zero),
@@ -119,7 +119,7 @@ def _float_clip_bits(index: GraphIndex, clip: NodeRef, numbers: Numbers) -> int 
     width, signed = numbers.element_type.bits, numbers.element_type.signed
     # The full width without narrow range needs no Clip: the container saturates there.
     for bits in range(2, width + 1):
-        bottom, top = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+        bottom, top = _find_ends(bits, signed)
         narrow = signed and round(low) == bottom + 1
         if round(high) == top and (round(low) == bottom or narrow) and (bits < width or narrow):
             return bits
@@ -146,11 +146,12 @@ def _count_values(index: GraphIndex, chain: Chain) -> int:
 
 def count_bits(low: int, high: int, *, signed: bool) -> int:
     """Bits of the narrowest type, from 2 on, that holds both quantized values."""
-    for bits in range(2, 64):
-        bottom, top = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-        if bottom <= low and high <= top:
-            return bits
-    return 64
+    ends = ((bits, *_find_ends(bits, signed)) for bits in range(2, 64))
+    return next((bits for bits, bottom, top in ends if bottom <= low and high <= top), 64)
+
+
+def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
 def _quantize_constant(value: NDArray[Any], numbers: Numbers) -> NDArray[np.int64] | None:
@@ -168,7 +169,7 @@ def _quantize_constant(value: NDArray[Any], numbers: Numbers) -> NDArray[np.int6
 def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None:
     found = []
     for position, name in ((1, "min"), (2, "max")):
-        value = read_constant(index, clip, position)
+        value = index.input_value(clip, position)
         held = clip.attrs.get(name) if value is None else value
         if held is None or np.size(held) != 1:
             return None
@@ -187,10 +188,9 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
     if chain.inner is not None and chain.inner.op_type == "Cast":
         return _find_type_name(index, chain.source)
     for node in (chain.dequantize, chain.quantize):
-        if node is not None and len(node.inputs) > 2 and node.inputs[2]:
-            found = _find_type_name(index, index.resolve(node.inputs[2], node.scope))
-            if found:
-                return found
+        found = _find_type_name(index, index.input(node, 2)) if node is not None else ""
+        if found:
+            return found
     if chain.quantize is not None:
         wanted = int(chain.quantize.attrs.get("output_dtype", 0))
         return name_type(wanted) if wanted else "uint8"
@@ -203,10 +203,8 @@ def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
 
 
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: NDArray[Any] | None) -> Granularity:
-    shape: tuple[Any, ...] | None = None if scale is None else scale.shape
-    if shape is None and len(node.inputs) > 1:
-        tensor = index.resolve(node.inputs[1], node.scope)
-        shape = None if tensor is None else index.shape(tensor)
+    tensor = index.input(node, 1)
+    shape: tuple[Any, ...] | None = scale.shape if scale is not None else index.shape(tensor) if tensor else None
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
     block = int(node.attrs.get("block_size", 0))
     axis = int(node.attrs.get("axis", 1))

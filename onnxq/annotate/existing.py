@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxq.annotate.bits import Numbers, is_quantizer_clip, read_numbers
-from onnxq.annotate.find import Chain, find_chains, find_input, is_dequantize, is_quantize
+from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.read import describe_pair, drop_clip
 from onnxq.emit import PLAN_KEY
@@ -83,8 +83,7 @@ class _Finder:
             chain = drop_clip(self.index, chain)
         if chain.source is None or numbers.scale is None:
             return
-        made = TensorId(node.outputs[0], node.scope)
-        edges = self.index.consumers(made)
+        made, edges = node.result, self.index.consumers(node.result)
         if chain.dequantize is None or (chain.quantize is None and not self.index.is_constant(chain.source)):
             self._add_half(chain, numbers, made, edges)
             return
@@ -139,15 +138,14 @@ class _Finder:
             guard = self.index.node(edge.node)
             # A guard hands the same values on, so its readers read this pair too.
             if is_guard(guard):
-                behind = TensorId(guard.outputs[0], guard.scope)
-                self.taken_out[behind] = source
-                self.by_edge.update(dict.fromkeys(self.index.consumers(behind), site.site))
+                self.taken_out[guard.result] = source
+                self.by_edge.update(dict.fromkeys(self.index.consumers(guard.result), site.site))
         return True
 
     def _site(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
         """The pair as a site with its numbers; None where no QuantSpec describes it."""
         info = describe_pair(self.index, chain, self.notes)
-        made = TensorId(chain.last.outputs[0], chain.last.scope)
+        made = chain.last.result
         known = self.planned.get(info.site)
         try:
             spec = QuantSpec(
@@ -198,7 +196,7 @@ class _Finder:
 
     def _same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
         for k in (1, 2):
-            first, second = (find_input(self.index, node, k) for node in (quantizer, dequantizer))
+            first, second = (self.index.input(node, k) for node in (quantizer, dequantizer))
             if first == second:
                 continue
             one, two = (None if t is None else self.index.constant(t) for t in (first, second))
@@ -216,16 +214,14 @@ class _Finder:
                 continue
             found.add(node.name)
             if node.op_type in _MOVES:
-                pending += self.index.consumers(TensorId(node.outputs[0], node.scope))
+                pending += self.index.consumers(node.result)
         return found
-
-    def _is_given_out(self, tensor: TensorId) -> bool:
-        return not tensor.scope and self.index.is_output(tensor)
 
     def result(self) -> Existing:
         """The pairs found, with the view."""
         # A model output must keep its name, so the node that makes it stays, as Identity.
-        makers = [self.index.producer(made) for made in self.taken_out if self._is_given_out(made)]
+        given_out = [made for made in self.taken_out if not made.scope and self.index.is_output(made)]
+        makers = [self.index.producer(made) for made in given_out]
         stand_ins = [*self.halves, *(node for node in makers if node is not None)]
         return Existing(
             view=_build_view(self.index, self.taken_out, stand_ins),
@@ -256,12 +252,11 @@ def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand
     """
     editor = Editor(index.model)
     for made, source in taken_out.items():
-        editor.rewire(
-            made, _trace_source(taken_out, source).name, consumers=editor.consumers(made), outputs=bool(made.scope)
-        )
+        name = _trace_source(taken_out, source).name
+        editor.rewire(made, name, consumers=editor.consumers(made), outputs=bool(made.scope))
     for node in stand_ins:
-        made = TensorId(node.outputs[0], node.scope)
-        _make_identity(editor, node, _trace_source(taken_out, made).name if made in taken_out else node.inputs[0])
+        traced = _trace_source(taken_out, node.result)
+        _make_identity(editor, node, traced.name if traced != node.result else node.inputs[0])
     editor.remove_unused()
     return editor.export()
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Edge, Role, Site, TensorId, split_scope
 
-# ONNX Runtime has list_operators of these names in a domain of its own.
+# ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
 # Endings that tools give to the names of a dequantize node and of a weight's stored integers, those of onnxq first.
 _NODE_ENDINGS = (f"/{DEQUANTIZE}", f"_{DEQUANTIZE}")
@@ -47,8 +45,8 @@ class Chain:
     def last(self) -> NodeRef:
         """The dequantize node, or the quantize node of a pair without one."""
         node = self.dequantize or self.quantize
-        if node is None:  # pragma: no cover - find_chains() never makes one
-            raise ValueError("a chain without nodes")
+        # find_chains makes none without both.
+        assert node is not None
         return node
 
     @property
@@ -77,13 +75,13 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
             lone.append(node)
         if not is_dequantize(node):
             continue
-        at = find_input(index, node, 0)
+        at = index.input(node, 0)
         inner = _find_producer(index, at, "Clip")
-        at = find_input(index, inner, 0) if inner is not None else at
+        at = index.input(inner, 0) if inner is not None else at
         quantize = _find_producer(index, at, QUANTIZE)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
         if inner is not None and quantize is None and (at is None or not index.is_constant(at)):
-            inner, at = None, find_input(index, node, 0)
+            inner, at = None, index.input(node, 0)
         if inner is None and quantize is None:
             inner, at = _find_packed(index, at)
         if quantize is not None:
@@ -102,38 +100,20 @@ def _make_chain(
 ) -> Chain:
     if quantize is None:
         return Chain(stored, None, None, inner, dequantize)
-    source = find_input(index, quantize, 0)
-    # A Clip with other list_readers belongs to the network.
+    source = index.input(quantize, 0)
+    # A Clip with other readers belongs to the network.
     outer = _find_producer(index, source, "Clip")
     if outer is not None and source is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
-        return Chain(find_input(index, outer, 0), outer, quantize, inner, dequantize)
+        return Chain(index.input(outer, 0), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
 
 
 def _find_packed(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
     """(Cast, constant) for a constant of 4 bits behind a Cast; (None, the tensor itself) for any other."""
     cast = _find_producer(index, at, "Cast")
-    packed = find_input(index, cast, 0)
+    packed = index.input(cast, 0) if cast is not None else None
     held = packed is not None and index.is_constant(packed) and index.dtype(packed) in _PACKED
     return (cast, packed) if held else (None, at)
-
-
-def find_input(index: GraphIndex, node: NodeRef | None, position: int) -> TensorId | None:
-    """The tensor that a node reads at `position`; None without one."""
-    if node is None or position >= len(node.inputs) or not node.inputs[position]:
-        return None
-    return index.resolve(node.inputs[position], node.scope)
-
-
-def read_constant(index: GraphIndex, node: NodeRef, position: int) -> NDArray[Any] | None:
-    """The value of a constant input; None for other inputs and absent ones."""
-    tensor = find_input(index, node, position)
-    return None if tensor is None else index.constant(tensor)
-
-
-def name_type(number: int) -> str:
-    """The name of a type of `TensorProto`, in lower case; "type99" for one that this onnx does not know."""
-    return TensorProto.DataType.Name(number).lower() if number in TensorProto.DataType.values() else f"type{number}"
 
 
 def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:
@@ -143,12 +123,12 @@ def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> 
 
 def list_readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
     """The inputs that read the result of the chain."""
-    return index.consumers(TensorId(chain.last.outputs[0], chain.last.scope))
+    return index.consumers(chain.last.result)
 
 
 def list_operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
-    """Operators that read the dequantized tensor, each once; without list_readers, the one that makes it."""
-    ops = dict.fromkeys(index.node(edge.node).op_type for edge in list_readers(index, chain))
+    """Operators that read the dequantized tensor, each once; without readers, the one that makes it."""
+    ops = dict.fromkeys(reader.op_type for reader in index.readers(chain.last.result))
     if not ops and chain.source is not None:
         producer = index.producer(chain.source)
         ops = dict.fromkeys([producer.op_type] if producer is not None else ())
@@ -162,8 +142,8 @@ def find_role(index: GraphIndex, chain: Chain, storage: str) -> Role:
         return Role.BIAS
     if chain.source is not None and index.is_constant(chain.source):
         return Role.WEIGHT
-    made = TensorId(chain.last.outputs[0], chain.last.scope)
-    return Role.OUTPUT if chain.dequantize is not None and index.is_output(made) else Role.ACTIVATION
+    given_out = chain.dequantize is not None and index.is_output(chain.last.result)
+    return Role.OUTPUT if given_out else Role.ACTIVATION
 
 
 def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
@@ -175,11 +155,10 @@ def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
     """
     if noted:
         return _parse_site(index, noted)
-    made = TensorId(chain.last.outputs[0], chain.last.scope)
     if chain.quantize is None:
         return TensorId(_guess_site_name(chain), chain.last.scope)
-    if chain.dequantize is not None and index.is_output(made):
-        return made
+    if chain.dequantize is not None and index.is_output(chain.last.result):
+        return chain.last.result
     if chain.source is None:
         return TensorId(chain.quantize.inputs[0], chain.quantize.scope)
     edges = list_readers(index, chain)
@@ -194,8 +173,7 @@ def _count_pairs(index: GraphIndex, tensor: TensorId) -> int:
     for edge in index.consumers(tensor):
         node = index.node(edge.node)
         if node.op_type == "Clip" and edge.index == 0:
-            behind = index.consumers(TensorId(node.outputs[0], node.scope))
-            count += sum(is_quantize(index.node(e.node)) and e.index == 0 for e in behind)
+            count += sum(is_quantize(index.node(e.node)) and e.index == 0 for e in index.consumers(node.result))
         count += is_quantize(node) and edge.index == 0
     return count
 

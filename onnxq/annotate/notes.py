@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnx import NodeProto
+
 from onnxq.annotate.bits import read_noted_bits
 from onnxq.annotate.find import Chain
 from onnxq.annotate.model import Origin
@@ -16,7 +18,7 @@ from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk_graphs
 from onnxq.plan import Plan, from_json
 from onnxq.plan.names import name_part
-from onnxq.sites import Caution, Site
+from onnxq.sites import Caution
 from onnxq.spec import QuantSpec
 
 # In front of the keys of node metadata.
@@ -86,7 +88,9 @@ def read_notes(proto: ModelLike) -> Notes:
         except PlanError as error:
             text = f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
             problems.append(Caution("W106", text))
-    return Notes(by_node, _read_node_notes(proto), plan, tuple(problems))
+    nodes = (node for _, graph in walk_graphs(proto.graph) for node in graph.node)
+    own = {node.name: notes for node in nodes if (notes := read_node_notes(node))}
+    return Notes(by_node, own, plan, tuple(problems))
 
 
 def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,23 +101,11 @@ def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def list_specs(plan: Plan) -> dict[str, QuantSpec]:
     """The plan's specs by the names of the nodes that `emit` writes for a site."""
-    return {name: site.spec for site in plan.all_sites for name in name_pair_nodes(site.site)}
+    parts = ("q_node", "dq_node")
+    return {name_part(site.site, part): site.spec for site in plan.all_sites for part in parts}
 
 
-def name_pair_nodes(site: Site) -> tuple[str, str]:
-    """The names of a site's quantize and dequantize nodes."""
-    return name_part(site, "q_node"), name_part(site, "dq_node")
-
-
-def _read_node_notes(proto: ModelLike) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for _, graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            notes = {
-                entry.key.removeprefix(NODE_PREFIX): entry.value
-                for entry in node.metadata_props
-                if entry.key.startswith(NODE_PREFIX)
-            }
-            if notes:
-                found[node.name] = notes
-    return found
+def read_node_notes(node: NodeProto) -> dict[str, str]:
+    """The `onnxq.*` metadata of a node, without the prefix."""
+    found = ((entry.key, entry.value) for entry in node.metadata_props)
+    return {key.removeprefix(NODE_PREFIX): value for key, value in found if key.startswith(NODE_PREFIX)}

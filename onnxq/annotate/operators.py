@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from onnxq.annotate.find import name_type
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.values import name_type
 
 # ONNX, and the domains of ONNX Runtime, those of its optimized graphs included.
 _DOMAINS = ("", "com.microsoft", "com.ms.internal.nhwc", "com.microsoft.nchwc")

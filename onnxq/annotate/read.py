@@ -33,14 +33,8 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
     proto, warnings = read_named(source)
     name = "" if isinstance(source, ModelProto) else str(source)
     index = GraphIndex(proto)
-    return Inspection(
-        proto,
-        find_pairs(proto),
-        source=name,
-        warnings=warnings,
-        operators=find_operators(index),
-        weights=find_saturating(index),
-    )
+    operators, weights = find_operators(index), find_saturating(index)
+    return Inspection(proto, find_pairs(proto), source=name, warnings=warnings, operators=operators, weights=weights)
 
 
 def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
@@ -102,8 +96,7 @@ def drop_clip(index: GraphIndex, chain: Chain) -> Chain:
     """The chain from its quantize node on, for one whose Clip in front belongs to the network."""
     if chain.outer is None or chain.quantize is None:
         return chain
-    source = index.resolve(chain.quantize.inputs[0], chain.quantize.scope)
-    return replace(chain, source=source, outer=None)
+    return replace(chain, source=index.input(chain.quantize, 0), outer=None)
 
 
 def _read_role(record: Mapping[str, Any]) -> Role | None:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.annotate.find import is_dequantize, is_quantize, name_type, read_constant
+from onnxq.annotate.find import is_dequantize, is_quantize
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
 from onnxq.sites import TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QParams, QuantSpec
@@ -106,124 +107,113 @@ def find_operands(index: GraphIndex) -> Iterator[Operand]:
         product = integer_product(node)
         for k in product.weights if product is not None else ():
             if product is not None and max(k, product.data) < len(node.inputs):
-                found = (
-                    _read_pair_operand(index, node, product, k)
-                    if product.reads is Data.PAIR
-                    else _read_stored_operand(index, node, product, k)
-                )
+                read = _read_pair_operand if product.reads is Data.PAIR else _read_stored_operand
+                found = read(index, node, product, k)
                 if found is not None:
                     yield found
 
 
 def _read_stored_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
-    tensor = index.resolve(node.inputs[k], node.scope)
-    values = None if tensor is None else index.constant(tensor)
-    if tensor is None or values is None or values.dtype != np.int8:
+    values = index.input_value(node, k)
+    if values is None or values.dtype != np.int8:
         return None
     data = "uint8"
     if product.reads is Data.STORED:
-        data = _find_stored_type(index, index.resolve(node.inputs[product.data], node.scope), node, product.zero)
+        data = _find_stored_type(index, index.input(node, product.data), node, product.zero)
         if data != "uint8":
             return None
     sums = weight_sums(node, values)
-    return None if sums is None else Operand(product, node, str(tensor), data, values, sums)
+    return None if sums is None else Operand(product, node, str(index.input(node, k)), data, values, sums)
 
 
 def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
-    found = _find_weight(index, node.inputs[k], node.scope)
+    found = _find_weight(index, index.maker(node, k))
     if found is None:
         return None
     weight, values, dequantize = found
-    source = _find_data_source(index, node.inputs[product.data], node.scope)
+    source = _find_data_source(index, index.maker(node, product.data))
     # ONNX Runtime's integer kernels are for float32 graphs only. 0: the type is not declared.
     if source is None or not {_find_type(index, node, 1) for node in (source, dequantize)} <= {0, TensorProto.FLOAT}:
         return None
-    data = _find_stored_type(index, index.resolve(source.inputs[0], source.scope), source, 2)
+    data = _find_stored_type(index, index.input(source, 0), source, 2)
     sums = weight_sums(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
-    exact = (
-        _SHARED_INT8
-        if data == "int8" and not _turns_uint8(index, source)
-        else _explain_float_result(index, product, node)
-    )
+    shared = data == "int8" and not _turns_uint8(index, source)
+    exact = _SHARED_INT8 if shared else _explain_float_result(index, product, node)
     return Operand(product, node, weight, data, values, sums, dequantize, source, exact)
 
 
-def _find_weight(index: GraphIndex, name: str, scope: str) -> tuple[str, NDArray[np.int8], NodeRef] | None:
-    """Name, quantized values (as the operator reads them) and DequantizeLinear of an int8 weight; None for others."""
-    node = _find_producer(index, name, scope)
+def _find_weight(index: GraphIndex, node: NodeRef | None) -> tuple[str, NDArray[np.int8], NodeRef] | None:
+    """Name, quantized values (as the operator reads them) and DequantizeLinear of an int8 weight; None for others.
+
+    node: makes the weight as the operator reads it.
+    """
     if node is not None and node.op_type == "Transpose" and not node.domain:
-        found = _find_weight(index, node.inputs[0], node.scope)
+        found = _find_weight(index, index.maker(node))
         if found is None:
             return None
         axes = node.attrs.get("perm") or tuple(reversed(range(found[1].ndim)))
         return found[0], found[1].transpose(axes), found[2]
     if node is None or not is_dequantize(node) or int(node.attrs.get("block_size", 0)) > 0:
         return None
-    stored = index.resolve(node.inputs[0], node.scope)
-    if stored is None:
-        return None
-    if index.is_constant(stored):
-        held = index.constant(stored)
-        return (str(stored), held, node) if held is not None and held.dtype == np.int8 else None
-    maker = index.producer(stored)
+    held = index.input_value(node, 0)
+    if held is not None:
+        return (str(index.input(node, 0)), held, node) if held.dtype == np.int8 else None
+    maker = index.maker(node)
     return _quantize_weight(index, maker, node) if maker is not None and is_quantize(maker) else None
 
 
 def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[str, NDArray[np.int8], NodeRef] | None:
     """The same for a weight that the file holds as float, with a whole pair behind it."""
-    tensor = index.resolve(maker.inputs[0], maker.scope)
-    value, scale, zero = (read_constant(index, maker, k) for k in range(3))
-    if tensor is None or value is None or scale is None or zero is None or zero.dtype != np.int8:
+    value, scale, zero = (index.input_value(maker, k) for k in range(3))
+    if value is None or scale is None or zero is None or zero.dtype != np.int8:
         return None
     grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(int(maker.attrs.get("axis", 1)))
     if not (scale > 0).all() or not np.isfinite(value).all():
         return None
     spec = QuantSpec(bits=8, signed=True, symmetric=False, granularity=grain)
     qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
-    return str(tensor), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
+    return str(index.input(maker, 0)), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
 
 
-def _find_data_source(index: GraphIndex, name: str, scope: str) -> NodeRef | None:
-    """The DequantizeLinear of the data, also through nodes that only move it."""
-    node = _find_producer(index, name, scope)
+def _find_data_source(index: GraphIndex, node: NodeRef | None) -> NodeRef | None:
+    """The DequantizeLinear of the data that `node` makes, also through nodes that only move it."""
     while node is not None and node.op_type in _MOVES and not node.domain:
-        node = _find_producer(index, node.inputs[0], node.scope)
+        node = index.maker(node)
     return node if is_dequantize(node) else None
 
 
 def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
     """True when the optimizer turns the pair of an int8 tensor into a uint8 one: its tensors have no other reader."""
-    stored = index.resolve(source.inputs[0], source.scope)
-    maker = None if stored is None else index.producer(stored)
-    if stored is None or not is_quantize(maker) or index.is_output(stored):
+    maker = index.maker(source)
+    if maker is None or not is_quantize(maker):
         return False
-    made = TensorId(source.outputs[0], source.scope)
-    return len(index.consumers(stored)) == 1 and len(index.consumers(made)) == 1 and not index.is_output(made)
+    pair = (maker.result, source.result)
+    return all(len(index.consumers(tensor)) == 1 and not index.is_output(tensor) for tensor in pair)
 
 
 def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
     """Why the nodes behind keep the operator float; "" where they do not."""
-    at, relu = TensorId(node.outputs[0], node.scope), False
+    at, relu = node.result, False
     while True:
-        readers = [index.node(edge.node) for edge in index.consumers(at)]
+        readers = index.readers(at)
         quantizer = next((reader for reader in readers if is_quantize(reader)), None)
         if quantizer is not None:
             return _RELU if relu and not _starts_at_zero(index, quantizer) else ""
         if len(readers) != 1 or readers[0].op_type not in _FOLDED:
             break
         relu = relu or readers[0].op_type == "Relu"
-        at = TensorId(readers[0].outputs[0], readers[0].scope)
+        at = readers[0].result
     if product.result:
         return _NO_RESULT
-    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else ""
-    return _FLOAT_BIAS if bias and not is_dequantize(_find_producer(index, bias, node.scope)) else ""
+    biased = node.op_type == "Gemm" and len(node.inputs) > 2 and bool(node.inputs[2])
+    return _FLOAT_BIAS if biased and not is_dequantize(index.maker(node, 2)) else ""
 
 
 def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
     """True when every quantized value stands for 0 or more, so that the optimizer removes a Relu in front."""
-    zero = read_constant(index, quantizer, 2)
+    zero = index.input_value(quantizer, 2)
     return zero is None or zero.dtype.kind not in "iu" or int(zero.flat[0]) == np.iinfo(zero.dtype).min
 
 
@@ -251,20 +241,14 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
             return name_type(kind or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
         if maker.op_type not in _MOVES:
             return ""
-        tensor = index.resolve(maker.inputs[0], maker.scope)
+        tensor = index.input(maker, 0)
     return ""
 
 
 def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
     """The type of an input, as TensorProto numbers it; 0 where it is not declared."""
     # Outputs of DynamicQuantizeLinear have fixed types, which files need not declare: uint8, float scale, uint8.
-    tensor = index.resolve(node.inputs[position], node.scope)
-    maker = None if tensor is None else index.producer(tensor)
+    tensor, maker = index.input(node, position), index.maker(node, position)
     if maker is not None and maker.op_type == "DynamicQuantizeLinear":
         return int(TensorProto.FLOAT if tensor is not None and tensor.name == maker.outputs[1] else TensorProto.UINT8)
     return 0 if tensor is None else index.dtype(tensor)
-
-
-def _find_producer(index: GraphIndex, name: str, scope: str) -> NodeRef | None:
-    tensor = index.resolve(name, scope)
-    return None if tensor is None else index.producer(tensor)

@@ -13,13 +13,14 @@ from onnx import ModelProto, NodeProto, StringStringEntryProto
 from onnxq.annotate.bits import count_bits
 from onnxq.annotate.files import ATTRIBUTE, drop_attribute, list_pair_nodes, set_attribute
 from onnxq.annotate.model import Inspection, Origin, PairInfo
-from onnxq.annotate.notes import NODE_PREFIX, list_specs
+from onnxq.annotate.notes import NODE_PREFIX, list_specs, read_node_notes
 from onnxq.annotate.operators import find_operators
 from onnxq.annotate.read import find_pairs, read_named
 from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
 from onnxq.errors import ConfigError, PlanError
 from onnxq.graph import GraphIndex, name_nodes
+from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import walk_all_graphs
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
@@ -128,8 +129,7 @@ def _make_record(pair: PairInfo) -> dict[str, Any]:
 def _read_own_notes(node: NodeProto) -> dict[str, Any]:
     # Fields of `_make_record` first, so that records read alike whatever was noted before.
     order = ("site", "bits", "scheme", "granularity", "role")
-    found = {e.key.removeprefix(NODE_PREFIX): e.value for e in node.metadata_props if e.key.startswith(NODE_PREFIX)}
-    return {**dict.fromkeys(order, ""), **found}
+    return {**dict.fromkeys(order, ""), **read_node_notes(node)}
 
 
 def _set_metadata(entries: Any, values: dict[str, str]) -> None:
@@ -147,13 +147,8 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> t
     def fresh(old: str, wanted: str) -> str:
         if not old or old in new:
             return new.get(old, "")
-        name, number = wanted, 0
-        while name in taken:
-            number += 1
-            name = f"{wanted}_{number}"
-        taken.add(name)
-        new[old] = nodes[old].name = name
-        return name
+        new[old] = nodes[old].name = choose_name(wanted, taken)
+        return new[old]
 
     return tuple(
         replace(
@@ -171,9 +166,8 @@ def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo
     out, hits = [], set()
     for pair in pairs:
         names = (str(pair.site), *pair.nodes)
-        position = next(
-            (k for k, (pattern, _) in enumerate(given) if any(matches_any(pattern, n) for n in names)), None
-        )
+        matching = (k for k, (pattern, _) in enumerate(given) if any(matches_any(pattern, n) for n in names))
+        position = next(matching, None)
         if position is None:
             out.append(pair)
             continue
@@ -185,15 +179,13 @@ def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo
             continue
         problem = _find_contradiction(pair, bits)
         if problem:
-            raise ConfigError(
-                f"bits: {pattern}={bits}", problem, "give other bits, or a narrower pattern before it", code="Q309"
-            )
+            fix = "give other bits, or a narrower pattern before it"
+            raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
         out.append(replace(pair, bits=bits, origin=Origin.GIVEN))
     for position, (pattern, bits) in enumerate(given):
         if position not in hits:
-            raise ConfigError(
-                f"bits: {pattern}={bits}", *_explain_no_match(pattern, pairs, given[:position]), code="Q309"
-            )
+            told = _explain_no_match(pattern, pairs, given[:position])
+            raise ConfigError(f"bits: {pattern}={bits}", *told, code="Q309")
     return tuple(out)
 
 
@@ -216,15 +208,14 @@ def _apply_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]
             continue
         problem = _find_contradiction(pair, spec.bits)
         if problem:
-            raise PlanError(
-                str(pair.site), problem, "the plan belongs to another model, or was edited: plan again", code="Q404"
-            )
+            fix = "the plan belongs to another model, or was edited: plan again"
+            raise PlanError(str(pair.site), problem, fix, code="Q404")
         out.append(replace(pair, bits=spec.bits, symmetric=spec.symmetric, origin=Origin.PLAN))
     if plan.all_sites and not any(pair.origin is Origin.PLAN for pair in out):
         first = plan.all_sites[0].site
-        raise PlanError(
-            plan.model or "plan", f"none of its {len(plan.all_sites)} sites is a pair of this model, e.g. {first}",
-            suggest_names(str(first), (str(pair.site) for pair in pairs)), code="Q404")  # fmt: skip
+        cause = f"none of its {len(plan.all_sites)} sites is a pair of this model, e.g. {first}"
+        near = suggest_names(str(first), (str(pair.site) for pair in pairs))
+        raise PlanError(plan.model or "plan", cause, near, code="Q404")
     return tuple(out)
 
 

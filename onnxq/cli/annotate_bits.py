@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxq.cli import options
 from onnxq.cli.group import ModelCommand
 from onnxq.cli.outputs import name_beside
+from onnxq.config import Command
+
+if TYPE_CHECKING:
+    from onnxq.report import View
 
 # Digits of a number of bits; the widest integers have 64.
 _DIGITS = 3
 
 
-def _parse_given(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-    """The (pattern, bits) of each PATTERN=N. The last "=" separates them: a /regex/ may hold others."""
-    out = []
-    for value in values:
-        pattern, _, bits = value.rpartition("=")
-        if not pattern or not bits.strip().isdecimal() or len(bits) > _DIGITS:
-            raise click.BadParameter(f"{value!r} is not PATTERN=N, e.g. '/encoder/*=8'")
-        out.append((pattern, int(bits)))
-    return tuple(out)
+def _parse_bits(text: str) -> tuple[str, int]:
+    """The (pattern, bits) of PATTERN=N. The last "=" separates them: a /regex/ may hold others."""
+    pattern, _, bits = text.rpartition("=")
+    if not pattern or not bits.strip().isdecimal() or len(bits) > _DIGITS:
+        raise ValueError(f"{text!r} is not PATTERN=N, e.g. '/encoder/*=8'")
+    return pattern, int(bits)
 
 
-@click.command("annotate-bits", cls=ModelCommand, short_help="Write the bits of every Q/DQ pair into the model.")
+@click.command("annotate-bits", cls=ModelCommand, takes=Command.ANNOTATE)
 @click.argument("model")
 @click.option(
     "--bits",
     "given",
-    callback=_parse_given,
+    type=options.Parsed(_parse_bits),
     multiple=True,
     metavar="PATTERN=N",
     help="Bits of the pairs whose site or node matches (glob or /regex/); repeat it, the first match wins.",
 )
 @click.option("--plan", metavar="PLAN.json", help="Take the bits from this plan.")
-@click.option("--output", "-o", "out", metavar="OUT", help="[default: MODEL.bits.onnx name_beside MODEL]")
-@click.option("--rename", is_flag=True, help="Also name the pairs' nodes after their sites.")
-@click.option(
-    "--bits-attribute",
-    is_flag=True,
-    help="Also write the attribute `bits` on Q/DQ nodes; onnx.checker and ONNX Runtime refuse such a file.",
-)
-@click.option("--external-data", is_flag=True, help="Write the weights to a file of their own name_beside the model.")
-@click.option("--force", is_flag=True, help="Overwrite an existing output. The input is never overwritten.")
-@options.showing
+@options.make_output("[default: MODEL.bits.onnx beside MODEL]")
+@options.force
+@options.as_json
+@options.verbose
 @options.quiet
-def run_command(
-    model: str, out: str | None, force: bool, as_json: bool, verbose: bool, quiet: bool, **wanted: Any
-) -> None:  # fmt: skip
+def run_command(model: str, out: str | None, view: View, **wanted: Any) -> None:
     """Write the number of bits into every quantize/dequantize pair of MODEL, under the pair's name.
 
     Bits are read from onnxq's metadata, `bits` attributes, the integer type, Clip bounds or the values of a
@@ -59,12 +52,12 @@ def run_command(
     Example:
       onnxq annotate-bits model.qdq.onnx --bits '/encoder/*=4' --bits '*=8'
     """
-    target = out if out is not None else str(name_beside(model, ".bits.onnx"))
-    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
-    with report.show_progress(f"annotating {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"annotating {model}", model, quiet=view.quiet) as progress:
         from onnxq import pipeline
+        from onnxq.report.pairs import show_inspection
 
-        done = pipeline.annotate_bits(model, out=target, force=force, progress=progress, **wanted)
-    report.show_inspection(done, as_json=as_json, verbose=verbose, quiet=quiet)
+        target = out or name_beside(model, ".bits.onnx")
+        done = pipeline.annotate_bits(model, out=target, progress=progress, **wanted)
+    show_inspection(done, view)

@@ -22,20 +22,20 @@ Exit codes:
 
 @click.group(
     cls=LazyGroup,
-    modules={
-        # In the order of the help, which is that of a newcomer's steps.
-        "quantize": "onnxq.cli.quantize",
-        "plan": "onnxq.cli.plan",
-        "apply": "onnxq.cli.apply",
-        "prove": "onnxq.cli.prove",
-        "bench": "onnxq.cli.bench",
-        "diff": "onnxq.cli.diff",
-        "profile": "onnxq.cli.profile",
-        "import-calibration": "onnxq.cli.import_calibration",
-        "inspect": "onnxq.cli.inspect",
-        "annotate-bits": "onnxq.cli.annotate_bits",
-        "build-kernels": "onnxq.cli.build_kernels",
-        "explain": "onnxq.cli.explain",
+    titles={
+        # In the order of a newcomer's steps.
+        "quantize": "Quantize a model, check the result, report each step.",
+        "plan": "Show the tensors that would be quantized, how and why; a dry run.",
+        "apply": "Carry out a plan on its model or on a re-export of it.",
+        "prove": "Build the engine and tell which kernels run in int8.",
+        "bench": "Time models side by side on an engine, and count their kernels.",
+        "diff": "Compare a quantized model with its float one, and engines with each other.",
+        "profile": "Measure the cost of each quantized site at the outputs.",
+        "import-calibration": "Turn a TensorRT calibration cache into a plan with its scales.",
+        "inspect": "List the Q/DQ pairs of any model, with their bits.",
+        "annotate-bits": "Write the bits of every Q/DQ pair into the model.",
+        "build-kernels": "Compile the kernels of the torch front end ahead of time.",
+        "explain": "Explain a code such as Q303, and its fix.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,

@@ -7,68 +7,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli import options
-from onnxq.cli.errors import error_fields, print_error
-from onnxq.errors import VerificationError
+from onnxq.cli.errors import show_outcome
+from onnxq.cli.group import ModelCommand
+from onnxq.config import Command
 
 if TYPE_CHECKING:
-    from onnxq.engines.bench.model import Bench
+    from onnxq.report import View
 
 
-@click.command("bench", short_help="Time models side by side on an engine, and count their kernels.")
+@click.command("bench", cls=ModelCommand, takes=Command.BENCH)
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@click.option(
-    "--engine",
-    type=click.Choice(["tensorrt-rtx", "tensorrt", "ort"]),
-    default=None,
-    help="tensorrt and tensorrt-rtx on the GPU of this machine, ort on the CPU or --provider. "
-    "[default: the one that the first plan in the models is for]",
-)
-@click.option(
-    "--compute-capability",
-    metavar="8.6",
-    help="GPU to build for, tensorrt-rtx only; kernels are counted and nothing is timed.",
-)
-@click.option("--data", metavar="DATA", help="Samples, as for `quantize`; the first is timed. [default: made up]")
-@click.option(
-    "--config", metavar="PRESET|FILE", help="A YAML file for its `data` and `runtime` sections: images, libraries."
-)
-@click.option(
-    "--shapes",
-    metavar="INPUT:SIZES",
-    multiple=True,
-    help="Sizes of an input of no fixed size, e.g. x:1x3x224x224; repeatable.",
-)
-@click.option(
-    "--batch", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Samples in a run."
-)
-@click.option(
-    "--threads", type=click.IntRange(min=0), metavar="N", default=1, show_default=True,
-    help="Threads of ONNX Runtime; 0: all.",
-)  # fmt: skip
-@click.option(
-    "--seconds",
-    type=options.FiniteFloat(min=0, min_open=True),
-    metavar="SECONDS",
-    default=10.0,
-    show_default=True,
-    help="Time to spend on timing, in all.",
-)
-@click.option(
-    "--timeout",
-    type=options.FiniteFloat(min=0, min_open=True),
-    metavar="SECONDS",
-    default=600.0,
-    show_default=True,
-    help="Time a build may take.",
-)
-@options.library
-@options.plugin
-@options.provider
-@options.showing
+@options.data
+@options.as_json
+@options.verbose
 @options.quiet
-def run_command(
-    models: tuple[str, ...], shapes: tuple[str, ...], as_json: bool, verbose: bool, quiet: bool, **wanted: Any
-) -> int:  # fmt: skip
+def run_command(models: tuple[str, ...], view: View, **given: Any) -> int:
     """Build every MODEL for an engine, list its kernels by type, and time all of them side by side.
 
     The models are of one network: float32, float16, quantized by whatever tool; the first is the one that others are
@@ -84,23 +37,9 @@ def run_command(
     """
     from onnxq import report
 
-    with report.show_progress(f"timing {len(models)} models", *models, quiet=quiet) as progress:
+    with report.show_progress(f"timing {len(models)} models", *models, quiet=view.quiet) as progress:
         from onnxq import pipeline
-        from onnxq.engines.builder.shapes import parse_shapes
+        from onnxq.report.benches import find_failed_model, show_bench
 
-        found = pipeline.bench(models, shapes=parse_shapes(shapes), progress=progress, **wanted)
-    failure = _find_failure(found)
-    report.show_bench(
-        found, as_json=as_json, verbose=verbose, quiet=quiet, error=error_fields(failure) if failure else None
-    )
-    return print_error(failure) if failure else 0
-
-
-def _find_failure(found: Bench) -> VerificationError | None:
-    """The error of the first model that was not built, or not timed where others were; None without one."""
-    for one in found.failed:
-        if one.proof is not None and not one.built:
-            build = one.proof.build
-            return VerificationError(one.name, f"{build.state}: {build.reason}", "see `onnxq prove`", code="Q705")
-        return VerificationError(one.name, f"was not timed: {one.reason}", "see the cause", code="Q710")
-    return None
+        found = pipeline.bench(models, progress=progress, **given)
+    return show_outcome(show_bench, found, view, find_failed_model(found))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from onnxq.cli import options
-from onnxq.cli.errors import error_fields, print_error
-from onnxq.errors import MissingDependencyError
+from onnxq.cli.errors import show_outcome
+from onnxq.cli.group import ModelCommand
+
+if TYPE_CHECKING:
+    from onnxq.report import View
 
 
-@click.command("build-kernels", short_help="Compile the kernels of the torch front end ahead of time.")
+@click.command("build-kernels", cls=ModelCommand)
 @click.option(
     "--arch",
     "archs",
@@ -19,17 +23,14 @@ from onnxq.errors import MissingDependencyError
     metavar="ARCH",
     help="GPU to compile for: sm_90 or 9.0; repeatable. [default: all that nvcc knows, from sm_75 on]",
 )
-@click.option(
-    "--output",
-    "-o",
-    "out",
+@options.make_output(
+    "Build into FOLDER, for machines of the same kind (x86-64-v3), not for this processor into your cache.",
     metavar="FOLDER",
-    help="Build into FOLDER, for machines of the same kind (x86-64-v3), not for this processor into your cache.",
 )
 @click.option("--force", is_flag=True, help="Build again what is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@options.as_json
 @options.quiet
-def run_command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool) -> int:
+def run_command(archs: tuple[str, ...], out: str | None, force: bool, view: View) -> int:
     """Compile the fake-quant kernels: for the CPU with the C++ compiler, for GPUs with nvcc, or else with NVRTC.
 
     They are compiled on first use anyway; this does it before, and for GPUs that are not in this machine.
@@ -41,16 +42,9 @@ def run_command(archs: tuple[str, ...], out: str | None, force: bool, as_json: b
     """
     from onnxq import report
 
-    with report.show_progress("building kernels", quiet=quiet) as progress:
+    with report.show_progress("building kernels", quiet=view.quiet) as progress:
         from onnxq.kernels import build_kernels
+        from onnxq.report.kernels import find_missing_kernels, show_kernels
 
         built = build_kernels(archs, output=None if out is None else Path(out), force=force, progress=progress)
-    # Without --arch a machine without nvcc is no fault, as long as something was built.
-    missing = [one for one in built if one.state == "missing"]
-    asked = [one for one in missing if one.kernels == "CUDA"] if archs else []
-    failed = None
-    if asked or len(missing) == len(built):
-        one = (asked or missing)[0]
-        failed = MissingDependencyError(f"{one.kernels} kernels", one.reason)
-    report.show_kernels(built, as_json=as_json, quiet=quiet, error=error_fields(failed) if failed else None)
-    return print_error(failed) if failed else 0
+    return show_outcome(show_kernels, built, view, find_missing_kernels(built, asked=bool(archs)))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxq.cli.wording import name_options
 from onnxq.errors import OnnxqError
 from onnxq.files import replace_surrogates
+
+if TYPE_CHECKING:
+    from onnxq.report import View
 
 # Exit code of an error that the user can mend.
 USER = 1
@@ -45,6 +49,14 @@ def print_error(error: OnnxqError, exit_code: int = USER) -> int:
     """Print the error to stderr; returns the exit code. For commands that have already shown their result."""
     print_line(error_text(error))
     return exit_code
+
+
+def show_outcome(
+    show: Callable[..., None], found: Any, view: View, unmet: OnnxqError | None, exit_code: int = USER
+) -> int:
+    """Show a result by `show`, and behind it the error that it ends with, if any; returns the exit code."""
+    show(found, view, error=error_fields(unmet, exit_code) if unmet else None)
+    return print_error(unmet, exit_code) if unmet else 0
 
 
 def print_line(text: str) -> None:

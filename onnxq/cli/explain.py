@@ -7,7 +7,7 @@ import click
 from onnxq.codes import AREAS, CODES, Area, Code, suggest_code
 
 
-@click.command("explain", short_help="Explain a code such as Q303, and its fix.")
+@click.command("explain")
 @click.argument("code", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def run_command(code: str | None, as_json: bool) -> None:

@@ -8,17 +8,22 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxq.cli.errors import error_document, error_fields, print_error, print_line
+from onnxq.cli.options import make_options
 from onnxq.cli.signals import catch_signals
 from onnxq.cli.wording import name_options
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
+
+if TYPE_CHECKING:
+    from onnxq.config import Command
 
 # Exit codes; that of errors that the user can mend is `errors.USER`. 70: EX_SOFTWARE of sysexits.h.
 DONE, USAGE, REFUSED, UNMET, DEFECT = 0, 2, 3, 4, 70
@@ -27,35 +32,61 @@ SIGNALLED = 128
 
 
 class ModelCommand(click.Command):
-    """A command on one model, MODEL or --model: errors about that model name its file."""
+    """A command on one model, MODEL or --model: errors about that model name its file.
+
+    takes: it takes the options of the configuration for this command, which its function gets as `overrides`. How the
+    result is to be shown it gets as `view`.
+    """
+
+    def __init__(self, *args: Any, takes: Command | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.overrides = [] if takes is None else make_options(takes)
+        # In front of those for showing, which are --json, where there are some, and what follows.
+        first = next(k for k, one in enumerate(self.params) if one.name == "as_json")
+        self.params[first:first] = self.overrides
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""
+        from onnxq.report import View
+
+        given = ctx.params
+        view = {one.name: given.pop(one.name) for one in fields(View) if one.name in given}
+        overrides = {str(one.name): given.pop(str(one.name)) for one in self.overrides}
+        if overrides:
+            given["config"] = overrides.pop("config")
+            settings = dict(overrides.pop("settings"))
+            given["overrides"] = {k: v for k, v in overrides.items() if v not in (None, ())} | settings
+        given["view"] = View(**view)
         try:
             return super().invoke(ctx)
         except ModelError as error:
             # NOTE: of two models it is not known which one the error is about.
-            if error.file or ctx.params.get("quantized") is not None:
+            if error.file or given.get("quantized") is not None or "model" not in given:
                 raise
-            raise error.name_file(ctx.params["model"]) from error
+            raise error.name_file(given["model"]) from error
 
 
 class LazyGroup(click.Group):
-    """Commands by name -> the module whose `run_command` each is; a module is imported when its command is named."""
+    """Commands by name -> their line of the help. A command's module is imported when the command is named."""
 
-    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, titles: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._modules = dict(modules)
+        self._titles = dict(titles)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order in which a newcomer meets them."""
-        return list(self._modules)
+        return list(self._titles)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lines of the help without importing the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._titles.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of one command; None for an unknown name."""
-        if cmd_name not in self._modules:
+        if cmd_name not in self._titles:
             return None
-        command: click.Command = import_module(self._modules[cmd_name]).run_command
+        command: click.Command = import_module(f"onnxq.cli.{cmd_name.replace('-', '_')}").run_command
         return command
 
     def resolve_command(
@@ -64,7 +95,7 @@ class LazyGroup(click.Group):
         """The command of the arguments. An unknown one fails with the nearest names."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            ctx.fail(f"no command {name!r}; {suggest_names(name, self._modules)}")
+            ctx.fail(f"no command {name!r}; {suggest_names(name, self._titles)}")
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:

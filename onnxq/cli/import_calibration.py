@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxq.cli import options
 from onnxq.cli.group import ModelCommand
+from onnxq.config import Command
 from onnxq.files import guard_outputs
 
+if TYPE_CHECKING:
+    from onnxq.report import View
 
-@click.command(
-    "import-calibration", cls=ModelCommand, short_help="Turn a TensorRT calibration cache into a plan with its scales."
-)
+# The options that both steps take, so that they read the same samples.
+_SHARED = ("samples", "seed", "batch", "memory_limit", "ort_library", "provider")
+
+
+@click.command("import-calibration", cls=ModelCommand, takes=Command.IMPORT)
 @click.argument("cache")
 @click.option("--model", required=True, metavar="MODEL", help="The ONNX file that TensorRT was calibrated with.")
-@click.option("--target", type=click.Choice(["trt", "ort"]), help="The engine that will run the result. [default: trt]")
-@click.option("--config", metavar="PRESET|FILE", help="A preset's name or a YAML file with symmetric int8 activations.")
 @options.data
-@options.running
-@options.library
-@options.provider
-@click.option("--allow-missing", is_flag=True, help="Leave float whatever reads a tensor the cache has no scale for.")
-@click.option("--output", "-o", "plan_out", metavar="PLAN.json", help="Write the plan, for `onnxq apply`.")
-@click.option("--apply", "out", metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model.")
-@click.option("--force", is_flag=True, help="Overwrite existing output files. The input is never overwritten.")
-@options.showing
+@options.make_output("Write the plan, for `onnxq apply`.", metavar="PLAN.json")
+@click.option("--apply", "applied", metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model.")
+@options.force
+@options.as_json
+@options.verbose
 @options.quiet
 def run_command(
-    cache: str, model: str, data: str | None, plan_out: str | None, out: str | None, force: bool, as_json: bool,
-    verbose: bool, quiet: bool, **wanted: Any,
+    cache: str, model: str, data: str | None, config: str | None, overrides: dict[str, Any], out: str | None,
+    applied: str | None, force: bool, view: View,
 ) -> None:  # fmt: skip
     """Turn CACHE, the text file of a TensorRT INT8 calibrator, into a plan with its scales.
 
@@ -45,25 +45,22 @@ def run_command(
     """
     from onnxq import report
 
-    applied = None
+    done = None
     # Inputs and both outputs are checked before anything is written, since the plan is written first.
     with (
-        guard_outputs(model, plan_out, out, force=force),
-        report.show_progress(f"importing {cache}", model, quiet=quiet) as progress,
+        guard_outputs(model, out, applied, force=force),
+        report.show_progress(f"importing {cache}", model, quiet=view.quiet) as progress,
     ):
         from onnxq import pipeline
+        from onnxq.report.imports import show_import
 
-        found = pipeline.import_calibration(
-            cache, model, data, plan_out=plan_out, force=force, progress=progress, **wanted
-        )  # fmt: skip
-        if out is not None:
-            # The options of the import, so that both steps read the same samples.
-            same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library", "provider")}
+        how: Any = {"force": force, "progress": progress}
+        found = pipeline.import_calibration(cache, model, data, config, overrides=overrides, out=out, **how)
+        if applied is not None:
+            same = {key: overrides[key] for key in _SHARED if key in overrides} | {"latency": False}
             # A configuration that was not given follows the plan's target.
-            config = wanted["config"] or f"{found.plan.target}-int8"
-            applied = pipeline.apply(
-                model, found.plan, data, config, latency=False, out=out, force=force, progress=progress, **same
-            ).report
-    report.show_import(found, applied=applied, as_json=as_json, verbose=verbose, quiet=quiet)
-    if applied is not None and not as_json:
-        report.show_report(applied, verbose=verbose, quiet=quiet)
+            config = config or f"{found.plan.target}-int8"
+            done = pipeline.apply(model, found.plan, data, config, overrides=same, out=applied, **how).report
+    show_import(found, view, applied=done)
+    if done is not None and not view.as_json:
+        report.show_report(done, view)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from onnxq.cli import options
 from onnxq.cli.group import ModelCommand
 
+if TYPE_CHECKING:
+    from onnxq.report import View
 
-@click.command("inspect", cls=ModelCommand, short_help="List the Q/DQ pairs of any model, with their bits.")
+
+@click.command("inspect", cls=ModelCommand)
 @click.argument("model")
-@options.showing
+@options.as_json
+@options.verbose
 @options.top
 @options.quiet
-def run_command(model: str, as_json: bool, verbose: bool, top: int | None, quiet: bool) -> None:
+def run_command(model: str, view: View) -> None:
     """List every quantize/dequantize pair of MODEL: its site, bits and scale, and the origin of the bits.
 
     The model may come from any tool.
     """
-    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
-    with report.show_progress(f"inspecting {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"inspecting {model}", model, quiet=view.quiet) as progress:
         from onnxq import pipeline
+        from onnxq.report.pairs import show_inspection
 
         found = pipeline.inspect(model, progress=progress)
-    report.show_inspection(found, as_json=as_json, verbose=verbose, top=top, quiet=quiet)
+    show_inspection(found, view)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxq.cli import options
 from onnxq.cli.group import ModelCommand
+from onnxq.config import Command
+
+if TYPE_CHECKING:
+    from onnxq.report import View
 
 
-@click.command("plan", cls=ModelCommand, short_help="Show the tensors that would be quantized, how and why; a dry run.")
+@click.command("plan", cls=ModelCommand, takes=Command.PLAN)
 @click.argument("model")
-@options.config_options
 @options.data
-@options.library
-@options.plugin
-@options.provider
-@click.option(
-    "--output", "-o", "plan_out", metavar="OUT.json", help="Write the plan, to edit it or to `onnxq apply` it."
-)
-@click.option("--force", is_flag=True, help="Overwrite an existing OUT.json.")
-@options.showing
+@options.make_output("Write the plan, to edit it or to `onnxq apply` it.", metavar="OUT.json")
+@options.force
+@options.as_json
+@options.verbose
 @options.top
 @options.quiet
-def run_command(
-    model: str, plan_out: str | None, force: bool, as_json: bool, verbose: bool, top: int | None, quiet: bool,
-    **wanted: Any,
-) -> None:  # fmt: skip
+def run_command(model: str, view: View, **given: Any) -> None:
     """Show the tensors of MODEL that would be quantized, how and by which rule, and the nodes that would stay float.
 
     A dry run: nothing is calibrated and no model is written. --json prints the plan itself.
@@ -37,11 +33,10 @@ def run_command(
       onnxq plan model.onnx
       onnxq plan model.onnx --config my.yaml -o plan.json
     """
-    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
-    with report.show_progress(f"planning {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"planning {model}", model, quiet=view.quiet) as progress:
         from onnxq import pipeline
 
-        made = pipeline.make_plan(model, plan_out=plan_out, force=force, progress=progress, **wanted)
-    report.show_plan(made, as_json=as_json, verbose=verbose, top=top, quiet=quiet)
+        made = pipeline.make_plan(model, progress=progress, **given)
+    report.show_plan(made, view)

@@ -5,13 +5,14 @@ from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
 from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
 from onnxq.config.model import Config
-from onnxq.config.options import check_number, set_options
+from onnxq.config.options import Option, expand_names, list_options, parse_setting
 from onnxq.config.presets import list_presets, read_preset
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
-from onnxq.config.values import Frozen, Observer, Scheme, matches_any
+from onnxq.config.values import Command, Frozen, Observer, Scheme, matches_any
 from onnxq.nearest import find_nearest, suggest_names
 
 __all__ = [
+    "Command",
     "Config",
     "DataConfig",
     "FrontEnd",
@@ -19,6 +20,7 @@ __all__ = [
     "ImageConfig",
     "MultiInput",
     "Observer",
+    "Option",
     "QuantizerSpec",
     "Rule",
     "RuleSet",
@@ -28,12 +30,13 @@ __all__ = [
     "Trained",
     "VerifyConfig",
     "check_limits",
-    "check_number",
+    "expand_names",
     "find_nearest",
+    "list_options",
     "list_presets",
     "load_config",
     "matches_any",
+    "parse_setting",
     "read_preset",
-    "set_options",
     "suggest_names",
 ]

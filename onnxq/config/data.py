@@ -1,12 +1,12 @@
-"""Sections of the configuration for data, runs of the model and the checks of the result."""
+"""Sections of the configuration for data, runs of the model, the checks of the result and the files written."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from onnxq.config.values import Frozen, wrap_word
+from onnxq.config.values import Command, File, Files, Section, Size, option
 
 # Pixels per side: a larger image does not fit into memory.
 _Pixels = Annotated[int, Field(ge=1, le=2**16)]
@@ -14,7 +14,7 @@ _Pixels = Annotated[int, Field(ge=1, le=2**16)]
 _MOST_THREADS = 4096
 
 
-class ImageConfig(Frozen):
+class ImageConfig(Section):
     """Preprocessing of image files: decode, resize, crop, scale to `range`, subtract mean, divide by std."""
 
     # (height, width) of the model's input.
@@ -38,9 +38,7 @@ class ImageConfig(Frozen):
     @field_validator("size", mode="before")
     @classmethod
     def _square(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return (value, value)
-        return tuple(value) if isinstance(value, list) else value
+        return (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _channels(self) -> ImageConfig:
@@ -57,34 +55,74 @@ class ImageConfig(Frozen):
         return self
 
 
-class DataConfig(Frozen):
+# The commands that read samples for the configuration, and those that read some of their own number, too.
+_READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF
+_RUNNING = _READING | Command.PROVE | Command.PROFILE
+_PLACING = Command.QUANTIZE | Command.PLAN
+_CALIBRATING = Command.QUANTIZE | Command.APPLY | Command.IMPORT
+_CHECKING = Command.QUANTIZE | Command.APPLY
+
+
+class DataConfig(Section):
     """Calibration data."""
 
     images: ImageConfig | None = None
-    # At most so many; None: all.
-    samples: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
-    # Samples per run; None: chosen from the model.
-    batch: int | None = Field(default=None, ge=1)
+    # None: all.
+    samples: int | None = option(None, "Use at most so many samples.", _READING, ge=1)
+    seed: int = option(0, "Seed of every random choice.", _RUNNING, ge=0)
+    # None: chosen from the model.
+    batch: int | None = option(None, "Samples in one run.", _CALIBRATING, ge=1)
+    memory_limit: Size | None = option(
+        None, "Bound on the tensors kept of one run, e.g. 512MB or 2GB.", _CALIBRATING | Command.DIFF, metavar="SIZE"
+    )
+    allow_missing: bool = option(
+        False, "Leave float whatever reads a tensor the cache has no scale for.", Command.IMPORT
+    )
 
 
-class RuntimeConfig(Frozen):
-    """Options of ONNX Runtime, and libraries of either engine."""
+class RuntimeConfig(Section):
+    """Options of the engines that run a model."""
 
-    # Shared libraries with the custom operators of a model. Paths in a file are relative to its folder.
-    libraries: Annotated[tuple[str, ...], BeforeValidator(wrap_word)] = ()
-    # Shared libraries with plugins of TensorRT, for the operators that it builds; paths as above.
-    plugins: Annotated[tuple[str, ...], BeforeValidator(wrap_word)] = ()
-    # The execution provider that calibration and checks run on: cpu, cuda, tensorrt, openvino …
-    provider: str = "cpu"
+    # Paths in a file are relative to its folder.
+    libraries: Files = option(
+        (), "A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
+        _RUNNING | Command.BENCH, name="ort_library", metavar="FILE.so",
+    )  # fmt: skip
+    plugins: Files = option(
+        (), "A shared library with plugins, for TensorRT; repeatable.",
+        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so",
+    )  # fmt: skip
+    provider: str = option(
+        "", "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
+        _READING | Command.PROFILE | Command.BENCH, metavar="NAME",
+    )  # fmt: skip
 
 
-class VerifyConfig(Frozen):
+class VerifyConfig(Section):
     """The check of the result against the float model."""
 
-    # Samples kept from calibration; None: chosen from their number.
-    holdout: int | None = Field(default=None, ge=0)
-    # Time the float and the quantized model side by side.
-    latency: bool = True
-    # For that timing and for the checking runs; 0: all cores.
-    threads: int = Field(default=1, ge=0, le=_MOST_THREADS)
+    # None: chosen from the number of samples.
+    holdout: int | None = option(None, "Samples kept from calibration to check the result with.", _CHECKING, ge=0)
+    latency: bool = option(True, "Do not time float and quantized model.", _CHECKING)
+    threads: int = option(
+        1, "Threads for checking, comparing and timing; 0: all.",
+        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH, ge=0, le=_MOST_THREADS,
+    )  # fmt: skip
+
+
+class OutputConfig(Section):
+    """The files written beside the path that a command is given."""
+
+    # "": none.
+    plan: File = option(
+        "", "Also write the plan with its numbers, for `onnxq apply`.", _CHECKING, name="plan_out", flags="plan",
+        metavar="OUT.json",
+    )  # fmt: skip
+    bits_attribute: bool = option(
+        False, "Also write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",
+        _CHECKING | Command.ANNOTATE, flags="emit-bits-attribute bits-attribute",
+    )  # fmt: skip
+    external_data: bool = option(
+        False, "Write the weights to a file of their own beside the model.", _CHECKING | Command.ANNOTATE
+    )
+    rename: bool = option(False, "Also name the pairs' nodes after their sites.", Command.ANNOTATE)

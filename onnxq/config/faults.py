@@ -54,7 +54,8 @@ def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden
         return Fault(path, "is missing", "add it")
     if kind == "value_error":  # raised by our own validators, in our own words
         return Fault(path, str(details["ctx"]["error"]))
-    message = str(details["msg"]).replace("Input should be", "must be")
+    words = {"tuple_type": "must be a list", "model_type": "must be a mapping of keys to values"}
+    message = words.get(kind, str(details["msg"]).replace("Input should be", "must be"))
     if value is None or isinstance(value, (str, int, float, bool)):
         message += f", not {shorten_value(value)}"
     return Fault(path, message)
@@ -77,9 +78,9 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
     fields = {f.alias or name: f for name, f in owner.model_fields.items() if name not in secret}
     if not find_nearest(key, fields):
         for name, field in fields.items():
-            if any(key in inner.model_fields for inner in _list_models(field.annotation)):
+            if any(key in inner.model_fields for inner in list_models(field.annotation)):
                 return f"write it under `{name}`"
-        words = {str(word): name for name, f in fields.items() for word in _list_words(f.annotation) if word}
+        words = {str(word): name for name, f in fields.items() for word in list_words(f.annotation) if word}
         for word in find_nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"
     return suggest_names(key, fields, show=20)
@@ -92,7 +93,7 @@ def _find_model(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
         if isinstance(part, int):
             continue
         field = None if owner is None else _find_field(owner, part)
-        owner = None if field is None else next(_list_models(field), None)
+        owner = None if field is None else next(list_models(field), None)
     return owner
 
 
@@ -103,14 +104,16 @@ def _find_field(owner: type[BaseModel], key: str) -> Any:
     return None
 
 
-def _list_models(annotation: Any) -> Iterator[type[BaseModel]]:
+def list_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that the type of a field is made of."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _list_models(part)
+        yield from list_models(part)
 
 
-def _list_words(annotation: Any) -> list[str]:
+def list_words(annotation: Any) -> list[str]:
+    """List the words that the type of a field allows."""
     if get_origin(annotation) is Literal:
         return [word for word in get_args(annotation) if isinstance(word, str)]
-    return [word for part in get_args(annotation) for word in _list_words(part)]
+    return [word for part in get_args(annotation) for word in list_words(part)]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
+from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic_core import PydanticCustomError
 
-from onnxq.config.values import Frozen, Patterns, check_options, check_patterns
+from onnxq.config.values import Patterns, Section, format_named, read_named
 
 # Words for the inputs of an operator; see MultiInput.
 POLICIES = ("insert", "share", "follow", "none")
@@ -33,23 +33,6 @@ class MultiInput:
 
     policy: str
     leader: int = 0
-
-
-def _read_quantizer(value: Any) -> Any:
-    if isinstance(value, str):
-        return QuantizerSpec(value)
-    if isinstance(value, QuantizerSpec):
-        return value
-    options = dict(value) if isinstance(value, Mapping) else {}
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise PydanticCustomError("quantizer", "a quantizer is a name, or a mapping with `name` and its options")
-    check_options("quantizer", options)
-    return QuantizerSpec(name, tuple(sorted(options.items())))
-
-
-def _write_quantizer(spec: QuantizerSpec) -> Any:
-    return {"name": spec.name, **dict(spec.options)} if spec.options else spec.name
 
 
 def _read_policies(value: Any) -> Any:
@@ -79,20 +62,20 @@ def _write_policies(value: tuple[tuple[str, MultiInput], ...]) -> Any:
     return {op: {"follow": p.leader} if p.policy == "follow" else p.policy for op, p in value}
 
 
-Quantizer = Annotated[QuantizerSpec, BeforeValidator(_read_quantizer), PlainSerializer(_write_quantizer)]
+Quantizer = Annotated[QuantizerSpec, read_named("a quantizer", QuantizerSpec), PlainSerializer(format_named)]
 Policies = Annotated[
     tuple[tuple[str, MultiInput], ...], BeforeValidator(_read_policies), PlainSerializer(_write_policies)
 ]
 
 
-class Trained(Frozen):
+class Trained(Section):
     """Training of one kind of tensor."""
 
     # uniform, lsq, lsq+, pact, dorefa, adaround, or one that the user registered.
     quantizer: Quantizer = QuantizerSpec()
 
 
-class FrontEnd(Frozen):
+class FrontEnd(Section):
     """The section `torch`."""
 
     weights: Trained = Trained()
@@ -105,8 +88,6 @@ class FrontEnd(Frozen):
     fuse_bn: bool = True
     # Switch off the quantizer between two layers that run as one kernel.
     disable_redundant: bool = True
-
-    _check = field_validator("skip_trace")(check_patterns)
 
     def policy(self, op: str) -> MultiInput | None:
         """The policy written for this operator; None: the target decides."""

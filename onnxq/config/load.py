@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
@@ -28,6 +27,8 @@ _MOST_BYTES = 16 * 2**20
 _OVERRIDE = Location("", None, "option")
 # Mappings whose keys belong together: one in a file replaces the inherited one instead of being merged with it.
 _WHOLE = ("observer", "quantizer")
+# Lists that are put in front of inherited ones.
+_JOINED = ("rules", "libraries", "plugins")
 # Fields that loading sets itself.
 _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
     Config: frozenset(("source",)),
@@ -39,21 +40,22 @@ def load_config(source: str | FilePath | Config | None = None, overrides: Mappin
     """Read a preset by name or a YAML file by path. None is the preset `ort-int8`; a Config is used as it is.
 
     overrides: values by dotted path ("data.samples") or nested; None means not given. A file may extend a preset or
-    another file by `extends:`; its own rules then come before the inherited ones.
+    another file by `extends:`; its own rules, libraries and plugins then come before the inherited ones.
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
-    given = _nest_keys(overrides or {})
+    try:
+        given = _nest_keys(_to_plain(overrides or {}))
+    except RecursionError as error:
+        raise ConfigError(_OVERRIDE, "holds a value inside itself", "give plain values", code="Q304") from error
     if isinstance(source, Config):
-        plain = source.model_dump(mode="json", exclude={"source"}, exclude_unset=True)
-        return (
-            _build_config(_merge_values(plain, given), dict.fromkeys(_list_paths(given), _OVERRIDE), source.source)
-            if given
-            else source
-        )
-    values, places = _read_chain(source if source is not None else DEFAULT, ())
-    for path in _list_paths(given):
-        places[path] = _OVERRIDE
-    return _build_config(_merge_values(values, given), places, str(source if source is not None else DEFAULT))
+        if not given:
+            return source
+        values, places, name = _to_plain(source), dict(source._places), source.source
+    else:
+        name = str(DEFAULT if source is None else source)
+        values, places = _read_chain(DEFAULT if source is None else source, ())
+    places |= dict.fromkeys(_list_paths(given), _OVERRIDE)
+    return _build_config(_merge_values(values, given), places, name)
 
 
 def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, Location]]:
@@ -155,8 +157,8 @@ def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
     out = dict(base)
     for key, value in top.items():
         below = out.get(key)
-        if key == "rules" and isinstance(value, list) and isinstance(below, list):
-            out[key] = value + below
+        if key in _JOINED and isinstance(below, list):
+            out[key] = [*(value if isinstance(value, list) else [value]), *below]
         elif isinstance(value, Mapping) and isinstance(below, Mapping) and key not in _WHOLE:
             out[key] = _merge_values(below, value)
         else:
@@ -165,6 +167,7 @@ def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
 
 
 def _nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values by dotted path to nested ones."""
     out: dict[str, Any] = {}
     for key, value in overrides.items():
         if not isinstance(key, str):
@@ -188,23 +191,24 @@ def _list_paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
 
 
 def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], source: str) -> Config:
-    # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
     try:
-        text = replace_surrogates(json.dumps({**values, "source": source}, default=_to_plain, ensure_ascii=False))
-    except (RecursionError, TypeError, ValueError) as error:  # ValueError: a list that contains itself
-        raise ConfigError(
-            source, f"holds values that are no configuration: {error}", "give plain values", code="Q304"
-        ) from error
-    try:
-        config = Config.model_validate_json(text, strict=True)
+        config = Config.model_validate({**values, "source": replace_surrogates(source)})
     except ValidationError as error:
         raise _build_error(error, places, source) from error
-    config._lines.update({format_path(path): place for path, place in places.items()})
+    config._places.update(places)
     return check_limits(config)
 
 
 def _to_plain(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_unset=True) if hasattr(value, "model_dump") else str(value)
+    """Convert a value of Python to those of YAML; what has no such form, as a function, stays."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude={"source"} if isinstance(value, Config) else None, exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {key: _to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(inner) for inner in value]
+    # numpy's numbers and arrays
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _build_error(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:

@@ -5,14 +5,16 @@ It states a request for each kind of tensor; the target answers with a spec or a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from onnxq.config.data import DataConfig, RuntimeConfig, VerifyConfig
+from onnxq.config.commands import AccuracyConfig, ApplyConfig, BenchConfig, DiffConfig, ProfileConfig, ProveConfig
+from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, VerifyConfig
+from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
-from onnxq.config.values import Bits, Frozen
+from onnxq.config.values import Bits, Command, Seconds, Section, Words, option, wrap_single
 from onnxq.errors import Location
 
 
@@ -20,51 +22,79 @@ def _default_activations() -> TensorConfig:
     return TensorConfig(scheme="asymmetric", signed=False)
 
 
-def _wrap_numbers(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
-
-
 def _default_weights() -> TensorConfig:
     return TensorConfig(scheme="symmetric", signed=True, granularity="channel")
 
 
-class Config(Frozen):
-    """The whole configuration. The defaults are those of the preset `ort-int8`."""
+_PLANNING = Command.QUANTIZE | Command.PLAN
+
+
+class Config(Section):
+    """The whole configuration. The defaults are those of the preset `ort-int8`.
+
+    A field made by `option` is given to commands and Python functions, too, under its own name.
+    """
 
     # The preset or file it was read from; "" if made in Python.
     source: str = ""
-    target: Literal["ort", "trt", "virtual"] = "ort"
+    # A name of `onnxq.targets`, which knows whether there is one of this name.
+    target: str = option(
+        "ort", "The engine that will run the result; virtual: none.", _PLANNING | Command.PROFILE | Command.IMPORT,
+        metavar="[ort|trt|virtual]",
+    )  # fmt: skip
     mode: Literal["static", "weight-only"] = "static"
     activations: TensorConfig = Field(default_factory=_default_activations)
     weights: TensorConfig = Field(default_factory=_default_weights)
     bias: Literal["int32", "float"] = "int32"
     # Whether weights may overflow 16-bit sums in kernels of CPUs without VNNI. "avoid" costs about 0.2 dB.
     saturation: Literal["avoid", "allow"] = "avoid"
-    placement: Literal["rules", "measured"] = "rules"
-    # The kind of CPU that target ort places for; "any": one graph for all kinds that were measured.
-    cpu: Literal["any", "vnni", "avx2"] = "any"
+    placement: Literal["rules", "measured"] = option(
+        "rules",
+        "rules: the same graph on every machine. measured: time a handful of placements here, take the fastest.",
+        _PLANNING,
+    )
+    cpu: Literal["any", "vnni", "avx2"] = option(
+        "any", "The CPUs that target ort places for; any: one graph for those with and without VNNI.", _PLANNING
+    )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.
     attention: Literal["float", "quantized", "auto"] = "float"
-    # Time that accuracy passes may take; "fast": none of them run.
-    effort: Literal["fast", "balanced", "high"] = "balanced"
-    # Bits of weights on average over their elements, at least those of `weights`.
-    weight_bits_budget: Annotated[float, Field(ge=2, le=16)] | None = None
+    effort: Literal["fast", "balanced", "high"] = option(
+        "balanced", "Time spent on accuracy. fast: ranges only; balanced, high: rewrite channels and weights.",
+        Command.QUANTIZE,
+    )  # fmt: skip
+    # Passes get a share of it, or are left out.
+    budget: Seconds | None = option(
+        None, "Wall-clock time to keep to, e.g. 90s or 10m; passes get less.", Command.QUANTIZE, metavar="TIME"
+    )
+    # On average over their elements.
+    weight_bits_budget: float | None = option(
+        None, "Bits that weights may have on average; those get more than the configuration's that need them.",
+        Command.QUANTIZE, metavar="BITS", ge=2, le=16,
+    )  # fmt: skip
     # The widths to choose from for that; () for all.
-    weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(_wrap_numbers)] = ()
+    weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)] = ()
     # Names of passes to leave out.
-    skip: tuple[str, ...] = ()
+    skip: Words = ()
     rules: tuple[Rule, ...] = ()
+    accuracy: AccuracyConfig = AccuracyConfig()
+    # Of one command each.
+    apply: ApplyConfig = ApplyConfig()
+    diff: DiffConfig = DiffConfig()
+    prove: ProveConfig = ProveConfig()
+    profile: ProfileConfig = ProfileConfig()
+    bench: BenchConfig = BenchConfig()
     data: DataConfig = DataConfig()
     verify: VerifyConfig = VerifyConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    output: OutputConfig = OutputConfig()
     # For the torch front end only.
     torch: FrontEnd = FrontEnd()
-    # Position of each dotted path that was written, for messages. Private, so that dumps leave it out.
-    _lines: dict[str, Location] = PrivateAttr(default_factory=dict)
+    # Position of each path that was written, for messages. Private, so that dumps leave it out.
+    _places: dict[Path, Location] = PrivateAttr(default_factory=dict)
 
     def find_place(self, path: str) -> Location | None:
         """Find where a dotted path such as "activations.observer" was written; None if it was not."""
-        return self._lines.get(path)
+        return next((place for parts, place in self._places.items() if format_path(parts) == path), None)
 
     def where(self, path: str) -> Location:
         """`file:line: path` of a dotted path; the path alone if it was not written."""

@@ -1,58 +1,124 @@
-"""Values from arguments of Python calls, validated as strictly as those of files."""
+"""Options: the fields of the configuration that commands and Python functions take beside it, under short names."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, get_args
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from onnxq.config.faults import list_faults, shorten_value
+from onnxq.config.document import parse_yaml
+from onnxq.config.faults import list_faults, list_models, list_words
 from onnxq.config.model import Config
-from onnxq.config.values import Frozen
+from onnxq.config.values import Command, Section
 from onnxq.errors import ConfigError
+from onnxq.nearest import suggest_names
 
 
-def set_options(config: Config, asked: Mapping[str, Any]) -> Config:
-    """Set values by dotted path ("data.samples"); None keeps the present value.
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One option. path: of its field, dotted. name: for overrides. flags: of the command line."""
 
-    Raises ConfigError naming the argument ("samples") for a value that would be wrong in a file, too.
-    """
-    update: dict[str, Any] = {}
-    for path, value in asked.items():
-        if value is None:
+    path: str
+    name: str
+    flags: tuple[str, ...]
+    metavar: str
+    commands: Command
+    field: FieldInfo
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that its value is one of; () for other values."""
+        return () if self.metavar else tuple(list_words(self.field.annotation))
+
+    @property
+    def repeatable(self) -> bool:
+        """True for any number of values, each with a flag of its own."""
+        return self.field.default == () and not list_words(self.field.annotation)
+
+    @property
+    def is_whole(self) -> bool:
+        """True for a whole number."""
+        return int in (self.field.annotation, *get_args(self.field.annotation))
+
+    @property
+    def bounds(self) -> tuple[Any, Any]:
+        """The least and the greatest value; None for no bound."""
+        low, high = (
+            next((getattr(one, end) for one in self.field.metadata if hasattr(one, end)), None) for end in ("ge", "le")
+        )
+        return low, high
+
+    @property
+    def help(self) -> str:
+        """Its meaning and its default."""
+        text, default = str(self.field.description), self.field.default
+        if isinstance(default, bool) or default in (None, "", ()):
+            return text
+        return f"{text} [default: {default:g}]" if isinstance(default, float) else f"{text} [default: {default}]"
+
+    def parse(self, text: str) -> Any:
+        """Convert the text of a command line. Raises ValueError, in words for people, for one that does not fit."""
+        kind: Any = Annotated[(self.field.annotation, self.field)]
+        adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+        try:
+            return adapter.validate_python(text)
+        except ValidationError as error:
+            fault = list_faults(error, Config)[0]
+            raise ValueError("; ".join(part for part in (fault.cause, fault.fix) if part)) from error
+
+
+def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
+    for key, field in section.model_fields.items():
+        extra: Any = field.json_schema_extra
+        if extra is None:
+            for inner in list_models(field.annotation):
+                yield from _walk_fields(inner, f"{prefix}{key}.") if issubclass(inner, Section) else ()
             continue
-        name, _, inner = path.partition(".")
-        section = update.get(name, getattr(config, name)) if inner else config
-        # Strict validation accepts Python's numbers only, not numpy's scalars.
-        plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
-        checked = _check_field(type(section), inner or name, plain)
-        update[name] = section.model_copy(update={inner: checked}) if inner else checked
-    return config.model_copy(update=update) if update else config
+        name = extra["name"] or key
+        flags = extra["flags"] or f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
+        metavar = extra["metavar"] or ("" if list_words(field.annotation) else "N")
+        yield Option(
+            f"{prefix}{key}",
+            name,
+            tuple(f"--{flag}" for flag in flags.split()),
+            metavar,
+            extra["commands"] or section.commands,
+            field,
+        )
 
 
-def _check_field(section: type[Frozen], name: str, value: Any) -> Any:
+@cache
+def list_options(command: Command | None = None) -> tuple[Option, ...]:
+    """List the options of a command, None for all, in the order of the configuration."""
+    return tuple(one for one in _walk_fields(Config, "") if command is None or command in one.commands)
+
+
+def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[str, Any]:
+    """Replace the names of a command's options by the paths of their fields; paths and sections stay.
+
+    Raises ConfigError, with the nearest name, for a key that is neither.
+    """
+    paths = {one.name: one.path for one in list_options(command)}
+    out = {}
+    for key, value in (overrides or {}).items():
+        head = str(key).partition(".")[0]
+        if key not in paths and head not in Config.model_fields:
+            known = (*paths, *Config.model_fields)
+            raise ConfigError(f"option: {key}", "unknown key", suggest_names(head, known, show=50), code="Q303")
+        out[paths.get(key, key)] = value
+    return out
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Convert KEY=VALUE, of which the value is YAML. Raises ValueError for other text."""
+    key, _, value = text.partition("=")
+    if not key or not value:
+        raise ValueError(f"{text!r} is not KEY=VALUE, e.g. weights.bits=4")
     try:
-        return getattr(section.model_validate({name: value}, strict=True), name)
-    except ValidationError as error:
-        fault = list_faults(error, section)[0]
-        raise ConfigError(name, fault.cause, fault.fix or "give another value", code="Q304") from error
-
-
-def check_number(
-    name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, whole: bool = False, above: bool = False
-) -> None:
-    """Raise ConfigError unless the argument is None or a finite number in [low, high]. above: low is excluded."""
-    if value is None:
-        return
-    try:
-        found = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    fits = math.isfinite(found) and low <= found <= high and not (above and found == low)
-    if not fits or (whole and found != math.floor(found)):
-        ends = f" above {low:g}" if above else f" of at least {low:g}" if low > -math.inf else ""
-        ends = f" from {low:g} to {high:g}" if high < math.inf else ends
-        kind = "a whole number" if whole else "a finite number"
-        raise ConfigError(name, f"must be {kind}{ends}, not {shorten_value(value)}", "give another value", code="Q304")
+        return key, parse_yaml(f"value: {value}", key).values["value"]
+    except ConfigError as error:
+        raise ValueError(f"{text!r}: {error.cause}") from error

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from onnxq.config.faults import list_faults
 from onnxq.config.front_end import Quantizer
 from onnxq.config.values import (
     Bits,
-    Frozen,
     Grain,
     Observer,
     Patterns,
     Scheme,
+    Section,
     Storage,
-    check_patterns,
-    format_observer,
+    format_named,
     matches_any,
-    wrap_word,
+    wrap_single,
 )
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
 
 
-class TensorConfig(Frozen):
+class TensorConfig(Section):
     """The requested quantization of one kind of tensor; `spec` converts it to a QuantSpec."""
 
     bits: Bits = 8
@@ -86,7 +85,7 @@ class TensorConfig(Frozen):
         )
 
 
-class RuleSet(Frozen):
+class RuleSet(Section):
     """The changes of a rule; None leaves a field as it is."""
 
     bits: Bits | None = None
@@ -121,13 +120,13 @@ class RuleSet(Frozen):
         return {k: v for k in TensorConfig.model_fields if (v := getattr(self, k)) is not None}
 
 
-class Rule(Frozen):
+class Rule(Section):
     """Selectors, and the changes for tensors that all of them select. Patterns of one selector are alternatives."""
 
     node: Patterns = ()
     op: Patterns = ()
     tensor: Patterns = ()
-    role: Annotated[tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(wrap_word)] = ()
+    role: Annotated[tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(wrap_single)] = ()
     scope: Patterns = ()
     # (a, b): every node on a path from tensor or node a to tensor or node b, both included.
     between: tuple[str, str] | None = None
@@ -135,8 +134,6 @@ class Rule(Frozen):
     # Position of the rule: line 0 if it came from Python.
     line: int = 0
     source: str = ""
-
-    _check = field_validator("node", "op", "tensor", "scope")(check_patterns)
 
     @model_validator(mode="after")
     def _selects_something(self) -> Rule:
@@ -190,7 +187,7 @@ class Rule(Frozen):
         ]
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
-        sets = [f"{k}={format_observer(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
+        sets = [f"{k}={format_named(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
         sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
         where = f" ({self.source}:{self.line})" if self.line else ""

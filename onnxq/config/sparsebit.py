@@ -54,7 +54,7 @@ def convert_sparsebit(document: Document) -> Document:
     if reading.values["target"] == "trt":
         # TensorRT refuses a DequantizeLinear of int32.
         reading.put(("bias",), "float", ("BACKEND",))
-    if skipped := reading.listed(("SKIP_TRACE_MODULES",)):
+    if skipped := reading.listed(("SKIP_TRACE_MODULES",), "names", '["layer4", "fc"]'):
         reading.put(("torch", "skip_trace"), [_convert_pattern(str(one)) for one in skipped], ("SKIP_TRACE_MODULES",))
     _read_schedule(reading)
     rules: list[dict[str, Any]] = []
@@ -97,21 +97,23 @@ class _Reading:
         at[str(path[-1])] = value
         self.lines[path] = self.document.lines.get(origin, 1)
 
+    def refuse(self, path: Path, cause: str, fix: str, code: str = "Q304") -> ConfigError:
+        """Make the error of an entry."""
+        return ConfigError(self.where(path), cause, fix, code=code)
+
     def only(self, path: Path, values: Any, known: Sequence[str]) -> None:
         """Refuse a section that is no mapping, and keys that Sparsebit does not have."""
         if not isinstance(values, Mapping):
-            raise ConfigError(self.where(path), "must be a mapping", f"with {', '.join(known)}", code="Q304")
+            raise self.refuse(path, "must be a mapping", f"with {', '.join(known)}")
         for key in values:
             if key not in known:
-                raise ConfigError(
-                    self.where((*path, key)), f"unknown key {key!r}", suggest_names(str(key), known), code="Q303"
-                )
+                raise self.refuse((*path, key), f"unknown key {key!r}", suggest_names(str(key), known), "Q303")
 
-    def listed(self, path: Path) -> list[Any]:
-        """Return a list; [] for null or a missing key."""
+    def listed(self, path: Path, items: str, example: str) -> list[Any]:
+        """Return a list, [] for null or a missing key. items, example: for the message where it is none."""
         found = self.get(path) or []
         if not isinstance(found, list):
-            raise ConfigError(self.where(path), "must be a list of names", 'e.g. ["layer4", "fc"]', code="Q304")
+            raise self.refuse(path, f"must be a list of {items}", f"e.g. {example}")
         return found
 
     def word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
@@ -125,14 +127,12 @@ class _Reading:
         except (ValueError, OverflowError):
             found = math.nan
         if not math.isfinite(found):
-            raise ConfigError(self.where(path), f"{shorten_value(value)} is no number", "write e.g. 0.001", code="Q304")
+            raise self.refuse(path, f"{shorten_value(value)} is no number", "write e.g. 0.001")
         return found
 
     def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
         if word.lower() not in known:
-            raise ConfigError(
-                self.where(path), f"{word!r} is none of {', '.join(known)}", suggest_names(word, known), code="Q304"
-            )
+            raise self.refuse(path, f"{word!r} is none of {', '.join(known)}", suggest_names(word, known))
         return known[word.lower()]
 
 
@@ -140,11 +140,10 @@ def _read_schedule(reading: _Reading) -> None:
     path: Path = ("SCHEDULE",)
     reading.only(path, reading.get(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT"))
     if reading.get((*path, "BN_TUNING"), False):
-        raise ConfigError(
-            reading.where((*path, "BN_TUNING")),
+        raise reading.refuse(
+            (*path, "BN_TUNING"),
             "batch norms are tuned by a step of the program, not by the configuration",
             "remove it, and run batches inside `with model.batchnorm_tuning():`",
-            code="Q304",
         )
     # Sparsebit's default is False, ours True.
     reading.put(("torch", "fuse_bn"), reading.get((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
@@ -166,7 +165,7 @@ def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
     for key, value in _convert_keys(reading, path, given).items():
         target = ("torch", section, key) if key == "quantizer" else (section, key)
         reading.put(target, value, path)
-    rules = [_convert_rule(reading, (name, "SPECIFIC"), role, *one) for one in _list_specific(reading, name)]
+    rules = _read_specific(reading, name, role)
     if off:
         rules.append({"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)})
     if name == "A":
@@ -219,11 +218,10 @@ def _convert_keys(reading: _Reading, path: Path, given: Mapping[str, Any]) -> di
     out: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in given.items():
+        at = (*path, *key.split("."))
         if key not in _FIELDS:
-            raise ConfigError(
-                reading.where((*path, *key.split("."))), f"unknown key {key!r}", _suggest_key(key), code="Q303"
-            )
-        found = _FIELDS[key](reading, (*path, *key.split(".")), value)
+            raise reading.refuse(at, f"unknown key {key!r}", suggest_names(key, _FIELDS), "Q303")
+        found = _FIELDS[key](reading, at, value)
         for name, one in found.items():
             (options if name in _OPTIONS else out)[name] = one
     for name, one in options.items():
@@ -233,28 +231,23 @@ def _convert_keys(reading: _Reading, path: Path, given: Mapping[str, Any]) -> di
     return out
 
 
-def _suggest_key(key: str) -> str:
-    return suggest_names(key, tuple(_FIELDS))
-
-
-def _list_specific(reading: _Reading, name: str) -> list[tuple[str, Any]]:
-    """List (pattern, [key, value, …]) in order; the first match wins there as here."""
+def _read_specific(reading: _Reading, name: str, role: str) -> list[dict[str, Any]]:
+    """Convert exceptions, [{pattern: [key, value, …]}], to rules in the same order; the first match wins in both."""
     path: Path = (name, "SPECIFIC")
-    listed = reading.get(path, [])
-    if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
-        raise ConfigError(
-            reading.where(path), "must be a list with one mapping of patterns", 'e.g. [{"conv1": […]}]', code="Q304"
-        )
-    return [(str(pattern), pairs) for one in listed[:1] for pattern, pairs in one.items()]
-
-
-def _convert_rule(reading: _Reading, path: Path, role: str, pattern: str, pairs: Any) -> dict[str, Any]:
-    at: Path = (*path, 0, pattern)
-    if not isinstance(pairs, Sequence) or isinstance(pairs, str) or len(pairs) % 2:
-        raise ConfigError(reading.where(at), "must list keys and values in turn", '["QUANTIZER.BIT", 8]', code="Q304")
-    given = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
-    wanted = {"float": True} if _is_off(given) else _convert_keys(reading, at, given)
-    return {"node": _convert_pattern(pattern), "role": role, "set": wanted, "at": reading.document.lines.get(at, 1)}
+    listed = reading.listed(path, "mappings of patterns", '[{"conv1": […]}]')
+    rules = []
+    for number, patterns in enumerate(listed):
+        if not isinstance(patterns, Mapping):
+            raise reading.refuse((*path, number), "must be a mapping of patterns", 'e.g. {"conv1": […]}')
+        for pattern, pairs in patterns.items():
+            at = (*path, number, str(pattern))
+            if not isinstance(pairs, list) or len(pairs) % 2:
+                raise reading.refuse(at, "must list keys and values in turn", '["QUANTIZER.BIT", 8]')
+            given = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+            wanted = {"float": True} if _is_off(given) else _convert_keys(reading, at, given)
+            line = reading.document.lines.get(at, 1)
+            rules.append({"node": _convert_pattern(str(pattern)), "role": role, "set": wanted, "at": line})
+    return rules
 
 
 def _convert_pattern(glob: str) -> str:

@@ -1,14 +1,25 @@
-"""Building blocks of the configuration types: the frozen base, words, patterns, the short form of observers."""
+"""Building blocks of the configuration types: the frozen base, options, words, amounts, patterns, observers."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from enum import Flag, auto
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from onnxq.spec import ObserverSpec
@@ -27,46 +38,144 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def wrap_word(value: Any) -> Any:
-    """Convert a single word or a list to a tuple."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
+class Command(Flag):
+    """Commands, and the Python functions behind them, that an option can be given to."""
+
+    QUANTIZE = auto()
+    PLAN = auto()
+    APPLY = auto()
+    IMPORT = auto()
+    DIFF = auto()
+    PROVE = auto()
+    PROFILE = auto()
+    ANNOTATE = auto()
+    BENCH = auto()
 
 
-def check_options(kind: str, options: Mapping[Any, Any]) -> None:
-    """Raise PydanticCustomError, a fault of a field, for an option of an observer or quantizer that is not plain."""
-    for key, option in options.items():
-        unfit = type(option).__name__ if not isinstance(option, (bool, int, float, str)) else ""
-        if isinstance(option, (int, float)) and not abs(option) < _LARGEST:  # NaN is not below it either
-            unfit = "one that is not finite" if isinstance(option, float) else "one so large"
-        if unfit or not isinstance(key, str):
-            raise PydanticCustomError(
-                kind,
-                "option '{key}' must be a number, a word or true/false, not {kind}",
-                {"key": str(key), "kind": unfit or "named by a number"},
-            )
+class Section(Frozen):
+    """A part of the configuration. Takes lists, as YAML has them, for tuples."""
+
+    # Of its options, where they name none of their own.
+    commands: ClassVar[Command] = Command(0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_lists(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-def _read_observer(value: Any) -> Any:
-    if isinstance(value, str):
-        return ObserverSpec(value)
-    if not isinstance(value, Mapping):
+def option(
+    default: Any, text: str, commands: Command | None = None, *, name: str = "", flags: str = "", metavar: str = "",
+    **bounds: Any,
+) -> Any:  # fmt: skip
+    """Make a field that commands take as an option, and Python functions as an override.
+
+    text: for --help. commands: None for those of the section. name: for overrides, "" for the field's own. flags: of
+    the command line, without dashes; "" for the name, with "no-" in front where the default is True. metavar: the
+    value in --help. bounds: ge, gt, le, as of pydantic's Field.
+    """
+    extra: dict[str, Any] = {"commands": commands, "name": name, "flags": flags, "metavar": metavar}
+    return Field(default, description=text, json_schema_extra=extra, **bounds)
+
+
+def wrap_single(value: Any) -> Any:
+    """Convert a single word, path or number to a tuple."""
+    return (value,) if isinstance(value, (str, int, os.PathLike)) else value
+
+
+def wrap_pairs(value: Any) -> Any:
+    """Convert a pair of words to a tuple of pairs, and pairs in lists to tuples."""
+    if not isinstance(value, (list, tuple)):
         return value
-    options = dict(value)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise PydanticCustomError("observer", "an observer is a name, or a mapping with `name` and its options")
-    check_options("observer", options)
-    return ObserverSpec(name, tuple(sorted(options.items())))
+    pairs = (value,) if value and all(isinstance(one, str) for one in value) else value
+    return tuple(tuple(one) if isinstance(one, list) else one for one in pairs)
 
 
-def format_observer(spec: ObserverSpec) -> Any:
-    """Convert an observer to its form in YAML."""
+def split_words(value: Any) -> Any:
+    """Convert "a,b" to a tuple, each word once."""
+    if not isinstance(value, str):
+        return value
+    return tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
+
+
+# Bytes of each unit of memory ("KiB" and its like count by 1024), and seconds of each unit of time.
+_POWERS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_BYTES = {f"{unit}{byte}": count for unit, count in _POWERS.items() for byte in ("", "B")}
+_SECONDS = {"": 1, "S": 1, "M": 60, "H": 3600}
+# Bytes, or seconds, more than anybody has.
+_MOST = 2.0**62
+
+
+def _read_amount(units: Mapping[str, int], otherwise: str) -> BeforeValidator:
+    """Convert a number with its unit, as text, to the number of single units. otherwise: the message for other text."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([A-Z]*)", value.strip().upper())
+        amount = float(found[1]) * units.get(found[2], 0) if found else 0.0
+        if not 0 < amount < _MOST:
+            raise ValueError(f"{value!r} is {otherwise}")
+        return int(amount) if amount.is_integer() else amount
+
+    return BeforeValidator(read)
+
+
+Size = Annotated[int, _read_amount(_BYTES, "no amount of memory; write it as 512MB, 2GB or 1.5GiB"), Field(ge=1)]
+Seconds = Annotated[float, _read_amount(_SECONDS, "no time; write it as 90s, 10m or 1.5h"), Field(gt=0)]
+Words = Annotated[tuple[str, ...], BeforeValidator(wrap_single)]
+
+
+def check_path(value: Any) -> str:
+    """Return a path as text. Raises ValueError for a value that is none."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError(f"must be a path, not {value!r}")
+    return os.fspath(value)
+
+
+# Not as pydantic's text, which must be UTF-8; names of files need not.
+File = Annotated[str, PlainValidator(check_path)]
+Files = Annotated[tuple[File, ...], BeforeValidator(wrap_single)]
+
+
+def read_named(kind: str, made: type) -> BeforeValidator:
+    """Convert a name, or a mapping with `name` and plain options, to `made(name, sorted options)`.
+
+    Raises PydanticCustomError, a fault of the field, for anything else. kind: of the thing named, for messages.
+    """
+
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, made):
+            return value
+        given = {"name": value} if isinstance(value, str) else value
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            text = "must be the name of {kind}, or a mapping with `name` and its options"
+            raise PydanticCustomError("named", text, {"kind": kind})
+        options = {key: one for key, one in given.items() if key != "name"}
+        for key, one in options.items():
+            _check_option(key, one)
+        return made(given["name"], tuple(sorted(options.items())))
+
+    return BeforeValidator(read)
+
+
+def _check_option(key: Any, value: Any) -> None:
+    unfit = "" if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    if isinstance(value, (int, float)) and not abs(value) < _LARGEST:  # NaN is not below it either
+        unfit = "one that is not finite" if isinstance(value, float) else "one so large"
+    if unfit or not isinstance(key, str):
+        text = "option '{key}' must be a number, a word or true/false, not {unfit}"
+        raise PydanticCustomError("named", text, {"key": str(key), "unfit": unfit or "named by a number"})
+
+
+def format_named(spec: Any) -> Any:
+    """Convert an observer or quantizer to its form in YAML."""
     return {"name": spec.name, **dict(spec.options)} if spec.options else spec.name
 
 
-Observer = Annotated[ObserverSpec, BeforeValidator(_read_observer), PlainSerializer(format_observer)]
+Observer = Annotated[ObserverSpec, read_named("an observer", ObserverSpec), PlainSerializer(format_named)]
 
 
 # Every rule is matched against every node, and re's own cache holds 512 patterns.
@@ -104,4 +213,4 @@ def check_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-Patterns = Annotated[tuple[str, ...], BeforeValidator(wrap_word)]
+Patterns = Annotated[Words, AfterValidator(check_patterns)]

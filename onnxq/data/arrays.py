@@ -98,16 +98,11 @@ def _read_header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, order, dtype = read(stream)
     if any(dim < 0 for dim in shape):
-        raise DataError(
-            where, f"its header says shape {list(shape)}, and no dimension is negative", _DAMAGED, code="Q204"
-        )
+        cause = f"its header says shape {list(shape)}, and no dimension is negative"
+        raise DataError(where, cause, _DAMAGED, code="Q204")
     if dtype.hasobject:
-        raise DataError(
-            where,
-            "holds Python objects, which are never loaded: a file could run code",
-            "save plain numeric arrays",
-            code="Q206",
-        )
+        cause = "holds Python objects, which are never loaded: a file could run code"
+        raise DataError(where, cause, "save plain numeric arrays", code="Q206")
     if dtype.names is not None or dtype.subdtype is not None:
         raise DataError(where, "is a structured array", "save one plain array per model input", code="Q206")
     return dtype, shape, order
@@ -119,11 +114,9 @@ def _count_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 
 def _map_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool, offset: int, where: str) -> Array:
-    size = _count_bytes(dtype, shape)
-    if offset + size > path.stat().st_size:
-        raise DataError(
-            where, f"is truncated: {path.stat().st_size - offset} of {size} bytes are there", _DAMAGED, code="Q204"
-        )
+    size, left = _count_bytes(dtype, shape), path.stat().st_size - offset
+    if size > left:
+        raise DataError(where, f"is truncated: {left} of {size} bytes are there", _DAMAGED, code="Q204")
     if size == 0:  # which no system maps
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if order else "C")
@@ -160,10 +153,8 @@ def _explain_failures(where: str) -> Iterator[None]:
         raise
     except OSError as error:
         cause = f"cannot be read ({error.strerror or error})"
-        raise DataError(
-            where, cause, "check its permissions and the space left in the temporary folder", code="Q202"
-        ) from error
+        fix = "check its permissions and the space left in the temporary folder"
+        raise DataError(where, cause, fix, code="Q202") from error
     except Exception as error:  # the file may hold anything; zipfile, zlib and numpy each complain in their own way
-        raise DataError(
-            where, f"is not a readable array file ({shorten_error(error)})", _DAMAGED, code="Q204"
-        ) from error
+        cause = f"is not a readable array file ({shorten_error(error)})"
+        raise DataError(where, cause, _DAMAGED, code="Q204") from error

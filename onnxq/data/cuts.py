@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.data.fit import Array, check_dims, format_shape, make_rank_error
-from onnxq.errors import DataError
+from onnxq.data.fit import Array, check_dims, format_shape, make_input_error, make_rank_error
 from onnxq.graph import ValueInfo
 
 
@@ -98,9 +97,7 @@ def is_batch_symbol(symbol: object) -> bool:
 
 def _require_samples(found: Cut, value: ValueInfo, where: str) -> Cut:
     if found.count == 0:
-        raise DataError(
-            f"{where}, input {value.name!r}", "is empty: it has no samples", "give it at least one", code="Q203"
-        )
+        raise make_input_error(where, value, "is empty: it has no samples", "give it at least one", code="Q203")
     return found
 
 
@@ -109,10 +106,6 @@ def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
     if rows == size or not isinstance(size, int):
         return Cut(None)
     if rows < size or size < 1:
-        raise DataError(
-            f"{where}, input {value.name!r}",
-            f"has {rows} rows; the model takes {size} at a time, {format_shape(value)}" if rows else "is empty",
-            f"give at least {size}",
-            code="Q209",
-        )
+        cause = f"has {rows} rows; the model takes {size} at a time, {format_shape(value)}" if rows else "is empty"
+        raise make_input_error(where, value, cause, f"give at least {size}")
     return Cut(rows // size, size=size, left_over=rows % size)

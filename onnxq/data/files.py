@@ -29,9 +29,8 @@ def open_path(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> So
     try:
         return _open_any(path, inputs, config)
     except OSError as error:
-        raise DataError(
-            path, f"cannot be read ({error.strerror or error})", "check its permissions", code="Q202"
-        ) from error
+        cause = f"cannot be read ({error.strerror or error})"
+        raise DataError(path, cause, "check its permissions", code="Q202") from error
 
 
 def _open_any(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
@@ -55,10 +54,8 @@ def _open_npz(path: Path, inputs: Sequence[ValueInfo]) -> Source:
 
 def _open_npy(path: Path, inputs: Sequence[ValueInfo]) -> Source:
     if len(inputs) != 1:
-        names = ", ".join(value.name for value in inputs)
-        raise DataError(
-            path, f"holds one array, the model has {len(inputs)} inputs: {names}", "use a .npz file", code="Q207"
-        )
+        cause = f"holds one array, the model has {len(inputs)} inputs: {', '.join(value.name for value in inputs)}"
+        raise DataError(path, cause, "use a .npz file", code="Q207")
     return ArraySource({inputs[0].name: load_npy(path)}, inputs, path.name)
 
 
@@ -89,32 +86,40 @@ def _open_folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) 
     # One folder per input is a layout of its own; see `_open_input_folders`.
     by_input = {value.name: folder / _to_file_name(value.name) for value in inputs}
     images = find_images(folder)
-    found = {
-        "ONNX test data (input_*.pb)": bool(sets),
-        ".npz files": bool(kinds[".npz"]),
-        ".npy files": bool(kinds[".npy"]),
-        "a folder for each input": all(path.is_dir() for path in by_input.values()),
-        "images": bool(images) and (config.images is not None or not (sets or kinds[".npz"] or kinds[".npy"])),
-        "Polygraphy .json files": bool(kinds[".json"]) and not (kinds[".npz"] or kinds[".npy"] or images or sets),
-    }
-    kinds_found = [kind for kind, there in found.items() if there]
-    if not kinds_found:
+    arrays = bool(sets or kinds[".npz"] or kinds[".npy"])
+    layouts: list[tuple[str, bool, Callable[[], Source]]] = [
+        ("ONNX test data (input_*.pb)", bool(sets), lambda: _open_sets(sets, inputs)),
+        (".npz files", bool(kinds[".npz"]), lambda: JoinedSource([_open_npz(path, inputs) for path in kinds[".npz"]])),
+        (".npy files", bool(kinds[".npy"]), lambda: _open_npy_files(folder, kinds[".npy"], inputs)),
+        (
+            "a folder for each input",
+            all(path.is_dir() for path in by_input.values()),
+            lambda: _open_input_folders(by_input, inputs, str(folder)),
+        ),
+        (
+            "images",
+            # Beside arrays they show what these are of, unless the configuration says how to read them.
+            bool(images) and (config.images is not None or not arrays),
+            lambda: open_images(images, folder, inputs, config.images),
+        ),
+        (
+            "Polygraphy .json files",
+            bool(kinds[".json"]) and not (arrays or images),
+            lambda: JoinedSource([_open_json(path, inputs) for path in kinds[".json"]]),
+        ),
+    ]
+    found = [(kind, opener) for kind, there, opener in layouts if there]
+    if not found:
         raise DataError(folder, "is empty: there are no samples in it", f"use {_KINDS}", code="Q203")
     # Taking one of several kinds would leave the others out silently.
-    if len(kinds_found) > 1:
-        cause = f"holds {' and '.join(kinds_found)}"
+    if len(found) > 1:
+        cause = f"holds {' and '.join(kind for kind, _ in found)}"
         raise DataError(folder, cause, "keep one kind of samples in a folder", code="Q206")
-    openers: dict[str, Callable[[], Source]] = {
-        "ONNX test data (input_*.pb)": lambda: LazySource(
-            sets, lambda path: read_set(path, inputs), lambda path: str(path.name)
-        ),
-        ".npz files": lambda: JoinedSource([_open_npz(path, inputs) for path in kinds[".npz"]]),
-        ".npy files": lambda: _open_npy_files(folder, kinds[".npy"], inputs),
-        "a folder for each input": lambda: _open_input_folders(by_input, inputs, str(folder)),
-        "images": lambda: open_images(images, folder, inputs, config.images),
-        "Polygraphy .json files": lambda: JoinedSource([_open_json(path, inputs) for path in kinds[".json"]]),
-    }
-    return openers[kinds_found[0]]()
+    return found[0][1]()
+
+
+def _open_sets(sets: Sequence[Path], inputs: Sequence[ValueInfo]) -> Source:
+    return LazySource(sets, lambda path: read_set(path, inputs), lambda path: str(path.name))
 
 
 def _open_npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueInfo]) -> Source:
@@ -124,12 +129,9 @@ def _open_npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueI
         arrays: dict[str, Array] = {named.get(path.stem, path.stem): load_npy(path) for path in files}
         return ArraySource(arrays, inputs, folder.name)
     if len(inputs) != 1:
-        raise DataError(
-            folder,
-            f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in named)})",
-            "name the files after the inputs, or use .npz files with one array per input",
-            code="Q207",
-        )
+        cause = f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in named)})"
+        fix = "name the files after the inputs, or use .npz files with one array per input"
+        raise DataError(folder, cause, fix, code="Q207")
     return JoinedSource([_open_npy(path, inputs) for path in files])
 
 
@@ -138,16 +140,11 @@ def _open_input_folders(by_input: dict[str, Path], inputs: Sequence[ValueInfo], 
     listed = {name: sorted(path.glob("*.npy"), key=_make_sort_key) for name, path in by_input.items()}
     counts = {name: len(files) for name, files in listed.items()}
     if len(set(counts.values())) != 1 or not next(iter(counts.values()), 0):
-        listed_counts = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-        cause = f"the inputs' folders do not hold the same number of .npy files: {listed_counts}"
-        raise DataError(where, cause, code="Q212")
-    rows = zip(*listed.values(), strict=True)
-    return JoinedSource(
-        [
-            ArraySource({name: load_npy(path) for name, path in zip(listed, row, strict=True)}, inputs, row[0].name)
-            for row in rows
-        ]
-    )
+        told = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        raise DataError(where, f"the inputs' folders do not hold the same number of .npy files: {told}", code="Q212")
+    rows = [dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)]
+    items = (({name: load_npy(path) for name, path in row.items()}, next(iter(row.values())).name) for row in rows)
+    return JoinedSource([ArraySource(arrays, inputs, label) for arrays, label in items])
 
 
 def _to_file_name(name: str) -> str:

@@ -16,6 +16,7 @@ from onnxq.nearest import suggest_names
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 
+_RIGHT_SHAPE = "give it the shape the model declares"
 _KINDS = {"i": "int", "u": "int", "b": "bool", "U": "string", "S": "string", "O": "string"}
 
 
@@ -55,14 +56,10 @@ def match_inputs(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tupl
     extra = tuple(name for name in given if name not in names)
     for name in names:
         if name not in given:
-            raise DataError(
-                where,
-                f"has no array for the model's input {name!r}" + (f" (it has {_join_names(given)})" if given else ""),
-                f"name the arrays after the inputs: {_join_names(names)}"
-                if not extra
-                else f"{suggest_names(name, extra)} Name the arrays after the inputs: {_join_names(names)}",
-                code="Q207",
-            )
+            has = f" (it has {_join_names(given)})" if given else ""
+            near = f"{suggest_names(name, extra)} Name" if extra else "name"
+            fix = f"{near} the arrays after the inputs: {_join_names(names)}"
+            raise DataError(where, f"has no array for the model's input {name!r}{has}", fix, code="Q207")
     return {name: given[name] for name in names}, extra
 
 
@@ -79,17 +76,10 @@ def check_dtype(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str
     if want is None or array_dtype == want:
         return ""
     if classify_dtype(array_dtype) != classify_dtype(want):
-        raise DataError(
-            f"{where}, input {value.name!r}",
-            f"is {array_dtype}, the model wants {_name_dtype(want)}",
-            f"convert it first, e.g. {value.name}.astype({_name_dtype(want)!r}), if that is what its values mean",
-            code="Q210",
-        )
+        name = "string" if want.kind == "O" else want.name
+        fix = f"convert it first, e.g. {value.name}.astype({name!r}), if that is what its values mean"
+        raise make_input_error(where, value, f"is {array_dtype}, the model wants {name}", fix, code="Q210")
     return "" if classify_dtype(want) == "string" else f"input {value.name}: {array_dtype} converted to {want}"
-
-
-def _name_dtype(dtype: np.dtype[Any]) -> str:
-    return "string" if dtype.kind == "O" else dtype.name
 
 
 def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int = 0, offset: int = 0) -> None:
@@ -100,38 +90,34 @@ def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int 
         got = shape[axis + offset]
         if axis < skip or not isinstance(want, int) or got == want:
             continue
-        raise DataError(
-            f"{where}, input {value.name!r}",
-            f"axis {axis + offset} of its shape {list(shape)} is {got}, "
-            f"the model wants {want} in {format_shape(value)}",
-            _suggest_layout(shape[offset:], value),
-            code="Q209",
+        cause = (
+            f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {format_shape(value)}"
         )
+        raise make_input_error(where, value, cause, _suggest_layout(shape[offset:], value))
 
 
 def _suggest_layout(shape: Sequence[int], value: ValueInfo) -> str:
     """Suggest a transpose for NHWC in place of NCHW or the reverse, the most common mistake."""
-    if value.shape is None or len(value.shape) != 4:
-        return "give it the shape the model declares"
-    for name, order in (("NHWC", (0, 3, 1, 2)), ("NCHW", (0, 2, 3, 1))):
+    dims = value.shape or ()
+    for name, order in (("NHWC", (0, 3, 1, 2)), ("NCHW", (0, 2, 3, 1))) if len(dims) == 4 else ():
         turned = [shape[axis] for axis in order]
-        fits = [got == want for got, want in zip(turned[1:], value.shape[1:], strict=True) if isinstance(want, int)]
+        fits = [got == want for got, want in zip(turned[1:], dims[1:], strict=True) if isinstance(want, int)]
         if fits and all(fits):
             return f"it looks like {name}: transpose it with .transpose{order}"
-    return "give it the shape the model declares"
+    return _RIGHT_SHAPE
 
 
 def make_rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
     """Make the error for a shape that is neither one input nor a stack of them."""
     rank = len(value.shape or ())
-    near = "add the batch axis, e.g. array[None]" if len(shape) == rank - 1 else "give it the shape the model declares"
-    return DataError(
-        f"{where}, input {value.name!r}",
-        f"its shape {list(shape)} has {len(shape)} dimensions; the model wants {rank}, {format_shape(value)},"
-        f" or {rank + 1} with one sample per leading index",
-        near,
-        code="Q209",
-    )
+    near = "add the batch axis, e.g. array[None]" if len(shape) == rank - 1 else _RIGHT_SHAPE
+    wants = f"the model wants {rank}, {format_shape(value)}, or {rank + 1} with one sample per leading index"
+    return make_input_error(where, value, f"its shape {list(shape)} has {len(shape)} dimensions; {wants}", near)
+
+
+def make_input_error(where: str, value: ValueInfo, cause: str, fix: str, *, code: str = "Q209") -> DataError:
+    """Make the error for an input's array in a file or item; `code` says which, by default a wrong shape."""
+    return DataError(f"{where}, input {value.name!r}", cause, fix, code=code)
 
 
 def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
@@ -153,15 +139,11 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
         # A value that does not fit would wrap around silently.
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise DataError(
-                f"{where}, input {value.name!r}", f"holds values that {want} cannot", "check the data", code="Q210"
-            )
+            raise make_input_error(where, value, f"holds values that {want} cannot", "check the data", code="Q210")
     with np.errstate(over="ignore"):
         out = np.array(array, dtype=want, order="C")
     if classify_dtype(want) == "float" and not np.isfinite(out).all():
-        raise DataError(
-            f"{where}, input {value.name!r}", f"holds values too large for {want}", "scale the data", code="Q210"
-        )
+        raise make_input_error(where, value, f"holds values too large for {want}", "scale the data", code="Q210")
     return out
 
 
@@ -170,9 +152,5 @@ def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         kinds = "NaN" if np.isnan(array).any() else "inf"
-        raise DataError(
-            f"{where}, input {value.name!r}",
-            f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {list(place)})",
-            "remove the sample or mend how it was made",
-            code="Q211",
-        )
+        cause = f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {list(place)})"
+        raise make_input_error(where, value, cause, "remove the sample or mend how it was made", code="Q211")

@@ -36,12 +36,9 @@ def open_images(
     with further inputs.
     """
     if config is None:
-        raise DataError(
-            folder,
-            "is a folder of images, and nothing says how they become the model's input",
-            "give a configuration with `data: {images: {size: [224, 224], mean: […], std: […]}}`",
-            code="Q214",
-        )
+        cause = "is a folder of images, and nothing says how they become the model's input"
+        fix = "give a configuration with `data: {images: {size: [224, 224], mean: […], std: […]}}`"
+        raise DataError(folder, cause, fix, code="Q214")
     value = _find_input(inputs, config, str(folder))
     _import_pillow()  # a missing package shows now, not in the middle of the work
     for file in files:
@@ -54,24 +51,15 @@ def open_images(
 def _find_input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) -> ValueInfo:
     names = [value.name for value in inputs]
     if config.input and config.input not in names:
-        raise DataError(
-            f"data.images.input {config.input!r}",
-            "the model has no such input",
-            suggest_names(config.input, names),
-            code="Q208",
-        )
+        subject = f"data.images.input {config.input!r}"
+        raise DataError(subject, "the model has no such input", suggest_names(config.input, names), code="Q208")
     if len(inputs) != 1:
-        raise DataError(
-            where,
-            f"gives images for one input, the model has {len(inputs)}: {', '.join(names)}",
-            "use .npz files",
-            code="Q214",
-        )
+        cause = f"gives images for one input, the model has {len(inputs)}: {', '.join(names)}"
+        raise DataError(where, cause, "use .npz files", code="Q214")
     value = inputs[0]
     if value.shape is not None and len(value.shape) != 4:
-        raise DataError(
-            f"input {value.name!r}", f"does not take images: it is {format_shape(value)}", "use .npz files", code="Q214"
-        )
+        cause = f"does not take images: it is {format_shape(value)}"
+        raise DataError(f"input {value.name!r}", cause, "use .npz files", code="Q214")
     return value
 
 
@@ -85,12 +73,8 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
     if classify_dtype(want) == "int":
         array: Array = pixels.astype(want)
         if config.mean or config.std:
-            raise DataError(
-                f"input {value.name!r}",
-                f"is {want}: it takes pixels as they are",
-                "leave mean and std out",
-                code="Q214",
-            )
+            cause = f"is {want}: it takes pixels as they are"
+            raise DataError(f"input {value.name!r}", cause, "leave mean and std out", code="Q214")
     else:
         low, high = config.range
         scaled = pixels.astype(np.float32) * np.float32((high - low) / 255.0) + np.float32(low)
@@ -125,7 +109,8 @@ def _place_image(image_module: Any, image: Any, config: ImageConfig) -> Any:
     ratios = (height / image.height, width / image.width)
     if config.crop == "pad":
         inner = _scale_image(image, min(ratios), (height, width), method)
-        canvas = image_module.new(image.mode, (width, height), _make_fill(image.mode, config.fill))
+        fill = config.fill if image.mode == "L" else (config.fill,) * 3
+        canvas = image_module.new(image.mode, (width, height), fill)
         canvas.paste(inner, ((width - inner.width) // 2, (height - inner.height) // 2))
         return canvas
     ratio = config.resize / min(image.size) if config.resize is not None else max(ratios)
@@ -146,15 +131,10 @@ def _scale_image(image: Any, ratio: float, reach: tuple[int, int] | None, method
     return image.resize((max(width, 1), max(height, 1)), method)
 
 
-def _make_fill(mode: str, value: int) -> Any:
-    return value if mode == "L" else (value, value, value)
-
-
 def _import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDependencyError(
-            "Pillow", "is needed to read images", "pip install 'onnxq[images]'", code="Q803"
-        ) from error
+        fix = "pip install 'onnxq[images]'"
+        raise MissingDependencyError("Pillow", "is needed to read images", fix, code="Q803") from error
     return Image

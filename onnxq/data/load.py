@@ -72,12 +72,8 @@ def _open_source(
         with guard_user_code(getattr(source, "__name__", "data")):
             given = source()
         return _open_source(given, inputs, config, tick)
-    raise DataError(
-        "data",
-        f"is a {type(source).__name__}",
-        "give a path, arrays by input name, or an iterable of {name: array}",
-        code="Q206",
-    )
+    fix = "give a path, arrays by input name, or an iterable of {name: array}"
+    raise DataError("data", f"is a {type(source).__name__}", fix, code="Q206")
 
 
 def _open_path(
@@ -93,9 +89,8 @@ def _open_path(
     title = f"{path.name}:{function}"
     given = call_function(path, function)
     if isinstance(given, Dataset):
-        raise DataError(
-            title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}", code="Q213"
-        )
+        fix = "return arrays by input name or an iterable of {name: array}"
+        raise DataError(title, "returns a Dataset", fix, code="Q213")
     if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
         return spool_samples(given, inputs, title, config.samples, tick), title
     return _open_source(given, inputs, config, tick)[0], title
@@ -122,12 +117,8 @@ def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], con
 
 
 def _check_same_inputs(dataset: Dataset, inputs: Sequence[ValueInfo]) -> Dataset:
-    if {value.name for value in dataset.inputs} != {value.name for value in inputs}:
-        raise DataError(
-            "data",
-            f"was loaded for inputs {', '.join(v.name for v in dataset.inputs)}; "
-            f"the model has {', '.join(v.name for v in inputs)}",
-            "load it with this model's inputs",
-            code="Q208",
-        )
+    theirs, ours = ([value.name for value in some] for some in (dataset.inputs, inputs))
+    if set(theirs) != set(ours):
+        cause = f"was loaded for inputs {', '.join(theirs)}; the model has {', '.join(ours)}"
+        raise DataError("data", cause, "load it with this model's inputs", code="Q208")
     return dataset

@@ -36,11 +36,8 @@ def read_set(folder: Path, inputs: Sequence[ValueInfo]) -> dict[str, Array]:
     if {name for name, _ in tensors} == set(names):
         return dict(tensors)
     if len(tensors) != len(names):
-        raise DataError(
-            folder,
-            f"has {len(tensors)} input files, the model has {len(names)} inputs ({', '.join(names)})",
-            code="Q207",
-        )
+        cause = f"has {len(tensors)} input files, the model has {len(names)} inputs ({', '.join(names)})"
+        raise DataError(folder, cause, code="Q207")
     return {name: array for name, (_, array) in zip(names, tensors, strict=True)}
 
 

@@ -20,6 +20,7 @@ from onnxq.errors import DataError
 from onnxq.files import check_input_kind, read_input
 from onnxq.nearest import find_nearest, suggest_names
 
+_SAVE_INPUTS = "make it with `polygraphy run --save-inputs`"
 # Polygraphy's name for the function of a data-loader script.
 DEFAULT_FUNCTION = "load_data"
 # Bytes; far more than lists of samples take that people write as JSON.
@@ -69,15 +70,13 @@ def _check_script(path: Path) -> None:
     try:
         check_input_kind(path, DataError)
         if path.stat().st_size > _LONGEST_SCRIPT:
-            raise DataError(
-                str(path), f"is larger than {_LONGEST_SCRIPT // 2**20} MiB", "name the right file", code="Q202"
-            )
+            cause = f"is larger than {_LONGEST_SCRIPT // 2**20} MiB"
+            raise DataError(str(path), cause, "name the right file", code="Q202")
     except FileNotFoundError:
         raise DataError(str(path), "there is no such file", suggest_files(path), code="Q201") from None
     except OSError as error:
-        raise DataError(
-            str(path), f"cannot be read ({error.strerror or error})", "check its permissions", code="Q213"
-        ) from error
+        cause = f"cannot be read ({error.strerror or error})"
+        raise DataError(str(path), cause, "check its permissions", code="Q213") from error
 
 
 def suggest_files(path: Path) -> str:
@@ -95,17 +94,13 @@ def read_json_feeds(path: Path) -> Sequence[Mapping[str, Array]]:
         text = read_input(path, DataError, limit=_MOST_BYTES).decode("utf-8")
         content = json.loads(text, object_hook=lambda found: _decode_array(found, path))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
-        raise DataError(
-            path, f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`", code="Q206"
-        ) from error
+        raise DataError(path, f"is not JSON ({error})", _SAVE_INPUTS, code="Q206") from error
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror or error})", code="Q202") from error
     feeds = content if isinstance(content, list) else [content]
     for feed in feeds:
         if not isinstance(feed, dict) or not all(isinstance(value, np.ndarray) for value in feed.values()):
-            raise DataError(
-                path, "is not a list of {input name: array}", "make it with `polygraphy run --save-inputs`", code="Q206"
-            )
+            raise DataError(path, "is not a list of {input name: array}", _SAVE_INPUTS, code="Q206")
     if not feeds:
         raise DataError(path, "is empty: it has no samples", "give it at least one sample", code="Q203")
     return feeds
@@ -120,15 +115,13 @@ def _decode_array(found: dict[str, Any], path: Path) -> Any:
     if marker is None:
         return found
     if marker != "ndarray" or not isinstance(found.get("array"), str):
-        raise DataError(
-            path, f"holds a Polygraphy {marker}, not input arrays", "save inputs as numpy arrays", code="Q206"
-        )
+        cause = f"holds a Polygraphy {marker}, not input arrays"
+        raise DataError(path, cause, "save inputs as numpy arrays", code="Q206")
     try:
         return decode_array(found["array"])
     except Exception as error:  # numpy parses a header that anybody may have written: whatever it says, it is no array
-        raise DataError(
-            path, f"holds an array that cannot be decoded ({error})", "make the file again", code="Q204"
-        ) from error
+        cause = f"holds an array that cannot be decoded ({error})"
+        raise DataError(path, cause, "make the file again", code="Q204") from error
 
 
 def decode_array(text: str) -> Array:

@@ -29,9 +29,8 @@ def name_arrays(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str,
             raise DataError(where, "is one array without a name", f"the model has several inputs: {names}", code="Q207")
         return {inputs[0].name: np.asarray(item)}
     if not hasattr(item, "keys"):
-        raise DataError(
-            where, f"is a {type(item).__name__}, not a mapping", "give {input name: array} for each sample", code="Q206"
-        )
+        cause = f"is a {type(item).__name__}, not a mapping"
+        raise DataError(where, cause, "give {input name: array} for each sample", code="Q206")
     return {str(name): _to_array(item[name], f"{where}, array {name!r}") for name in item}
 
 
@@ -110,10 +109,7 @@ class _Store:
         try:
             np.save(path, array, allow_pickle=False)
         except OSError as error:
-            raise DataError(
-                path,
-                f"the samples do not fit into the temporary folder ({error.strerror or error})",
-                "free space, set TMPDIR, or take fewer with `samples=…`",
-                code="Q215",
-            ) from error
+            cause = f"the samples do not fit into the temporary folder ({error.strerror or error})"
+            fix = "free space, set TMPDIR, or take fewer with `samples=…`"
+            raise DataError(path, cause, fix, code="Q215") from error
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

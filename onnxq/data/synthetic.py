@@ -56,12 +56,8 @@ def make_synthetic(
     for value in inputs:
         want = find_input_dtype(value)
         if value.shape is None or want is None or classify_dtype(want) not in ("float", "int", "bool"):
-            raise DataError(
-                f"input {value.name!r}",
-                f"no random values can be made for it ({format_shape(value)})",
-                "give `data=…`",
-                code="Q216",
-            )
+            cause = f"no random values can be made for it ({format_shape(value)})"
+            raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
 
     def made(other: int | None) -> Dataset:
         source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed)
@@ -81,12 +77,8 @@ def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Da
             failure = failure or f"{error.subject}: {error.cause}"
             continue
         return dataset
-    raise DataError(
-        "synthetic inputs",
-        f"the model runs with none of the sizes tried ({failure})",
-        "give `data=…`",
-        code="Q216",
-    )
+    cause = f"the model runs with none of the sizes tried ({failure})"
+    raise DataError("synthetic inputs", cause, "give `data=…`", code="Q216")
 
 
 def _choose_shapes(

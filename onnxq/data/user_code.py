@@ -34,9 +34,8 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     except SystemExit as error:
         code = "" if error.code is None else repr(error.code)
         cause = f"called sys.exit({code}){_format_calls(error)}"
-        raise DataError(
-            where, cause, "let the function return its result, or raise an exception", code="Q213"
-        ) from error
+        fix = "let the function return its result, or raise an exception"
+        raise DataError(where, cause, fix, code="Q213") from error
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
         raise DataError(where, f"raised {text}{_format_calls(error)}", "mend that code", code="Q213") from error

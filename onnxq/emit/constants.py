@@ -1,9 +1,8 @@
-"""The integers of weights and biases, and the types that hold them."""
+"""The integers of weights and biases."""
 
 from __future__ import annotations
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import OnnxqError, PlanError
@@ -11,18 +10,6 @@ from onnxq.numerics import find_saturating_sums, quantize, quantize_weight
 from onnxq.plan import SitePlan
 from onnxq.sites import Role
 from onnxq.spec import QParams, QuantSpec
-
-# The ONNX type of each storage of `spec.QuantSpec`.
-STORAGE_TYPES = {
-    "int4": onnx.TensorProto.INT4,
-    "uint4": onnx.TensorProto.UINT4,
-    "int8": onnx.TensorProto.INT8,
-    "uint8": onnx.TensorProto.UINT8,
-    "int16": onnx.TensorProto.INT16,
-    "uint16": onnx.TensorProto.UINT16,
-    "int32": onnx.TensorProto.INT32,
-    "float8e4m3fn": onnx.TensorProto.FLOAT8E4M3FN,
-}
 
 
 def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -30,11 +30,12 @@ def describe_site(site: SitePlan) -> Record:
 
 def write_plan(plan: Plan) -> str:
     """The plan as compact JSON without scales, zero points, weights and biases."""
+
+    def strip(sites: tuple[SitePlan, ...]) -> tuple[SitePlan, ...]:
+        return tuple(replace(site, qparams=None, values=None) for site in sites)
+
     # The numbers stand in the model's own initializers: a second copy could come to contradict them.
-    sites, existing = (
-        tuple(replace(site, qparams=None, values=None) for site in some) for some in (plan.sites, plan.existing)
-    )
-    bare = replace(plan, sites=sites, existing=existing, biases=())
+    bare = replace(plan, sites=strip(plan.sites), existing=strip(plan.existing), biases=())
     return json.dumps(json.loads(to_json(bare)), ensure_ascii=False, separators=(",", ":"))
 
 

@@ -46,9 +46,8 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
     """
     if find_opset(proto) < plan.opset:
-        raise PlanError(
-            plan.model, f"the plan needs opset {plan.opset}, the model has {find_opset(proto)}", code="Q404"
-        )
+        cause = f"the plan needs opset {plan.opset}, the model has {find_opset(proto)}"
+        raise PlanError(plan.model, cause, code="Q404")
     index = get_index(proto)
     check_specs(plan, index)
     check_numbers(plan)

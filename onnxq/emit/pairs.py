@@ -13,10 +13,11 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.calibrate.constants import find_tensor
-from onnxq.emit.constants import STORAGE_TYPES, numpy_type, quantize_constant
+from onnxq.emit.constants import numpy_type, quantize_constant
 from onnxq.emit.metadata import Record, describe_site
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike
+from onnxq.graph.weights import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds
 from onnxq.plan import SitePlan
 from onnxq.plan.names import name_part
@@ -58,9 +59,7 @@ class PairWriter:
             self.editor.replace_input(edge, made)
 
     def _reads_dequantized(self, edge: Edge) -> bool:
-        node = self.index.node(edge.node)
-        held = self.index.resolve(node.inputs[edge.index], node.scope)
-        maker = None if held is None else self.index.producer(held)
+        maker = self.index.maker(self.index.node(edge.node), edge.index)
         return maker is not None and maker.op_type == "DequantizeLinear"
 
     def write_activation(self, site: SitePlan, qparams: QParams) -> None:
@@ -101,9 +100,8 @@ class PairWriter:
         if narrow and not alike:
             # A Clip has one pair of bounds, and only the quantized values of all channels share one.
             kind = numpy_type(site.spec).type
-            quantized, last = self._insert_clip(
-                site, quantized, (kind(site.spec.qmin), kind(site.spec.qmax)), after=last
-            )
+            bounds = kind(site.spec.qmin), kind(site.spec.qmax)
+            quantized, last = self._insert_clip(site, quantized, bounds, after=last)
         self.editor.insert_node(
             scope, "DequantizeLinear", [quantized, scale, zero], [names["dequantized"]],
             name=names["dq_node"], attrs=axis, metadata=self._add_record(site, names["dq_node"]), after=last,
@@ -138,7 +136,7 @@ class PairWriter:
         if site.spec.storage_bits < 8 and first.node in self.in_integers:
             storage = self._insert_cast(site, data, names["quantized"], first.node)
         else:
-            self.editor.add_initializer(scope, names["quantized"], data, dtype=STORAGE_TYPES[storage])
+            self.editor.add_initializer(scope, names["quantized"], data, dtype=TENSOR_TYPES[storage])
         scale, zero = self._add_qparams(site, qparams, scope, storage)
         inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
         self.editor.insert_node(
@@ -153,9 +151,9 @@ class PairWriter:
         # Engines compute the Cast of a constant once, when they load the file.
         scope, wide = site.site.scope, site.spec.numpy_storage
         names = self._make_names(site, ("packed", "cast_node"))
-        self.editor.add_initializer(scope, names["packed"], data, dtype=STORAGE_TYPES[site.spec.storage])
+        self.editor.add_initializer(scope, names["packed"], data, dtype=TENSOR_TYPES[site.spec.storage])
         self.editor.insert_node(
-            scope, "Cast", [names["packed"]], [name], name=names["cast_node"], attrs={"to": int(STORAGE_TYPES[wide])},
+            scope, "Cast", [names["packed"]], [name], name=names["cast_node"], attrs={"to": TENSOR_TYPES[wide]},
             metadata=self._add_record(site, names["cast_node"]), before=reader,
         )  # fmt: skip
         return wide
@@ -166,18 +164,15 @@ class PairWriter:
         self.editor.add_initializer(scope, names["scale"], cast_scale(qparams, self._find_float_type(site)))
         if site.role is not Role.BIAS:
             zero = np.asarray(qparams.zero_point, numpy_type(site.spec))
-            kind = STORAGE_TYPES[storage or site.spec.storage]
+            kind = TENSOR_TYPES[storage or site.spec.storage]
             self.editor.add_initializer(scope, names["zero_point"], zero, dtype=kind)
         return names["scale"], names["zero_point"]
 
     def _find_float_type(self, site: SitePlan) -> type[np.floating]:
         """The type of the site's scale: float16 for a float16 tensor."""
         # DequantizeLinear returns the type of its scale, which so must be the tensor's.
-        return (
-            np.float16
-            if self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
-            else np.float32
-        )
+        half = self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
+        return np.float16 if half else np.float32
 
     def _make_names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
         return {name: self.editor.fresh(name_part(site.site, name)) for name in parts}

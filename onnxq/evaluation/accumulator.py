@@ -54,7 +54,6 @@ class ErrorAccumulator:
     dot: float = 0.0
     power: float = 0.0
     max_abs: float = 0.0
-    count: int = 0
     comparable: bool = True
     slices: SliceSums | None = None
 
@@ -67,8 +66,10 @@ class ErrorAccumulator:
             return None
         ref, got = reference.astype(np.float64), value.astype(np.float64)
         known = np.isfinite(ref)
-        whole = bool(known.all())
-        ref, got = (ref.ravel(), got.ravel()) if whole else (ref[known], got[known])
+        if not known.all():
+            # A mask's -inf, or the log of 0: there is no distance to it, so it counts as equal.
+            ref, got = np.where(known, ref, 0.0), np.where(known, got, 0.0)
+        shape, ref, got = ref.shape, ref.ravel(), got.ravel()
         signal, peak = float(ref @ ref), float(np.abs(ref).max(initial=0.0))
         if not np.isfinite(got).all():
             self.comparable = False
@@ -80,18 +81,16 @@ class ErrorAccumulator:
         self.dot += float(ref @ got)
         self.power += float(got @ got)
         self.max_abs = max(self.max_abs, found.max_abs)
-        self.count += ref.size
+        # Integers are labels and indices, whose slices have no scales.
         if self.slices is not None and reference.dtype.kind == "f":
-            if whole:
-                self.slices.update(ref.reshape(reference.shape), error.reshape(reference.shape))
-            else:
-                self.slices.update(_spread(ref, known), _spread(error, known))
+            self.slices.update(ref.reshape(shape), error.reshape(shape))
         return found
 
     def result(self) -> OutputAccuracy:
         """The error over all samples so far. An all-zero pair agrees perfectly."""
         if not self.comparable:
             return OutputAccuracy(name=self.name, sqnr_db=-math.inf, whole_db=-math.inf, cosine=0.0, max_abs=math.inf)
+        # Roots first: the product of two sums of squares may overflow.
         norm = float(np.sqrt(self.signal) * np.sqrt(self.power))
         cosine = self.dot / norm if norm > 0 else float(self.noise == 0.0)
         whole = compute_sqnr(self.signal, self.noise)
@@ -111,13 +110,6 @@ def compute_sqnr(signal: float, noise: float) -> float:
     if noise == 0.0:
         return math.inf
     return 10.0 * float(np.log10(max(signal, np.finfo(np.float64).tiny) / noise))
-
-
-def _spread(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The values in their places, zeros between them."""
-    found = np.zeros(known.shape)
-    found[known] = values
-    return found
 
 
 def measure_error(reference: Array, value: Array, name: str = "") -> OutputAccuracy:

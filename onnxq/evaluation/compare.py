@@ -63,6 +63,7 @@ class ModelErrors:
         for name, sums in self.outputs.items():
             each = self._each[name]
             mean = math.fsum(each) / len(each)
+            # One sample says nothing of the spread between samples; its noise stands for its own error.
             error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else mean
             worse = 10.0 * math.log10(1.0 + error / mean) if mean > 0 else 0.0
             found.append(sums.result().whole_db - worse)
@@ -86,6 +87,7 @@ def compare_models(
     sums = {label: ModelErrors() for label in pairs}
     for feeds in samples:
         done: dict[int, dict[str, Array]] = {}
+        # By identity: sessions compare by nothing else, and the float model's is in most pairs.
         for session in {id(s): s for pair in pairs.values() for s in pair}.values():
             done[id(session)] = session.run(feeds)
         for label, (reference, other) in pairs.items():
@@ -113,6 +115,7 @@ def pair_outputs(
             continue
         mine, other = dict(_arrays(value, "")), dict(_arrays(got[name], ""))
         if list(mine) != list(other):
+            # Two shapes that never agree make the output incomparable.
             yield name, [(np.zeros(1), np.zeros(0))]
         elif mine:
             yield name, [_meant(feeds, array, other[place]) for place, array in mine.items()]
@@ -128,12 +131,14 @@ def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
             yield from _arrays(value[key], f"{place}[{key!r}]")
     elif isinstance(value, (np.ndarray, np.generic, int, float)):
         array = np.asarray(value)
+        # Strings and objects have no distance.
         if array.dtype.kind in "fiub":
             yield place, array
 
 
 def check_interface(before: ModelLike, after: ModelLike) -> None:
     """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs."""
+    # Up to IR version 3 initializers are listed among the inputs; nobody feeds them.
     fixed = {tensor.name for tensor in before.graph.initializer}
     wanted = [value for value in before.graph.input if value.name not in fixed]
     for kind, old, new in (("input", wanted, after.graph.input), ("output", before.graph.output, after.graph.output)):

@@ -11,14 +11,10 @@ from onnxq.evaluation.compare import ModelErrors, Runner
 from onnxq.graph import ModelLike
 from onnxq.runtime import Feeds, Session
 
-# Bytes of outputs that are kept; those of further samples are computed again.
+# Bytes of outputs that are kept, 64 MiB; those of further samples are computed again.
 _MOST_BYTES = 2**26
 
 _Run = tuple[Feeds, dict[str, Array], dict[str, Array]]
-
-
-def _nothing() -> None:
-    return
 
 
 class FloatOutputs:
@@ -38,6 +34,7 @@ class FloatOutputs:
         if self._session is None:
             self._session = Session(self.proto, optimize=False, threads=self._threads)
         found: dict[str, Array] = self._session.run(feeds)
+        # Sequences and maps have no size; they are rare, and small.
         self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
         if self._bytes <= _MOST_BYTES:
             self._kept[at] = found
@@ -45,14 +42,16 @@ class FloatOutputs:
                 self._session = None  # and the weights with it: nothing is left to run
         return found
 
-    def measure(self, model: Runner, *, limit: int | None = None, tick: Callable[[], None] = _nothing) -> ModelErrors:
+    def measure(
+        self, model: Runner, *, limit: int | None = None, tick: Callable[[], None] = lambda: None
+    ) -> ModelErrors:
         """Return a model's errors over all samples. limit: the most samples to run. tick: called after each."""
         errors = ModelErrors()
         for run in self._run_both(model, limit, tick):
             errors.update(*run)
         return errors
 
-    def measure_each(self, model: Runner, *, tick: Callable[[], None] = _nothing) -> list[ModelErrors]:
+    def measure_each(self, model: Runner, *, tick: Callable[[], None] = lambda: None) -> list[ModelErrors]:
         """Return a model's errors on each sample alone, in their order."""
         found = []
         for run in self._run_both(model, None, tick):

@@ -77,4 +77,5 @@ def noise_to_db(noise: float) -> float:
     """Relative noise power as SQNR."""
     if noise <= 0.0:
         return math.inf
+    # Answers that are no numbers have no noise power; the worst figure stands for it.
     return -math.inf if not math.isfinite(noise) else -10.0 * math.log10(noise)

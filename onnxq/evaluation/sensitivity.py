@@ -60,9 +60,8 @@ def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tup
                 found.setdefault(("segment", frozenset(group.switches)), group)
     if "site" in wanted:
         for one in switches:
-            key = ("", frozenset([one]))
-            if key not in found:
-                found[key] = Group("site", one.site, (one,))
+            # A node that reads only this site has the figures already.
+            found.setdefault(("", frozenset([one])), Group("site", one.site, (one,)))
     return tuple(found.values())
 
 
@@ -78,6 +77,7 @@ def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
 def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Group]:
     """The nodes in so many segments with about as many weights each; [] where they would hold fewer than two."""
     heavy = [name for name, members in nodes.items() if any(one.role is Role.WEIGHT for one in members)]
+    # A plan of activations alone has no weights to go by.
     marks = heavy or list(nodes)
     size = -(-len(marks) // parts)
     if size < _LEAST or len(marks) <= size:
@@ -110,27 +110,23 @@ def measure_sensitivity(
     Raises ModelError and DataError from the runs, ConfigError for a kind that does not exist.
     """
     with progress("putting every pair behind a switch"):
-        board = toggle_model(float_model, quantized, threads=threads)
+        toggled = toggle_model(float_model, quantized, threads=threads)
         reference = FloatOutputs(float_model, samples, threads=threads)
-    groups = list_groups(board.switches, kinds)
-    everything: Setting = frozenset(board.switches)
-    steps = _list_prefixes(board)
-    settings: list[Setting] = [frozenset(), everything]
-    for group in groups:
-        settings += [frozenset(group.switches), everything.difference(group.switches)]
-    settings += [setting for _, setting in steps]
-    errors = measure_settings(board, reference, settings, progress=progress)
-    off, on, rest = errors[0], errors[1], errors[2:]
-    whole = noise_to_db(on.noise())
-    costs = []
-    for k, group in enumerate(groups):
-        isolated, left_out = noise_to_db(rest[2 * k].noise()), noise_to_db(rest[2 * k + 1].noise())
-        costs.append(_make_cost(group, isolated, left_out, whole))
-    costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
-    prefixes = [
-        PrefixError(node=name, sqnr_db=noise_to_db(e.noise()))
-        for (name, _), e in zip(steps, rest[2 * len(groups) :], strict=True)
+    groups = list_groups(toggled.switches, kinds)
+    everything: Setting = frozenset(toggled.switches)
+    isolated: list[Setting] = [frozenset(group.switches) for group in groups]
+    left_out: list[Setting] = [everything - setting for setting in isolated]
+    steps = _list_prefixes(toggled)
+    # All in one go: the samples are run through once, and settings that are alike are measured once.
+    settings = [frozenset(), everything, *isolated, *left_out, *steps.values()]
+    off, on, *rest = measure_settings(toggled, reference, settings, progress=progress)
+    whole, figures = noise_to_db(on.noise()), [noise_to_db(errors.noise()) for errors in rest]
+    costs = [
+        _make_cost(group, alone, others, whole)
+        for group, alone, others in zip(groups, figures, figures[len(groups) :], strict=False)
     ]
+    costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
+    prefixes = [PrefixError(node=name, sqnr_db=db) for name, db in zip(steps, figures[2 * len(groups) :], strict=True)]
     outputs = tuple(
         OutputCost(name=one.name, sqnr_db=one.sqnr_db, part=one.part, float_db=plain.whole_db)
         for one, plain in zip(on.results(), off.results(), strict=True)
@@ -141,48 +137,45 @@ def measure_sensitivity(
         outputs=outputs,
         groups=tuple(costs),
         prefixes=tuple(prefixes),
-        fixed=board.fixed,
-        warnings=_gather_warnings(outputs, board),
+        fixed=toggled.fixed,
+        warnings=_gather_warnings(outputs, toggled),
     )
 
 
 def _make_cost(group: Group, isolated: float, left_out: float, whole: float) -> GroupCost:
-    ops = tuple(dict.fromkeys(op for one in group.switches for op in one.ops))
-    sites = tuple(one.site for one in group.switches)
-    gain = left_out - whole if left_out != whole else 0.0
     return GroupCost(
         kind=group.kind,
         name=group.name,
-        ops=ops,
-        sites=sites,
+        ops=tuple(dict.fromkeys(op for one in group.switches for op in one.ops)),
+        sites=tuple(one.site for one in group.switches),
         isolated_db=isolated,
         leave_one_out_db=left_out,
-        gain_db=gain,
+        # Both may be infinite, and inf - inf is no number.
+        gain_db=left_out - whole if left_out != whole else 0.0,
     )
 
 
-def _list_prefixes(board: ToggledModel) -> list[tuple[str, Setting]]:
-    """Settings that quantize from the start up to one node after another."""
-    nodes = group_by_node(board.switches)
+def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:
+    """Settings that quantize from the start up to one node after another, by that node."""
+    nodes = group_by_node(toggled.switches)
     names = list(nodes)
     size = max(1, -(-len(names) // _PREFIXES))
     ends = [*range(size - 1, len(names) - 1, size), *([len(names) - 1] if names else [])]
-    return [(names[k], frozenset(one for name in names[: k + 1] for one in nodes[name])) for k in ends]
+    return {names[k]: frozenset(one for name in names[: k + 1] for one in nodes[name]) for k in ends}
 
 
-def _gather_warnings(outputs: Sequence[OutputCost], board: ToggledModel) -> tuple[Caution, ...]:
-    found = []
+def _gather_warnings(outputs: Sequence[OutputCost], toggled: ToggledModel) -> tuple[Caution, ...]:
     worst = min(outputs, key=lambda one: one.float_db, default=None)
-    if worst is not None and worst.float_db < _SAME_DB and not board.fixed:
+    if toggled.fixed:
+        text = (
+            f"{len(toggled.fixed)} pairs could not be switched off and stay quantized in all figures "
+            f"({toggled.fixed[0].subject}: {toggled.fixed[0].reason})"
+        )
+    elif worst is not None and worst.float_db < _SAME_DB:
         text = (
             f"with everything switched off output {worst.name} is {worst.float_db:.1f} dB from the float model's: the "
             "quantized model differs from it in more than its pairs"
         )
-        found.append(Caution("W117", text))
-    if board.fixed:
-        text = (
-            f"{len(board.fixed)} pairs could not be switched off and stay quantized in all figures "
-            f"({board.fixed[0].subject}: {board.fixed[0].reason})"
-        )
-        found.append(Caution("W117", text))
-    return tuple(found)
+    else:
+        return ()
+    return (Caution("W117", text),)

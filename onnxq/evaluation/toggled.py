@@ -23,7 +23,8 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import GraphIndex, ModelLike, inline_functions, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.names import choose_name
+from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
@@ -71,7 +72,7 @@ class ToggledModel:
 
 
 def measure_settings(
-    board: ToggledModel,
+    toggled: ToggledModel,
     reference: FloatOutputs,
     settings: Sequence[Setting],
     *,
@@ -84,7 +85,7 @@ def measure_settings(
         for at, feeds in enumerate(reference.samples.samples()):
             wanted = reference.run(at, feeds)
             for setting, errors in found.items():
-                errors.update(feeds, wanted, board.run(feeds, setting))
+                errors.update(feeds, wanted, toggled.run(feeds, setting))
                 task.advance()
     return [found[setting] for setting in settings]
 
@@ -100,8 +101,8 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     work = _Work(GraphIndex(float_model), GraphIndex(named), named)
     work.toggle_pairs()
     work.toggle_corrections()
-    proto = work.finish()
-    session = Session(proto, optimize=False, threads=threads)
+    session = Session(work.finish(), optimize=False, threads=threads)
+    # Without those of pairs that no output needs, which went with the rest of what none needs.
     present = {value.name for value in session.inputs}
     order = {node.name: node.order for node in work.index.nodes}
     switches = sorted(
@@ -137,9 +138,10 @@ class _Work:
         gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in kept]
         # Their inputs may have kept their names, or their outputs.
         self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
-        self.taken = {node.name for node in self.index.nodes}
-        for _, graph in walk_graphs(self.proto.graph):
-            self.taken.update(name for node in graph.node for name in (*node.input, *node.output))
+        self.taken = kept | {
+            name for _, graph in walk_graphs(self.proto.graph) for node in graph.node
+            for name in (*node.input, *node.output)
+        }  # fmt: skip
 
     def toggle_pairs(self) -> None:
         """Every chain of nodes that rounds something."""
@@ -152,11 +154,16 @@ class _Work:
                 reason = "what it quantizes is computed on in integers"
                 self.fixed.append(Refusal(str(info.site), reason, rule="profile", code="R113"))
                 continue
-            made = TensorId(chain.dequantize.outputs[0], chain.dequantize.scope)
+            made = chain.dequantize.result
             edges = self.index.consumers(made)
-            nodes = tuple(dict.fromkeys(edge.node for edge in edges)) or _find_maker(self.index, chain)
+            nodes = tuple(dict.fromkeys(edge.node for edge in edges))
+            if not nodes and chain.source is not None and (maker := self.index.producer(chain.source)) is not None:
+                # A graph output that nobody reads: its error is its maker's.
+                nodes = (maker.name,)
             if chain.quantize is not None:
-                feed = self._insert_branch(chain, set(info.nodes) | _list_inner(chain))
+                # A Clip between the two halves belongs to the pair; the network's own Clip in front does not.
+                inner = [] if chain.inner is None else [chain.inner.name]
+                feed = self._insert_branch(chain, {*info.nodes, *inner})
             else:
                 feed = self._toggle_constant(chain, made, edges)
             if feed:
@@ -181,21 +188,23 @@ class _Work:
             NodeProto.FromString(self.by_name[n.name].SerializeToString()) for n in chain.nodes if n.name in members
         ]
         plain, made = inside[0].input[0], inside[-1].output[0]
-        if self.index.resolve(plain, last.scope) is None:
+        source = self.index.resolve(plain, last.scope)
+        if source is None:
             return ""
+        # Names are unique over all scopes in ONNX, those inside a branch among them.
         rename = {name: self._make_unique(f"{name}/in") for node in inside for name in node.output}
         for node in inside:
             node.name = self._make_unique(f"{node.name}/in")
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
-        source = self.index.resolve(plain, last.scope)
-        dtype = (self.index.dtype(source) if source is not None else 0) or TensorProto.FLOAT
+        dtype = self.index.dtype(source) or TensorProto.FLOAT
         feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{made}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
             helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)])
             for nodes, out in ((inside, rename[made]), (outside, skip))
         ]
+        # In the place of the last node, so that the order of the nodes stays one that runs.
         self.branches[last.name] = helper.make_node(
             "If", [feed], [made], name=last.name, then_branch=branches[0], else_branch=branches[1]
         )
@@ -212,11 +221,10 @@ class _Work:
         name = self._make_unique(base)
         if node is None:
             return [helper.make_node("Identity", [plain], [made], name=name)]
-        again = helper.make_node(node.op_type, [plain], [made], name=name)
-        again.attribute.extend(helper.make_attribute(key, value) for key, value in node.attrs.items())
+        again = helper.make_node(node.op_type, [plain], [made], name=name, **node.attrs)
         nodes = []
         for k, given in enumerate(node.inputs[1:], start=1):
-            value = self._find_constant(self.real, Edge(node.name, k, node.scope)) if given else None
+            value = self.real.input_value(node, k) if given else None
             again.input.append(self._make_unique(f"{made}/bound{k}") if value is not None else "")
             if value is not None:
                 tensor = numpy_helper.from_array(np.asarray(value))
@@ -232,21 +240,12 @@ class _Work:
         return self._feed_constant(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
 
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
-        """The float model's constant in the place of these inputs."""
-        found = None
-        for edge in edges:
-            found = self._find_constant(self.real, edge)
-            if found is None:
-                return None
-        return found
-
-    def _find_constant(self, index: GraphIndex, edge: Edge) -> Array | None:
-        if index is self.real and edge.node not in self.known:
-            return None
-        node = index.node(edge.node)
-        name = node.inputs[edge.index] if edge.index < len(node.inputs) else ""
-        tensor = index.resolve(name, node.scope) if name else None
-        return None if tensor is None else index.constant(tensor)
+        """The float model's constant in the place of these inputs; None where it lacks one of them."""
+        found = [
+            self.real.input_value(self.real.node(edge.node), edge.index) if edge.node in self.known else None
+            for edge in edges
+        ]
+        return None if not found or any(value is None for value in found) else found[-1]
 
     def _feed_constant(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
         feed = self._make_unique(base)
@@ -262,28 +261,24 @@ class _Work:
         for node in self.index.nodes:
             if node.op_type not in _CORRECTED or node.name not in self.known:
                 continue
-            for k, name in enumerate(node.inputs):
-                tensor = self.index.resolve(name, node.scope) if name else None
-                value = None if tensor is None else self.index.constant(tensor)
+            real = self.real.node(node.name)
+            for k in range(len(node.inputs)):
+                value = self.index.input_value(node, k)
+                # Input 0 is data; an Add has the bias at either.
                 if value is None or value.dtype.kind != "f" or (k == 0 and node.op_type != "Add"):
                     continue
-                edge = Edge(node.name, k, node.scope)
-                held = self._find_constant(self.real, edge)
-                missing = k >= len(self.real.node(node.name).inputs) or not self.real.node(node.name).inputs[k]
-                plain = np.zeros_like(value) if held is None and missing else held
+                plain = self.real.input_value(real, k)
+                # A bias that the float model has not is one of zeros.
+                if plain is None and (k >= len(real.inputs) or not real.inputs[k]):
+                    plain = np.zeros_like(value)
                 if plain is None or plain.size != value.size or np.array_equal(plain.ravel(), value.ravel()):
                     continue
+                edge = Edge(node.name, k, node.scope)
                 feed = self._feed_constant(f"onnxq/{edge}", [edge], value, plain.reshape(value.shape))
-                owner = self._find_owner(node.name, k)
-                self.switches.append(Switch(str(edge), Role.BIAS, (owner,), (self.index.node(owner).op_type,), feed))
-
-    def _find_owner(self, name: str, k: int) -> str:
-        """The operator whose bias this is: the MatMul in front of an Add."""
-        node = self.index.node(name)
-        other = node.inputs[1 - k] if node.op_type == "Add" and len(node.inputs) == 2 else ""
-        tensor = self.index.resolve(other, node.scope) if other else None
-        maker = None if tensor is None else self.index.producer(tensor)
-        return maker.name if maker is not None and maker.op_type == "MatMul" else name
+                # The operator whose bias this is: the MatMul in front of an Add.
+                maker = self.index.maker(node, 1 - k) if node.op_type == "Add" and len(node.inputs) == 2 else None
+                owner = maker if maker is not None and maker.op_type == "MatMul" else node
+                self.switches.append(Switch(str(edge), Role.BIAS, (owner.name,), (owner.op_type,), feed))
 
     def finish(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
@@ -294,29 +289,14 @@ class _Work:
         # From the inside out: a tensor that no subgraph reads any more, its parent need not compute.
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
-        used = {value.name for value in self.index.inputs} | _read(self.proto)
+        used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
         kept = [value for value in self.proto.graph.input if value.name in used]
         del self.proto.graph.input[:]
         self.proto.graph.input.extend(kept)
         return rebuild(self.source, self.proto)
 
     def _make_unique(self, base: str) -> str:
-        name, n = base, 0
-        while name in self.taken:
-            n += 1
-            name = f"{base}_{n}"
-        self.taken.add(name)
-        return name
-
-
-def _list_inner(chain: Chain) -> set[str]:
-    """A Clip between the two halves of a pair belongs to it; the network's own Clip in front does not."""
-    return {chain.inner.name} if chain.inner is not None else set()
-
-
-def _find_maker(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
-    producer = None if chain.source is None else index.producer(chain.source)
-    return () if producer is None else (producer.name,)
+        return choose_name(base, self.taken)
 
 
 def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
@@ -324,22 +304,14 @@ def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
     nodes: list[NodeProto] = []
     tensors: dict[str, TensorProto] = {}
     for node in chain.nodes:
-        given = []
-        for name in node.inputs:
-            tensor = index.resolve(name, node.scope) if name else None
-            value = None if tensor is None else index.constant(tensor)
+        for k, name in enumerate(node.inputs):
+            value = index.input_value(node, k)
             if value is not None:
                 tensors[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
             elif name and not any(name in before.output for before in nodes):
                 return None
-            given.append(name)
-        made = helper.make_node(node.op_type, given, list(node.outputs), node.name, domain=node.domain)
-        made.attribute.extend(helper.make_attribute(key, value) for key, value in node.attrs.items())
-        nodes.append(made)
+        names = list(node.inputs), list(node.outputs)
+        nodes.append(helper.make_node(node.op_type, *names, node.name, domain=node.domain, **node.attrs))
     out = chain.last.outputs[0]
     proto = assemble_model(index.proto, nodes, (), [onnx.ValueInfoProto(name=out)], tensors)
     return np.asarray(Session(proto, optimize=False).run({})[out])
-
-
-def _read(proto: ModelProto) -> set[str]:
-    return {name for _, graph in walk_graphs(proto.graph) for node in graph.node for name in node.input}

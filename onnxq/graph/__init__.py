@@ -11,7 +11,7 @@ from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.functions import inline_functions
 from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, find_opset, get_index
-from onnxq.graph.light import LightModel, ModelLike, WeightStore, attach_weights, strip_weights
+from onnxq.graph.light import LightModel, ModelLike, WeightStore, add_libraries, attach_weights, strip_weights
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
 from onnxq.graph.opset import ensure_opset, upgrade_opset
@@ -31,6 +31,7 @@ __all__ = [
     "NodeRef",
     "ValueInfo",
     "WeightStore",
+    "add_libraries",
     "attach_weights",
     "compute_fingerprint",
     "compute_structural_ids",

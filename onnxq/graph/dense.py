@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from onnx import ModelProto, NodeProto, helper
 
 from onnxq.graph.light import keep_weights
@@ -19,8 +21,7 @@ def store_densely(proto: ModelProto) -> ModelProto:
     """
     if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk_graphs(proto.graph)):
         return proto
-    out = ModelProto()
-    out.CopyFrom(proto)
+    out = deepcopy(proto)
     for _, graph in walk_graphs(out.graph):
         for sparse in graph.sparse_initializer:
             graph.initializer.append(encode_tensor(sparse.values.name, decode_sparse(sparse), sparse.values.data_type))

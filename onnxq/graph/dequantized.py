@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
 from onnxq.graph.index import GraphIndex, NodeRef
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
-from onnxq.graph.scopes import collect_reads
+from onnxq.graph.scopes import collect_reads, replace_items
 from onnxq.graph.values import encode_tensor
 from onnxq.graph.weights import omit_weights, restore_weights
-from onnxq.sites import TensorId
 
 _INTEGERS = frozenset({np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)})
 
@@ -31,16 +30,12 @@ def dequantize_weights(model: M) -> M:
     if not found:
         return model
     light, weights = omit_weights(bare_proto(model))
-    kept = [node for node in light.graph.node if node.name not in found]
-    result = ModelProto()
-    result.CopyFrom(light)
-    del result.graph.node[:]
-    result.graph.node.extend(kept)
-    gone = {name for node in index.nodes if node.name in found for name in node.inputs} - collect_reads(result.graph)
-    left = [tensor for tensor in light.graph.initializer if tensor.name not in gone]
-    del result.graph.initializer[:]
-    result.graph.initializer.extend(left)
-    done = restore_weights(result, weights)
+    graph = light.graph
+    replace_items(graph.node, [node for node in graph.node if node.name not in found])
+    # Integers, scales and zero points that no other node reads; tied weights may have more readers.
+    gone = {name for node in index.nodes if node.name in found for name in node.inputs} - collect_reads(graph)
+    replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone])
+    done = restore_weights(light, weights)
     done.graph.initializer.extend(found.values())
     return rebuild(model, done, store)
 
@@ -48,12 +43,11 @@ def dequantize_weights(model: M) -> M:
 def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
     if node.op_type != "DequantizeLinear" or node.domain or node.scope or node.attrs.get("block_size", 0):
         return None
-    tensors = [index.resolve(name, "") if name else None for name in node.inputs]
-    constant = tensors[0] is not None and all(t is None or index.is_constant(t) for t in tensors)
-    if not constant or index.is_output(_output_of(node)):
+    # An output keeps its node: an initializer of its name would make the graph give out a constant.
+    tensors = [index.resolve(name, "") for name in node.inputs]
+    if not all(t is None or index.is_constant(t) for t in tensors) or index.is_output(node.result):
         return None
-    q, scale = (None if t is None else index.constant(t) for t in tensors[:2])
-    zero = index.constant(tensors[2]) if len(tensors) > 2 and tensors[2] is not None else None
+    q, scale, zero = (index.input_value(node, k) for k in range(3))
     if q is None or scale is None or scale.dtype != np.float32 or q.dtype not in _INTEGERS:
         return None
     if node.attrs.get("output_dtype", 0) not in (0, TensorProto.FLOAT):
@@ -64,9 +58,6 @@ def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | 
         if scale.ndim != 1 or scale.size != q.shape[axis]:
             return None
         shape[axis] = scale.size
+    # In int32, as ORT subtracts: int8 less uint8 does not fit either of them.
     levels = q if zero is None else q.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
     return np.asarray(levels.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))
-
-
-def _output_of(node: NodeRef) -> TensorId:
-    return TensorId(node.outputs[0], node.scope)

@@ -7,43 +7,33 @@ in or the folder its real file lies in; the second serves caches that link a mod
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.files import register_input
-from onnxq.graph.scopes import iterate_subgraphs
+from onnxq.graph.scopes import walk_all_graphs
 
 # Keys of the ONNX format; ONNX Runtime adds names that begin with "prepacked".
 _KEYS = frozenset(("location", "offset", "length", "checksum", "basepath"))
+_fault = partial(ModelError, code="Q107")
 
 
 def walk_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     """Every TensorProto of the model: initializers, sparse parts and attributes, in subgraphs and functions too."""
-    stack: list[GraphProto | FunctionProto] = [proto.graph, *proto.functions]
-    while stack:
-        graph = stack.pop()
+    for _, graph in walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
             yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield sparse.values
-                yield sparse.indices
-        for node in graph.node:
-            yield from walk_node_tensors(node)
-            stack.extend(subgraph for _, subgraph in iterate_subgraphs(node))
-
-
-def walk_node_tensors(node: NodeProto) -> Iterator[TensorProto]:
-    """The tensors in a node's own attributes."""
-    for attr in node.attribute:
-        if attr.type == AttributeProto.TENSOR:
-            yield attr.t
-        elif attr.type == AttributeProto.TENSORS:
-            yield from attr.tensors
-        elif attr.type == AttributeProto.SPARSE_TENSOR:
-            yield attr.sparse_tensor.values
-            yield attr.sparse_tensor.indices
+            yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
+        for attr in (attr for node in graph.node for attr in node.attribute):
+            if attr.type == AttributeProto.TENSOR:
+                yield attr.t
+            elif attr.type == AttributeProto.TENSORS:
+                yield from attr.tensors
+            elif attr.type == AttributeProto.SPARSE_TENSOR:
+                yield from (attr.sparse_tensor.values, attr.sparse_tensor.indices)
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -56,99 +46,68 @@ def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
 
     Raises ModelError for a location that is missing, absolute, outside the model's folder, or too short.
     """
-    roots = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
-    sizes: dict[Path, int] = {}
     read: dict[Path, int] = {}
-    for tensor in walk_tensors(proto):
-        if not is_external(tensor):
-            continue
+    for tensor in filter(is_external, walk_tensors(proto)):
+        subject = f"{path}, tensor {tensor.name!r}"
         entries = {entry.key: entry.value for entry in tensor.external_data}
         strange = next((key for key in entries if key not in _KEYS and not key.startswith("prepacked")), None)
         if strange is not None:
             # Left out of account, a damaged "offset" would give the tensor another one's values.
             cause = f"its external data has the unknown key {strange!r}"
-            raise ModelError(
-                f"{path}, tensor {tensor.name!r}", cause, "the file is damaged; export or copy it again", code="Q107"
-            )
+            raise _fault(subject, cause, "the file is damaged; export or copy it again")
         try:
-            file = _locate_file(tensor.name, entries.get("location", ""), path, roots)
+            file = _locate_file(subject, entries.get("location", ""), path)
         except OSError as error:
-            raise ModelError(
-                f"{path}, tensor {tensor.name!r}",
-                f"its data file cannot be reached ({error.strerror or error})",
-                "check the location's name and its permissions",
-                code="Q107",
-            ) from error
-        if file not in sizes:
+            cause = f"its data file cannot be reached ({error.strerror or error})"
+            raise _fault(subject, cause, "check the location's name and its permissions") from error
+        if file not in read:
             register_input(file)
-            sizes[file] = file.stat().st_size
-        tensor.raw_data = _read_bytes(tensor, entries, file, sizes[file])
+        tensor.raw_data = _read_bytes(tensor, entries, file)
         read[file] = read.get(file, 0) + len(tensor.raw_data)
         del tensor.external_data[:]
         tensor.ClearField("data_location")
     return read
 
 
-def _locate_file(name: str, location: str, path: Path, roots: tuple[Path, ...]) -> Path:
-    subject = f"{path}, tensor {name!r}"
-    windows = PureWindowsPath(location)
+def _locate_file(subject: str, location: str, path: Path) -> Path:
+    """The real file of a location, the one beside the model as it was named before the one beside its real file."""
     if not location:
-        raise ModelError(subject, "its data is external but no file is named", "export the model again", code="Q107")
-    if PurePosixPath(location).is_absolute() or windows.is_absolute() or windows.drive:
-        raise ModelError(
-            subject,
-            f"its data file {location!r} is an absolute path",
-            "move the data beside the model and save it with a relative location",
-            code="Q107",
-        )
-    if ".." in PurePosixPath(location).parts or ".." in windows.parts:
-        raise ModelError(
-            subject,
-            f"its data file {location!r} points outside the model's folder",
-            "move the data beside the model",
-            code="Q107",
-        )
-    file = path.parent / location
-    if not file.exists() and len(roots) > 1:
-        file = path.resolve().parent / location
-    if not file.exists():
-        raise ModelError(
-            subject,
-            f"its data file {location!r} is not there",
-            f"put it beside the model: {path.parent / location}",
-            code="Q106",
-        )
+        raise _fault(subject, "its data is external but no file is named", "export the model again")
+    # Both: a file written on one system is read on the other.
+    kinds = PurePosixPath(location), PureWindowsPath(location)
+    name = f"its data file {location!r}"
+    if any(kind.is_absolute() or kind.drive for kind in kinds):
+        fix = "move the data beside the model and save it with a relative location"
+        raise _fault(subject, f"{name} is an absolute path", fix)
+    if any(".." in kind.parts for kind in kinds):
+        raise _fault(subject, f"{name} points outside the model's folder", "move the data beside the model")
+    folders = (path.parent, path.resolve().parent)
+    file = next((folder / location for folder in folders if (folder / location).exists()), None)
+    if file is None:
+        fix = f"put it beside the model: {path.parent / location}"
+        raise ModelError(subject, f"{name} is not there", fix, code="Q106")
     real = file.resolve()
-    if not any(real.is_relative_to(root) for root in roots):
-        raise ModelError(
-            subject,
-            f"its data file {location!r} is a link that leads outside the model's folder ({real})",
-            "copy the model with its data into one folder (cp -L)",
-            code="Q107",
-        )
+    # A relative name may still be a link that leads anywhere.
+    if not any(real.is_relative_to(folder.resolve()) for folder in folders):
+        cause = f"{name} is a link that leads outside the model's folder ({real})"
+        raise _fault(subject, cause, "copy the model with its data into one folder (cp -L)")
     if not real.is_file():
-        raise ModelError(
-            subject, f"its data file {location!r} is not a regular file", "export the model again", code="Q107"
-        )
+        raise _fault(subject, f"{name} is not a regular file", "export the model again")
     return real
 
 
-def _read_bytes(tensor: TensorProto, entries: dict[str, str], file: Path, size: int) -> bytes:
-    subject = f"{file}, tensor {tensor.name!r}"
+def _read_bytes(tensor: TensorProto, entries: dict[str, str], file: Path) -> bytes:
+    subject, size = f"{file}, tensor {tensor.name!r}", file.stat().st_size
     try:
         offset = int(entries.get("offset", "") or 0)
+        # Without a length the data goes to the end of the file.
         length = int(entries.get("length", "") or size - offset)
     except ValueError as error:
-        raise ModelError(
-            subject, f"offset or length is not a number ({error})", "export the model again", code="Q107"
-        ) from error
+        raise _fault(subject, f"offset or length is not a number ({error})", "export the model again") from error
     if offset < 0 or length < 0 or offset + length > size:
-        raise ModelError(
-            subject,
-            f"the file is too short: bytes {offset} to {offset + length} are wanted, {size} are there",
-            "the file is truncated or belongs to another model; copy it again",
-            code="Q106",
-        )
+        cause = f"the file is too short: bytes {offset} to {offset + length} are wanted, {size} are there"
+        fix = "the file is truncated or belongs to another model; copy it again"
+        raise ModelError(subject, cause, fix, code="Q106")
     try:
         with file.open("rb") as stream:
             stream.seek(offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import deepcopy
 
 import onnx.inliner
 import onnx.shape_inference
@@ -12,7 +13,7 @@ from onnxq.errors import ModelError
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.names import assign_names, has_unique_names
-from onnxq.graph.scopes import walk_all_graphs
+from onnxq.graph.scopes import replace_items, walk_all_graphs
 from onnxq.graph.weights import omit_weights, restore_weights
 
 
@@ -24,34 +25,28 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     Raises ModelError when a function cannot be inlined.
     """
     if not proto.functions:
-        copy = ModelProto()
-        copy.CopyFrom(proto)
-        return copy
+        return deepcopy(proto)
+    # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
     light, omitted = omit_weights(proto, functions=False)
     _write_defaults(light)
     own = find_opset(proto)
-    foreign = any(
-        entry.version != own
-        for function in proto.functions
-        for entry in function.opset_import
-        if entry.domain in ("", "ai.onnx")
-    )
+    foreign = any(find_opset(function) not in (0, own) for function in proto.functions)
     declared = {value.name for value in light.graph.value_info}
     if foreign:
         _write_types(light)
     try:
         inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
     except Exception as error:
-        raise ModelError(
-            "model-local functions", f"cannot be inlined: {error}", "export without functions", code="Q108"
-        ) from error
+        cause = f"cannot be inlined: {error}"
+        raise ModelError("model-local functions", cause, "export without functions", code="Q108") from error
     if inlined.functions:
         names = ", ".join(sorted(function.name for function in inlined.functions))
         raise ModelError(names, "this model-local function cannot be inlined", "export without functions", code="Q108")
     _drop_repeats(inlined)
-    kept = [value for value in inlined.graph.value_info if not foreign or value.name in declared]
-    del inlined.graph.value_info[:]
-    inlined.graph.value_info.extend(kept)
+    if foreign:
+        # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
+        replace_items(inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared])
+    # Nodes of a function need no names.
     if not has_unique_names(inlined):
         assign_names(inlined)
     return restore_weights(inlined, omitted)

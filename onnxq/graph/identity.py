@@ -24,6 +24,7 @@ from onnxq.graph.scopes import name_function
 from onnxq.graph.values import decode_tensor
 from onnxq.sites import TensorId
 
+# The second tells apart branches that are alike in themselves and differ only in what surrounds them.
 _ROUNDS = 2
 # Factors of a Resize and the like, which shapes follow from.
 _SIZES = 8
@@ -34,9 +35,11 @@ _FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorP
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """topology: sha256 of the network's structure, free of names and order. weights: of its constants' values."""
+    """A network's structure and its weights, each as a sha256."""
 
+    # Free of names and order.
     topology: str
+    # Of the values of all constants.
     weights: str
 
 
@@ -170,6 +173,7 @@ def _colour_backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[Tenso
             _hash_operator(node), *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name)
         )
         read = [index.resolve(name, node.scope) for name in node.inputs]
+        # The use of one input depends on the others: a sum with a constant is not one with data.
         around = [made.get(t, "") if t else "" for t in read]
         for k, t in enumerate(read):
             if t is not None:
@@ -206,6 +210,7 @@ def _hash_sorted(parts: Iterable[str]) -> str:
 
 
 def _hash_parts(*parts: str | bytes | memoryview) -> str:
+    # Each with its length: ("ab", "c") must not hash like ("a", "bc").
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -6,16 +6,16 @@ Read-only. Built once per model, which must not change while the index is in use
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
-from onnx import GraphProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
-from onnxq.graph.names import has_unique_names
+from onnxq.graph.light import LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
+from onnxq.graph.names import check_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, sort_nodes
 from onnxq.graph.values import (
     Attributes,
@@ -30,32 +30,41 @@ from onnxq.graph.values import (
 from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, TensorId
 
+Stored = TensorProto | SparseTensorProto
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """A tensor's name and declared type: an onnx.TensorProto dtype (0 unknown), shape None if the rank is unknown."""
+    """A tensor's name and declared type."""
 
     name: str
+    # Of onnx.TensorProto, 0 unknown.
     dtype: int
+    # None if the rank is unknown.
     shape: tuple[int | str | None, ...] | None
 
 
 @dataclass(frozen=True)
 class NodeRef:
-    """One node. inputs and outputs keep "" where an optional one is left out.
-
-    attrs: int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
-    order: position in the order the model runs in, all scopes together (a subgraph's nodes come before its parent).
-    """
+    """One node."""
 
     name: str
     op_type: str
     domain: str
+    # "" where an optional one is left out, as in the file.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
     attrs: Mapping[str, Any] = field(compare=False, repr=False)
     scope: str
+    # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
     order: int = field(compare=False)
+
+    @property
+    def result(self) -> TensorId:
+        """The tensor of the first output."""
+        return TensorId(self.outputs[0], self.scope)
 
 
 class GraphIndex:
@@ -65,34 +74,35 @@ class GraphIndex:
     """
 
     def __init__(self, model: ModelLike) -> None:
-        proto = bare_proto(model)
-        if not has_unique_names(proto):
-            raise ModelError(
-                "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
-            )
-        self.proto = proto
-        self._weights = store_of(model)
+        self.proto = proto = bare_proto(model)
+        check_names(proto)
+        self._weights, self._libraries, self._provider = store_of(model), list_libraries(model), find_provider(model)
         self.opset: int = find_opset(proto)
         self.functions: tuple[str, ...] = tuple(name_function(function) for function in proto.functions)
+        # By scope: the scope around it.
         self._outer: dict[str, str] = {}
         self._parent_node: dict[str, str] = {}
         self._subgraphs: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self._graphs: dict[str, GraphProto] = {}
         self._defined: dict[str, set[str]] = {}
         self._nodes: dict[str, NodeRef] = {}
-        self._protos: dict[str, NodeProto] = {}
+        # Of Constant nodes, by their output.
+        self._literals: dict[TensorId, AttributeProto] = {}
         self._producer: dict[TensorId, str] = {}
         self._consumers: defaultdict[TensorId, list[Edge]] = defaultdict(list)
         self._outputs: set[TensorId] = set()
+        # Read from inner scopes.
         self._captured: set[TensorId] = set()
-        self._initializers: dict[TensorId, TensorProto | SparseTensorProto] = {}
+        self._initializers: dict[TensorId, Stored] = {}
         self._types: dict[TensorId, tuple[int, Dims | None]] = {}
         # Set by identity.py: structural ids, which cost several passes over the graph.
         self.colours: dict[TensorId, str] | None = None
+        # By the tensor that stores it: all that Identity makes of one share its array.
         self._decoded: dict[TensorId, NDArray[Any]] = {}
         self._visit(proto.graph, "")
         self.nodes: tuple[NodeRef, ...] = tuple(self._nodes.values())
         self.scopes: tuple[str, ...] = tuple(self._graphs)
+        # Files before IR version 4 list initializers as inputs too; nobody has to feed them.
         stored = {tensor.name for tensor in proto.graph.initializer}
         stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
         self.inputs: tuple[ValueInfo, ...] = tuple(
@@ -104,26 +114,46 @@ class GraphIndex:
     def model(self) -> ModelLike:
         """The model: a light one with the same arrays where a light one was indexed."""
         # Not the very object: that holds this index, and a cycle would keep the arrays until Python looks for cycles.
-        return self.proto if self._weights is None else LightModel(self.proto, self._weights)
+        if self._weights is None:
+            return self.proto
+        return LightModel(self.proto, self._weights, self._libraries, self._provider)
 
     def node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""
-        found = self._nodes.get(name)
-        if found is None:
-            raise ModelError(name, "the model has no node of this name", suggest_names(name, self._nodes), code="Q116")
-        return found
+        return look_up(self._nodes, name, "node of this name")
 
     def resolve(self, tensor: str, scope: str) -> TensorId | None:
         """The tensor that this name means when read from `scope`: defined there or in the nearest scope around it.
 
         None for "" and for a name nobody defines.
         """
+        scopes = self.list_outwards(scope) if tensor else ()
+        return next((TensorId(tensor, at) for at in scopes if tensor in self._defined.get(at, ())), None)
+
+    def list_outwards(self, scope: str) -> Iterator[str]:
+        """The scope and those around it, inside out."""
         at: str | None = scope
-        while tensor and at is not None:
-            if tensor in self._defined.get(at, ()):
-                return TensorId(tensor, at)
+        while at is not None:
+            yield at
             at = self._outer.get(at)
-        return None
+
+    def input(self, node: NodeRef, k: int) -> TensorId | None:
+        """The tensor that a node reads at input k; None where it has none there."""
+        return self.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
+
+    def input_value(self, node: NodeRef, k: int) -> NDArray[Any] | None:
+        """The value of a constant input k; None for another, and where there is none."""
+        tensor = self.input(node, k)
+        return None if tensor is None else self.constant(tensor)
+
+    def maker(self, node: NodeRef, k: int = 0) -> NodeRef | None:
+        """The node that makes input k; None for inputs of the model, initializers, and where there is none."""
+        tensor = self.input(node, k)
+        return None if tensor is None else self.producer(tensor)
+
+    def readers(self, t: TensorId) -> list[NodeRef]:
+        """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
+        return [self._nodes[edge.node] for edge in self.consumers(t)]
 
     def producer(self, t: TensorId) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
@@ -153,13 +183,12 @@ class GraphIndex:
             return None
         origin, stored = source
         if origin not in self._decoded:
-            if isinstance(stored, NodeProto):
+            if isinstance(stored, AttributeProto):
                 value = decode_constant(stored)
-                if value is None:  # pragma: no cover - _constant_source asked for the attribute already
-                    return None
+            elif isinstance(stored, SparseTensorProto):
+                value = decode_sparse(stored)
             else:
-                sparse = isinstance(stored, SparseTensorProto)
-                value = decode_sparse(stored) if sparse else decode_tensor(stored, self._weights)
+                value = decode_tensor(stored, self._weights)
             self._decoded[origin] = value
         return self._decoded[origin]
 
@@ -182,22 +211,17 @@ class GraphIndex:
 
     def scope_inputs(self, scope: str) -> tuple[str, ...]:
         """The input names of a subgraph (or of the main graph)."""
-        return tuple(value.name for value in self._graph(scope).input)
+        return tuple(value.name for value in look_up(self._graphs, scope, "such scope").input)
 
     def scope_outputs(self, scope: str) -> tuple[str, ...]:
         """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
-        return tuple(value.name for value in self._graph(scope).output)
-
-    def _graph(self, scope: str) -> GraphProto:
-        found = self._graphs.get(scope)
-        if found is None:
-            raise ModelError(scope, "the model has no such scope", suggest_names(scope, self._graphs), code="Q116")
-        return found
+        return tuple(value.name for value in look_up(self._graphs, scope, "such scope").output)
 
     def _visit(self, graph: GraphProto, scope: str) -> None:
         self._graphs[scope] = graph
         self._define(graph, scope)
         for node in sort_nodes(graph):
+            # Before the node itself: its subgraphs run first, and a node's order says so.
             for label, subgraph in iterate_subgraphs(node):
                 inner = join_scope(scope, node.name, label)
                 self._outer[inner] = scope
@@ -222,16 +246,16 @@ class GraphIndex:
             for output in filter(None, node.output):
                 names.add(output)
                 self._producer[TensorId(output, scope)] = node.name
-            known = read_constant_type(node) if node.op_type == "Constant" and len(node.output) == 1 else None
-            if known is not None:
-                self._types[TensorId(node.output[0], scope)] = known
+            constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1
+            literal = find_constant_attribute(node) if constant else None
+            if literal is not None:
+                self._literals[TensorId(node.output[0], scope)] = literal
+                self._types[TensorId(node.output[0], scope)] = read_constant_type(literal)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in names:
                 self._learn(TensorId(value.name, scope), *read_declared_type(value))
 
-    def _store(
-        self, key: TensorId, stored: TensorProto | SparseTensorProto, dtype: int, dims: Dims, overridable: set[str]
-    ) -> None:
+    def _store(self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]) -> None:
         self._defined[key.scope].add(key.name)
         self._types[key] = (dtype, dims)
         # ORT folds an initializer into nothing when the caller may feed another value for it.
@@ -239,6 +263,7 @@ class GraphIndex:
             self._initializers[key] = stored
 
     def _learn(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
+        # A tensor may be declared twice, as an output and in value_info: each may know dims that the other does not.
         old_dtype, old_shape = self._types.get(key, (0, None))
         if shape is not None and old_shape is not None and len(shape) == len(old_shape):
             shape = tuple(
@@ -258,7 +283,6 @@ class GraphIndex:
             order=len(self._nodes),
         )
         self._nodes[node.name] = ref
-        self._protos[node.name] = node
         for k, name in enumerate(node.input):
             found = self.resolve(name, scope)
             if found is not None:
@@ -266,23 +290,17 @@ class GraphIndex:
                 if found.scope != scope:
                     self._captured.add(found)
 
-    def _constant_source(self, t: TensorId) -> tuple[TensorId, TensorProto | SparseTensorProto | NodeProto] | None:
+    def _constant_source(self, t: TensorId) -> tuple[TensorId, Stored | AttributeProto] | None:
         at: TensorId | None = t
-        seen: set[TensorId] = set()
-        while at is not None and at not in seen:
-            seen.add(at)
-            stored = self._initializers.get(at)
+        while at is not None:
+            stored = self._initializers.get(at) or self._literals.get(at)
             if stored is not None:
                 return at, stored
             node = self.producer(at)
-            if node is None or node.domain:
+            if node is None or node.domain or node.op_type != "Identity":
                 return None
-            if node.op_type == "Constant":
-                proto = self._protos[node.name]
-                return (at, proto) if find_constant_attribute(proto) is not None else None
-            if node.op_type != "Identity":
-                return None
-            at = self.resolve(node.inputs[0], node.scope)
+            # No endless walk: nodes that read their own results are refused when they are sorted.
+            at = self.input(node, 0)
         return None
 
     def _info(self, name: str) -> ValueInfo:
@@ -300,7 +318,13 @@ def get_index(model: ModelLike) -> GraphIndex:
     return index
 
 
-def find_opset(proto: ModelLike, domain: str = "") -> int:
-    """The version of a domain the model imports ("" and "ai.onnx" are the same one); 0 when it does not."""
-    same = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
-    return next((entry.version for entry in proto.opset_import if entry.domain in same), 0)
+def find_opset(proto: ModelLike | FunctionProto) -> int:
+    """The version of ONNX's own operators that a model or function imports; 0 when it does not."""
+    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def look_up(table: Mapping[str, _T], name: str, kind: str) -> _T:
+    """The entry of a model's table. Raises ModelError with the nearest names. kind: of entry, for the message."""
+    if name not in table:
+        raise ModelError(name, f"the model has no {kind}", suggest_names(name, table), code="Q116")
+    return table[name]

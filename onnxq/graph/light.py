@@ -9,6 +9,7 @@ Stubs are external data to every other tool, and those here leave external data 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -80,11 +81,15 @@ def _key(stub: TensorProto) -> str:
 class LightModel:
     """A model with stubs for its large initializers, and their arrays. It is not changed once others have seen it.
 
-    facts: derived knowledge of this very model, by kind: its index and digests.
+    libraries: paths of shared libraries with its custom operators. provider: execution provider of ONNX Runtime that it
+    runs on, "" for the CPU. Models made from it have both too. facts: derived knowledge of this very model, by kind:
+    its index and digests.
     """
 
     proto: ModelProto
     weights: WeightStore
+    libraries: tuple[str, ...] = ()
+    provider: str = ""
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -121,7 +126,9 @@ class LightModel:
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
-        return self if proto is self.proto else LightModel(proto, (store or self.weights).copy_for(proto))
+        if proto is self.proto:
+            return self
+        return LightModel(proto, (store or self.weights).copy_for(proto), self.libraries, self.provider)
 
 
 ModelLike = ModelProto | LightModel
@@ -158,6 +165,27 @@ def store_of(model: ModelLike) -> WeightStore | None:
     return model.weights if isinstance(model, LightModel) else None
 
 
+def list_libraries(model: ModelLike) -> tuple[str, ...]:
+    """Paths of the libraries with a model's custom operators; () where nobody has named any."""
+    return model.libraries if isinstance(model, LightModel) else ()
+
+
+def find_provider(model: ModelLike) -> str:
+    """The execution provider that a model runs on; "" for the CPU."""
+    return model.provider if isinstance(model, LightModel) else ""
+
+
+def add_libraries(model: ModelLike, libraries: tuple[str, ...], provider: str = "") -> ModelLike:
+    """The model with libraries of custom operators for its sessions, those of models made from it included.
+
+    provider: execution provider that they run on; "" for that of the model.
+    """
+    if not libraries and not provider:
+        return model
+    known = (*list_libraries(model), *libraries)
+    return LightModel(bare_proto(model), store_of(model) or WeightStore(), known, provider or find_provider(model))
+
+
 def rebuild(model: M, proto: ModelProto, store: WeightStore | None = None) -> M:
     """`proto`, made from `model`, as a model of the same kind. store: has the arrays of new stubs too."""
     return model.replace(proto, store) if isinstance(model, LightModel) else proto  # type: ignore[return-value]
@@ -187,7 +215,7 @@ def strip_weights(model: ModelLike) -> LightModel:
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
         array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
         store.put(target, array.reshape(tensor.dims))
-    return LightModel(light, store)
+    return LightModel(light, store, list_libraries(model), find_provider(model))
 
 
 def _can_be_stub(tensor: TensorProto) -> bool:
@@ -200,8 +228,7 @@ def attach_weights(model: ModelLike) -> ModelProto:
     proto = bare_proto(model)
     if not isinstance(model, LightModel) or not any(is_stub(tensor) for tensor in proto.graph.initializer):
         return proto
-    whole = ModelProto()
-    whole.CopyFrom(proto)
+    whole = deepcopy(proto)
     for tensor in whole.graph.initializer:
         if is_stub(tensor):
             array = model.weights.array(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from onnxq.errors import ModelError
 from onnxq.files import read_input
 from onnxq.graph.external import is_external, load_external, walk_tensors
 from onnxq.graph.index import find_opset
-from onnxq.graph.scopes import sort_nodes, walk_graphs
+from onnxq.graph.scopes import replace_items, sort_nodes, walk_graphs
 from onnxq.graph.weights import check_tensors, omit_weights
 from onnxq.nearest import find_nearest
 from onnxq.sites import Caution
@@ -41,25 +42,20 @@ class Model:
     files: tuple[Path, ...] = ()
 
 
-def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
+def load_model(source: str | Path | ModelProto) -> Model:
     """Read and check a model; a ModelProto is copied. Never writes.
 
     Initializers that are graph inputs too become plain ones, and nodes that stand before their producers are sorted,
-    with a note each. check=False leaves out onnx.checker, which refuses attributes that no operator schema knows.
+    with a note each.
     Raises ModelError for anything missing, damaged, unsafe or not supported.
     """
     files: tuple[Path, ...] = ()
     if isinstance(source, ModelProto):
-        proto, path, subject = ModelProto(), None, "the model"
-        proto.CopyFrom(source)
+        proto, path, subject = deepcopy(source), None, "the model"
         loose = next((tensor.name for tensor in walk_tensors(proto) if is_external(tensor)), None)
         if loose is not None:
-            raise ModelError(
-                f"tensor {loose!r}",
-                "its data lies in another file, which a ModelProto cannot find",
-                "give the path",
-                code="Q106",
-            )
+            cause = "its data lies in another file, which a ModelProto cannot find"
+            raise ModelError(f"tensor {loose!r}", cause, "give the path", code="Q106")
         size, external = proto.ByteSize(), False
     else:
         path = Path(source)
@@ -67,6 +63,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
         data = _read_file(path)
         size = len(data)
         proto = _parse_model(data, path)
+        # Before the weights are read: a model of gigabytes need not be in memory twice.
         del data
         _check_text(proto, subject)
         read = load_external(proto, path)
@@ -78,8 +75,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     _check_types(proto, subject)
     # Before the checker, which refuses nodes out of order.
     notes = (*_separate_initializers(proto), *_sort_graphs(proto))
-    if check:
-        check_structure(proto, subject)
+    check_structure(proto, subject)
     return Model(proto=proto, path=path, size_bytes=size, external=external, notes=notes, files=files)
 
 
@@ -117,37 +113,30 @@ def _check_inputs(proto: ModelProto) -> None:
     for value in proto.graph.input:
         kind = value.type.WhichOneof("value")
         if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
-            raise ModelError(
-                f"input {value.name!r}", "has no type", "declare its element type, or export it again", code="Q103"
-            )
+            fix = "declare its element type, or export it again"
+            raise ModelError(f"input {value.name!r}", "has no type", fix, code="Q103")
 
 
 def _read_file(path: Path) -> bytes:
     try:
         return _read_bytes(path)
     except OSError as error:
-        raise ModelError(
-            str(path), f"cannot be read ({error.strerror or error})", "check its permissions", code="Q101"
-        ) from error
+        cause = f"cannot be read ({error.strerror or error})"
+        raise ModelError(str(path), cause, "check its permissions", code="Q101") from error
 
 
 def _read_bytes(path: Path) -> bytes:
     if path.is_dir():
         inside = sorted(file.name for file in path.glob("*.onnx"))
-        raise ModelError(
-            path,
-            "is a folder, not a model",
-            f"name a file in it: {', '.join(inside[:5])}" if inside else "",
-            code="Q101",
-        )
+        fix = f"name a file in it: {', '.join(inside[:_SHOWN])}" if inside else ""
+        raise ModelError(path, "is a folder, not a model", fix, code="Q101")
     if not path.exists():
         near = find_nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
         fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
         raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > _MAX_MESSAGE:
-        raise ModelError(
-            path, "is one file of over 2 GB: protobuf cannot read it", "save it with external data", code="Q101"
-        )
+        cause = "is one file of over 2 GB: protobuf cannot read it"
+        raise ModelError(path, cause, "save it with external data", code="Q101")
     data = read_input(path, ModelError, limit=_MAX_MESSAGE)
     if not data:
         raise ModelError(path, "is empty", "copy or export it again", code="Q102")
@@ -172,12 +161,8 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
     try:
         proto.ParseFromString(data)
     except Exception as error:  # protobuf does not say which of its errors it may be
-        raise ModelError(
-            path,
-            "is truncated, damaged or not an ONNX model (protobuf cannot read it)",
-            "copy or export it again",
-            code="Q102",
-        ) from error
+        cause = "is truncated, damaged or not an ONNX model (protobuf cannot read it)"
+        raise ModelError(path, cause, "copy or export it again", code="Q102") from error
     if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
         raise ModelError(path, "is a protobuf file but not an ONNX model", "give the .onnx of the network", code="Q102")
     return proto
@@ -201,31 +186,20 @@ def _check_text(proto: ModelProto, subject: str) -> None:
                 elif descriptor.type == descriptor.TYPE_MESSAGE:
                     waiting.extend(values)
         if not all(isinstance(text, str) for text in texts):
-            raise ModelError(
-                subject, "is damaged: a name in it is not text (UTF-8)", "copy or export it again", code="Q102"
-            )
+            cause = "is damaged: a name in it is not text (UTF-8)"
+            raise ModelError(subject, cause, "copy or export it again", code="Q102")
 
 
 def _check_versions(proto: ModelProto, subject: str) -> None:
-    newest = onnx.defs.onnx_opset_version()
+    newest, mine = onnx.defs.onnx_opset_version(), f"newer than the installed onnx {onnx.__version__} knows"
+    fix = "pip install --upgrade onnx onnxruntime"
     if proto.ir_version > onnx.IR_VERSION:
-        raise ModelError(
-            subject,
-            f"has IR version {proto.ir_version}, newer than the installed onnx {onnx.__version__} knows",
-            "pip install --upgrade onnx onnxruntime",
-            code="Q104",
-        )
+        raise ModelError(subject, f"has IR version {proto.ir_version}, {mine}", fix, code="Q104")
     if proto.ir_version < 3 or not proto.opset_import:
-        raise ModelError(
-            subject, "is from before opsets (IR version below 3)", "export it again with a newer tool", code="Q104"
-        )
+        cause = "is from before opsets (IR version below 3)"
+        raise ModelError(subject, cause, "export it again with a newer tool", code="Q104")
     if find_opset(proto) > newest:
-        raise ModelError(
-            subject,
-            f"uses opset {find_opset(proto)}, newer than the installed onnx {onnx.__version__} knows ({newest})",
-            "pip install --upgrade onnx onnxruntime",
-            code="Q104",
-        )
+        raise ModelError(subject, f"uses opset {find_opset(proto)}, {mine} ({newest})", fix, code="Q104")
 
 
 def _check_types(proto: ModelProto, subject: str) -> None:
@@ -234,10 +208,9 @@ def _check_types(proto: ModelProto, subject: str) -> None:
     for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if value.type.tensor_type.elem_type not in known:
+                where = f"{subject}, {kind} {value.name!r}"
                 cause = f"has the unknown element type {value.type.tensor_type.elem_type}"
-                raise ModelError(
-                    f"{subject}, {kind} {value.name!r}", cause, "export it again, or upgrade onnx", code="Q103"
-                )
+                raise ModelError(where, cause, "export it again, or upgrade onnx", code="Q103")
 
 
 def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
@@ -253,8 +226,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
         proto.ir_version = max(before, PLAIN_INITIALIZERS_IR)
     if not dropped:
         return ()
-    del graph.input[:]
-    graph.input.extend(kept)
+    replace_items(graph.input, kept)
     if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
         # Not the habit of an exporter that lists them all: somebody means to feed these.
         named = ", ".join(dropped[:_SHOWN]) + (", …" if len(dropped) > _SHOWN else "")
@@ -269,8 +241,6 @@ def _sort_graphs(proto: ModelProto) -> tuple[Caution, ...]:
     for _, graph in walk_graphs(proto.graph):
         order = sort_nodes(graph)
         if any(a is not b for a, b in zip(order, graph.node, strict=True)):
-            copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in order]
-            del graph.node[:]
-            graph.node.extend(copies)
+            replace_items(graph.node, order)
             moved = True
     return (Caution("W113", "nodes stood before their producers; they are sorted now"),) if moved else ()

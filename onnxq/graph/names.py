@@ -9,19 +9,22 @@ are numbered in the order of the nodes' own content.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from copy import deepcopy
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
+from onnxq.errors import ModelError
 from onnxq.graph.light import keep_weights
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, walk_all_graphs
+
+# A graph with its scope.
+_Scoped = tuple[str, GraphProto | FunctionProto]
 
 
 @keep_weights
 def name_nodes(proto: ModelProto) -> ModelProto:
     """A copy in which every node of every scope has a unique, deterministic name (idempotent)."""
-    named = ModelProto()
-    named.CopyFrom(proto)
+    named = deepcopy(proto)
     if not has_unique_names(proto):
         assign_names(named)
     return named
@@ -33,42 +36,36 @@ def has_unique_names(proto: ModelProto) -> bool:
     return not counts[""] and all(count == 1 for name, count in counts.items() if name)
 
 
+def check_names(proto: ModelProto) -> None:
+    """Raise ModelError for a model with unnamed nodes or nodes that share a name."""
+    if not has_unique_names(proto):
+        cause = "has unnamed nodes or nodes that share a name"
+        raise ModelError("the model", cause, "call name_nodes first", code="Q117")
+
+
 def assign_names(proto: ModelProto) -> None:
     """Give every node of every scope a unique, deterministic name, in place."""
     counts = _count_names(proto)
     taken = {name for name, count in counts.items() if name and count == 1}
-    levels: list[_Level] = [_Level("", proto.graph)]
-    levels.extend(_Level(name_function(function), function) for function in proto.functions)
+    level: list[_Scoped] = [("", proto.graph)]
+    level.extend((name_function(function), function) for function in proto.functions)
     # Outside in, one nesting level at a time: a subgraph's scope contains its parent's final name.
-    while levels:
-        _name_level(levels, counts, taken)
-        levels = [
-            _Level(join_scope(parent.scope, node.name, label), subgraph)
-            for parent in levels
-            for node in parent.graph.node
+    while level:
+        _name_level(level, counts, taken)
+        level = [
+            (join_scope(scope, node.name, label), subgraph)
+            for scope, graph in level
+            for node in graph.node
             for label, subgraph in iterate_subgraphs(node)
         ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
-    scope: str
-    graph: GraphProto | FunctionProto
-
-
 def _count_names(proto: ModelProto) -> Counter[str]:
-    counts: Counter[str] = Counter({"": 0})
-    stack: list[NodeProto] = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    while stack:
-        node = stack.pop()
-        counts[node.name] += 1
-        for _, subgraph in iterate_subgraphs(node):
-            stack.extend(subgraph.node)
-    return counts
+    return Counter(node.name for _, graph in walk_all_graphs(proto) for node in graph.node)
 
 
-def _name_level(levels: list[_Level], counts: Counter[str], taken: set[str]) -> None:
-    waiting = [(h.scope, n) for h in levels for n in h.graph.node if not n.name or counts[n.name] > 1]
+def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> None:
+    waiting = [(scope, node) for scope, graph in level for node in graph.node if not node.name or counts[node.name] > 1]
     for candidate in (_propose_short, _propose_scoped):
         groups: defaultdict[str, list[tuple[str, NodeProto]]] = defaultdict(list)
         for scope, node in waiting:
@@ -80,7 +77,8 @@ def _name_level(levels: list[_Level], counts: Counter[str], taken: set[str]) -> 
                 taken.add(name)
             else:
                 waiting.extend(members)
-    # Only nodes without outputs, or whose natural name another node already bears, come here.
+    # Only nodes without outputs, or whose natural name another node already bears, come here. Numbers follow their
+    # content, since the order of the nodes in the file is not part of the network.
     for scope, node in sorted(waiting, key=lambda item: (_propose_scoped(*item), _serialize_unnamed(item[1]))):
         base, number = _propose_scoped(scope, node), 1
         while f"{base}_{number}" in taken:
@@ -99,8 +97,7 @@ def _propose_scoped(scope: str, node: NodeProto) -> str:
 
 
 def _serialize_unnamed(node: NodeProto) -> bytes:
-    bare = NodeProto()
-    bare.CopyFrom(node)
+    bare = deepcopy(node)
     bare.ClearField("name")
     return bytes(bare.SerializeToString(deterministic=True))
 

@@ -34,6 +34,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     if not opset or opset >= minimum:
         return named
     light, omitted = omit_weights(named)
+    # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()
     copy_fields(light, bare, ("functions",))
     try:
@@ -73,9 +74,8 @@ def _reattach_model(before: ModelProto, after: ModelProto) -> None:
         replaced = {name: node for node in source.node if node.name in gone for name in node.output}
         for node in graph.node:
             # A node that became another operator is a new one to the converter; its output tells whose place it has.
-            original = originals.get(node.name) or next(
-                (replaced[name] for name in node.output if name in replaced), None
-            )
+            taken = next((replaced[name] for name in node.output if name in replaced), None)
+            original = originals.get(node.name, taken)
             if original is not None:
                 _reattach_node(original, node)
         _reattach_graph(source, graph, main=not scope)
@@ -91,12 +91,13 @@ def _reattach_node(original: NodeProto, node: NodeProto) -> None:
 
 def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> None:
     # The converter's own value_info calls its new tensors scalars.
-    for name in ("name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer", "value_info"):
+    cleared = ["name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer", "value_info"]
+    # Those of a body may be tensors that the converter renamed.
+    interface = ("input", "output")
+    for name in (*cleared, *(interface if main else ())):
         graph.ClearField(name)
-    left = ("node", "initializer") + (() if main else ("input", "output"))
-    for name in ("input", "output") if main else ():
-        graph.ClearField(name)
-    copy_fields(source, graph, left)
+    copy_fields(source, graph, ("node", "initializer", *(() if main else interface)))
+    # The converter rewrites initializers field by field; those that it made itself stay.
     originals = {tensor.name: tensor for tensor in source.initializer}
     for tensor in graph.initializer:
         if tensor.name in originals:
@@ -111,12 +112,8 @@ def _explain_failure(proto: ModelProto, opset: int, minimum: int, error: Excepti
         label_node(node) for _, graph in walk_graphs(proto.graph) for node in graph.node if node.op_type in words
     ]
     where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
-    return ModelError(
-        f"opset {opset} to {minimum}",
-        f"onnx cannot convert the model: {text}{where}",
-        f"export it at opset {minimum}",
-        code="Q109",
-    )
+    cause = f"onnx cannot convert the model: {text}{where}"
+    return ModelError(f"opset {opset} to {minimum}", cause, f"export it at opset {minimum}", code="Q109")
 
 
 def _settle_names(before: ModelProto, after: ModelProto) -> None:

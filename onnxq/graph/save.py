@@ -12,7 +12,7 @@ from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.graph.weights import count_model_bytes, is_large, locate_initializers, omit_weights, restore_weights
+from onnxq.graph.weights import count_model_bytes, is_large, locate_tensors, omit_weights, restore_weights
 
 # protobuf's limit on one message, less the room for names and nodes.
 _ONE_FILE = 2**31 - 2**24
@@ -38,20 +38,19 @@ def save_model(
     targets = [path]
     if external is None:
         external = count_model_bytes(proto) > _ONE_FILE
-    external = external and any(is_large(tensor) for _, tensor in locate_initializers(proto))
+    external = external and any(is_large(tensor) for _, tensor in locate_tensors(proto, constants=False))
     if external:
         targets.append(name_data_file(path))
-    for target in targets if external else ():
-        check_data_name(target)
+        for target in targets:
+            check_data_name(target)
     with replace_files(targets, overwrite=overwrite, inputs=inputs) as files:
         if external:
             proto = _write_weights(proto, files[1], targets[1].name)
         try:
             data = proto.SerializeToString(deterministic=True)
         except Exception as error:  # protobuf: over 2 GB
-            raise OutputError(
-                path, f"cannot be serialized ({error})", "fold Constant nodes first", code="Q604"
-            ) from error
+            cause = f"cannot be serialized ({error})"
+            raise OutputError(path, cause, "fold Constant nodes first", code="Q604") from error
         files[0].write(data)
 
 
@@ -77,8 +76,8 @@ def _write_weights(proto: ModelProto, file: BinaryIO, location: str) -> ModelPro
     """Write the large initializers to `file`; returns the model that refers to them."""
     light, omitted = omit_weights(proto)
     offset = 0
-    for key, stub in locate_initializers(light):
-        tensor = omitted.initializers.get(key)
+    for key, stub in locate_tensors(light, constants=False):
+        tensor = omitted.get(key)
         if tensor is None or tensor.data_type == TensorProto.STRING:
             continue
         raw = tensor.raw_data or encode_tensor(tensor.name, decode_tensor(tensor), tensor.data_type).raw_data
@@ -91,5 +90,5 @@ def _write_weights(proto: ModelProto, file: BinaryIO, location: str) -> ModelPro
         for entry, value in (("location", location), ("offset", str(offset)), ("length", str(len(raw)))):
             stub.external_data.add(key=entry, value=value)
         offset += len(raw)
-        del omitted.initializers[key]
+        del omitted[key]
     return restore_weights(light, omitted)

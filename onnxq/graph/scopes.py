@@ -5,8 +5,8 @@ A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_br
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
@@ -61,6 +61,7 @@ def list_defined(graph: GraphProto) -> set[str]:
     names.update(tensor.name for tensor in graph.initializer)
     names.update(sparse.values.name for sparse in graph.sparse_initializer)
     names.update(output for node in graph.node for output in node.output)
+    # Outputs that are left out.
     names.discard("")
     return names
 
@@ -100,10 +101,19 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
         for _, subgraph in iterate_subgraphs(node):
             own = list_defined(subgraph)
+            # A tensor of the subgraph's own hides the outer one of the same name.
             outer = {old: new for old, new in names.items() if old not in own}
             rename_reads(subgraph, outer)
             for value in subgraph.output:
                 value.name = outer.get(value.name, value.name)
+
+
+def replace_items(field: Any, items: Iterable[Any]) -> None:
+    """Put other messages into a repeated field of a message, in place; they may be some of its own."""
+    # protobuf has no assignment to a field of messages. The list keeps those alive that the field lets go of.
+    kept = list(items)
+    del field[:]
+    field.extend(kept)
 
 
 def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
@@ -123,10 +133,10 @@ def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[
                 stack.pop()
                 continue
             waiting = [producer[name] for name in needs[i] if name in producer and state[producer[name]] != 2]
+            # Back at a node whose producers were all put above it: one of them waits for the node.
             if state[i] == 1 and waiting:
-                raise ModelError(
-                    labels[i], "the node depends on its own output", "break the cycle in the graph", code="Q103"
-                )
+                cause = "the node depends on its own output"
+                raise ModelError(labels[i], cause, "break the cycle in the graph", code="Q103")
             if not waiting:
                 state[i] = 2
                 order.append(i)
@@ -140,12 +150,8 @@ def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[
 def sort_nodes(graph: GraphProto) -> list[NodeProto]:
     """The nodes in an order they can run in, as close to the file's as possible. Raises ModelError on a cycle."""
     nodes = list(graph.node)
-    return sort_topologically(
-        nodes,
-        [list_reads(node) for node in nodes],
-        [list(node.output) for node in nodes],
-        [label_node(node) for node in nodes],
-    )
+    needs, makes = [list_reads(node) for node in nodes], [list(node.output) for node in nodes]
+    return sort_topologically(nodes, needs, makes, [label_node(node) for node in nodes])
 
 
 def label_node(node: NodeProto) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import onnx
 from onnx import GraphProto, ModelProto
 
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.graph.weights import omit_weights
 
 
@@ -16,8 +18,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
 
     The main graph's inputs and outputs stay as declared. Never fails: types that cannot be inferred stay unknown.
     """
-    result = ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     # Shape inference serializes the model; weights would make that slow, and fail over 2 GB.
     light, _ = omit_weights(proto)
     try:
@@ -25,8 +26,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     except Exception:  # an operator's own inference function may raise anything; the model may run all the same
         return result
     for (scope, target), (_, source) in zip(walk_graphs(result.graph), walk_graphs(inferred.graph), strict=True):
-        del target.value_info[:]
-        target.value_info.extend(source.value_info)
+        replace_items(target.value_info, source.value_info)
         if scope:
             _learn_outputs(target, source)
     return result

@@ -7,32 +7,32 @@ Constant nodes and the model-local functions they call; any other tensor read fr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Generic
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
+from onnxq.graph.index import Stored
 from onnxq.graph.light import M, bare_proto, rebuild
-from onnxq.graph.scopes import iterate_subgraphs, list_reads, sort_nodes
-
-Stored = TensorProto | SparseTensorProto
+from onnxq.graph.scopes import iterate_subgraphs, list_reads, replace_items, sort_nodes
 
 
 class Cutter(Generic[M]):
     """Cuts parts out of the main graph of one model whose nodes are named.
 
-    nodes: by name, in an order that runs. constants: names of the nodes that go along with their readers: those of
-    operator Constant, and with `computed` all that depend on stored tensors alone (weights behind DequantizeLinear).
+    computed: nodes that depend on stored tensors alone (weights behind DequantizeLinear) go along with their readers.
     """
 
     def __init__(self, model: M, *, computed: bool = False) -> None:
         self._model, self._proto = model, bare_proto(model)
         graph = self._proto.graph
-        # Sorted: a file need not list its nodes in an order that runs.
+        # By name. Sorted: a file need not list its nodes in an order that runs.
         self.nodes: dict[str, NodeProto] = {node.name: node for node in sort_nodes(graph)}
         self._stored: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
         self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
         self._producer = {tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor}
         self._types = {value.name: (k, value) for k, value in enumerate(graph.value_info)}
+        # Names of the nodes that go along with their readers, those of operator Constant among them.
         self.constants: set[str] = set()
         for name, node in self.nodes.items():
             if node.op_type == "Constant" or (
@@ -53,22 +53,16 @@ class Cutter(Generic[M]):
         """The nodes whose outputs a node, or a subgraph in it, reads; without constants."""
         return [name for tensor in list_reads(self.nodes[node]) if (name := self.producer(tensor)) is not None]
 
-    def list_needed(
-        self, outputs: Iterable[str], among: Collection[str] | None = None, given: Collection[str] = ()
-    ) -> list[str]:
-        """The nodes that these tensors are computed from, in the order they run in.
-
-        among: nodes beyond which not to look, all by default. given: tensors whose producers are not needed.
-        """
+    def list_needed(self, outputs: Iterable[str], among: Collection[str]) -> list[str]:
+        """Those of the nodes `among` that these tensors are computed from without leaving them, as they run."""
         found: set[str] = set()
-        allowed = self.nodes.keys() if among is None else set(among)
-        waiting = [tensor for tensor in outputs if tensor not in given]
+        waiting = [self.producer(tensor) for tensor in outputs]
+        allowed = set(among)
         while waiting:
-            name = self.producer(waiting.pop())
-            if name is None or name in found or name not in allowed:
-                continue
-            found.add(name)
-            waiting.extend(tensor for tensor in list_reads(self.nodes[name]) if tensor not in given)
+            name = waiting.pop()
+            if name in allowed and name not in found:
+                found.add(name)
+                waiting.extend(self.list_sources(name))
         return self.sort_names(found)
 
     def sort_names(self, names: Collection[str]) -> list[str]:
@@ -154,8 +148,7 @@ def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:
     """
     if not any(name in fed for name in node.output):
         return node
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.output[:] = [f"{name}/computed by {node.name}" if name in fed else name for name in node.output]
     return copy
 
@@ -189,9 +182,5 @@ def remove_unneeded(graph: GraphProto) -> None:
         if needed.intersection(node.output):
             needed.update(list_reads(node))
             kept.append(node)
-    kept.reverse()
-    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:]
-    del graph.initializer[:]
-    graph.node.extend(kept)
-    graph.initializer.extend(tensors)
+    replace_items(graph.node, reversed(kept))
+    replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed])

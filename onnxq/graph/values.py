@@ -13,7 +13,7 @@ from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, Valu
 
 from onnxq.errors import ModelError
 from onnxq.graph.light import WeightStore
-from onnxq.graph.weights import BITS, is_stub
+from onnxq.graph.weights import TENSOR_TYPES, is_stub
 
 Dims = tuple[int | str | None, ...]
 
@@ -45,6 +45,7 @@ def decode_tensor(tensor: TensorProto, store: WeightStore | None = None) -> NDAr
         cause = f"its values cannot be read ({error})"
         raise ModelError(tensor.name or "a tensor", cause, "export it again", code="Q105") from error
     array = np.asarray(array)
+    # It may be the very memory of the message, or be shared by all that ask the index for it.
     array.setflags(write=False)
     return array
 
@@ -59,40 +60,20 @@ def encode_tensor(
     ModelError when a value does not fit the type.
     """
     array = np.asarray(array)
-    if dtype is None:
-        dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    tensor = TensorProto(name=name, data_type=dtype, dims=array.shape)
-    if dtype == TensorProto.STRING:
-        tensor.string_data.extend(text if isinstance(text, bytes) else str(text).encode() for text in array.ravel())
-        return tensor
-    target = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    target = array.dtype if dtype is None else onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    if target.kind in "OSU":
+        return numpy_helper.from_array(array.astype(object), name)
     stored = array if array.dtype == target else _cast_exactly(name, array, target)
-    if store is not None and store.put(tensor, stored):
-        return tensor
-    if dtype in BITS:
-        tensor.raw_data = _pack_bits(stored, BITS[dtype])
-    else:
-        tensor.raw_data = np.ascontiguousarray(stored, dtype=target.newbyteorder("<")).tobytes()
-    return tensor
+    stub = TensorProto(name=name, data_type=onnx.helper.np_dtype_to_tensor_dtype(target), dims=stored.shape)
+    return stub if store is not None and store.put(stub, stored) else numpy_helper.from_array(stored, name)
 
 
 def _cast_exactly(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     stored = array.astype(target)
+    # Casting wraps around or cuts off in silence; there and back again shows it.
     if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
         raise ModelError(name, f"its values do not fit {target.name}", "saturate or round them first", code="Q117")
     return stored
-
-
-def _pack_bits(array: NDArray[Any], bits: int) -> bytes:
-    per_byte, mask = 8 // bits, (1 << bits) - 1
-    # ml_dtypes' sub-byte types take a byte each in memory; the low bits are the value.
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & mask
-    padded = np.zeros((flat.size + per_byte - 1) // per_byte * per_byte, dtype=np.uint8)
-    padded[: flat.size] = flat
-    packed = np.zeros(padded.size // per_byte, dtype=np.uint8)
-    for k in range(per_byte):
-        packed |= padded[k::per_byte] << (bits * k)
-    return packed.tobytes()
 
 
 def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
@@ -104,9 +85,8 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
     indices = decode_tensor(sparse.indices)
     name, dims = sparse.values.name or "a sparse tensor", tuple(sparse.dims)
     if min(dims, default=0) < 0 or math.prod(dims) * values.itemsize > _MAX_DENSE:
-        raise ModelError(
-            name, f"its shape {list(dims)} is too large to be stored densely", "export it again", code="Q105"
-        )
+        cause = f"its shape {list(dims)} is too large to be stored densely"
+        raise ModelError(name, cause, "export it again", code="Q105")
     dense = np.zeros(dims, dtype=values.dtype)
     try:
         if indices.ndim == 1:
@@ -114,9 +94,8 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
         else:
             dense[tuple(indices.T)] = values
     except (IndexError, ValueError) as error:
-        raise ModelError(
-            name, f"its indices do not fit its shape {list(dims)} ({error})", "export it again", code="Q105"
-        ) from error
+        cause = f"its indices do not fit its shape {list(dims)} ({error})"
+        raise ModelError(name, cause, "export it again", code="Q105") from error
     dense.setflags(write=False)
     return dense
 
@@ -124,18 +103,11 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
 def find_constant_attribute(node: NodeProto) -> AttributeProto | None:
     """The attribute that holds a Constant node's value; None when it refers to a function's attribute."""
     names = ("value", "sparse_value", *_CONSTANT_DTYPES)
-    attr: AttributeProto
-    for attr in node.attribute:
-        if attr.name in names and not attr.ref_attr_name:
-            return attr
-    return None
+    return next((attr for attr in node.attribute if attr.name in names and not attr.ref_attr_name), None)
 
 
-def decode_constant(node: NodeProto) -> NDArray[Any] | None:
-    """The value of a Constant node, None when it has none of its own."""
-    attr = find_constant_attribute(node)
-    if attr is None:
-        return None
+def decode_constant(attr: AttributeProto) -> NDArray[Any]:
+    """The value of a Constant node, which this attribute holds."""
     if attr.name == "value":
         return decode_tensor(attr.t)
     if attr.name == "sparse_value":
@@ -146,11 +118,8 @@ def decode_constant(node: NodeProto) -> NDArray[Any] | None:
     return array
 
 
-def read_constant_type(node: NodeProto) -> tuple[int, Dims] | None:
-    """(dtype, shape) of a Constant node without decoding its value."""
-    attr = find_constant_attribute(node)
-    if attr is None:
-        return None
+def read_constant_type(attr: AttributeProto) -> tuple[int, Dims]:
+    """(dtype, shape) of a Constant node, without decoding the value that this attribute holds."""
     if attr.name == "value":
         return attr.t.data_type, tuple(attr.t.dims)
     if attr.name == "sparse_value":
@@ -182,7 +151,13 @@ def _read_symbol(name: str) -> str | None:
     return None if name in ("", "?") else name
 
 
+def name_type(number: int) -> str:
+    """The name of a type of `TensorProto`, in lower case; "type99" for one that this onnx does not know."""
+    return next((name for name, known in TENSOR_TYPES.items() if known == number), f"type{number}")
+
+
 def _decode_text(raw: bytes) -> str | bytes:
+    # ONNX asks for UTF-8, but custom operators keep binary data in strings.
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -212,6 +187,7 @@ class Attributes(Mapping[str, Any]):
             for attr in node.attribute
             if attr.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS) and not attr.ref_attr_name
         }
+        # Most attributes are never asked for, and some hold large tensors.
         self._known: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -224,6 +200,3 @@ class Attributes(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._raw)
-
-    def __repr__(self) -> str:
-        return f"Attributes({', '.join(self._raw)})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from copy import deepcopy
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -17,6 +17,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.errors import ModelError
 from onnxq.graph.external import is_external, walk_tensors
 from onnxq.graph.scopes import iterate_subgraphs, name_function
+from onnxq.spec import ELEMENT_TYPES
 
 # Bytes. Shapes, axes and pads are smaller: tools look at their values, so they stay.
 SMALL_BYTES = 4096
@@ -24,28 +25,23 @@ SMALL_BYTES = 4096
 STUB_LOCATION = "onnxq/held"
 
 
-@dataclass(frozen=True, eq=False)
-class Omitted:
-    """The original tensors that were left out, by (place, tensor name) and by (place, output of the Constant)."""
-
-    initializers: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
-    constants: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
+# The original tensors that were left out, by place and the name of the initializer or the Constant's output: no two
+# tensors of one graph share a name.
+Omitted = dict[tuple[str, str], TensorProto]
+# By their names in lower case, as in QuantSpec; which of them there are depends on the onnx release.
+TENSOR_TYPES: dict[str, int] = {name.lower(): number for name, number in TensorProto.DataType.items()}
+# Other types fill the bytes that numpy has for them.
+_BITS = {TENSOR_TYPES[name]: kind.bits for name, kind in ELEMENT_TYPES.items() if name in TENSOR_TYPES}
 
 
 def count_tensor_bytes(tensor: TensorProto) -> int:
     """The bytes the tensor's dims and dtype ask for (sub-byte types packed; strings count as stored)."""
     if tensor.data_type == TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
+    kind = tensor.data_type
+    bits = _BITS[kind] if kind in _BITS else 8 * int(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
     count: int = math.prod(tensor.dims)
-    bits = BITS.get(tensor.data_type)
-    if bits is None:
-        bits = int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize) * 8
     return (count * bits + 7) // 8
-
-
-# By name: which of them there are depends on the onnx release.
-_SUB_BYTE = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
-BITS: dict[int, int] = {number: _SUB_BYTE[name] for name, number in TensorProto.DataType.items() if name in _SUB_BYTE}
 
 
 def count_model_bytes(proto: ModelProto) -> int:
@@ -62,21 +58,16 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
     """Raise ModelError for a tensor whose stored bytes do not match its dims (onnx.checker never sees the weights)."""
     known = set(onnx.helper.get_all_tensor_dtypes())
     for tensor in walk_tensors(proto):
+        where = f"{subject}, tensor {tensor.name!r}"
         if tensor.data_type not in known:
             cause = f"has the unknown element type {tensor.data_type}"
-            raise ModelError(
-                f"{subject}, tensor {tensor.name!r}", cause, "export it again, or upgrade onnx", code="Q105"
-            )
+            raise ModelError(where, cause, "export it again, or upgrade onnx", code="Q105")
         if is_external(tensor) or not tensor.HasField("raw_data"):
             continue
         wanted = count_tensor_bytes(tensor)
         if len(tensor.raw_data) != wanted:
-            raise ModelError(
-                f"{subject}, tensor {tensor.name!r}",
-                f"its shape {list(tensor.dims)} needs {wanted} bytes, {len(tensor.raw_data)} are stored",
-                "the file is damaged; export or copy it again",
-                code="Q105",
-            )
+            cause = f"its shape {list(tensor.dims)} needs {wanted} bytes, {len(tensor.raw_data)} are stored"
+            raise ModelError(where, cause, "the file is damaged; export or copy it again", code="Q105")
 
 
 def omit_weights(proto: ModelProto, *, empty: bool = False, functions: bool = True) -> tuple[ModelProto, Omitted]:
@@ -84,7 +75,7 @@ def omit_weights(proto: ModelProto, *, empty: bool = False, functions: bool = Tr
 
     empty: also give them dims [0], which onnx.checker accepts as a tensor without data. functions: functions too.
     """
-    omitted = Omitted()
+    omitted: Omitted = {}
     light = ModelProto()
     copy_fields(proto, light, ("graph", "functions"))
     _omit_in_graph(proto.graph, light.graph, "", omitted, empty)
@@ -102,7 +93,7 @@ def _omit_in_graph(source: GraphProto, target: GraphProto, place: str, omitted: 
     copy_fields(source, target, ("node", "initializer"))
     for tensor in source.initializer:
         if is_large(tensor):
-            omitted.initializers[place, tensor.name] = tensor
+            omitted[place, tensor.name] = tensor
             _write_stub(tensor, target.initializer.add(), empty)
         else:
             target.initializer.add().CopyFrom(tensor)
@@ -133,15 +124,19 @@ def _omit_in_attribute(
         for i, subgraph in enumerate(attr.graphs):
             _omit_in_graph(subgraph, copy.graphs.add(), _join_place(place, node, f"{attr.name}[{i}]"), omitted, empty)
     elif attr.HasField("t"):
-        if node.op_type == "Constant" and attr.name == "value" and is_large(attr.t):
-            omitted.constants[place, node.output[0]] = attr.t
+        if _holds_value(node, attr) and is_large(attr.t):
+            omitted[place, node.output[0]] = attr.t
             _write_stub(attr.t, copy.t, empty)
         else:
             copy.t.CopyFrom(attr.t)
 
 
-def locate_initializers(proto: ModelProto) -> Iterator[tuple[tuple[str, str], TensorProto]]:
-    """Every initializer under the key a Omitted has for it."""
+def _holds_value(node: NodeProto, attr: AttributeProto) -> bool:
+    return node.op_type == "Constant" and attr.name == "value"
+
+
+def locate_tensors(proto: ModelProto, *, constants: bool = True) -> Iterator[tuple[tuple[str, str], TensorProto]]:
+    """Every initializer, and with `constants` every value of a Constant, under the key an Omitted has for it."""
     waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
     waiting.extend((name_function(function), function) for function in proto.functions)
     while waiting:
@@ -150,6 +145,8 @@ def locate_initializers(proto: ModelProto) -> Iterator[tuple[tuple[str, str], Te
             yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
         for node in graph.node:
             waiting.extend((_join_place(place, node, label), subgraph) for label, subgraph in iterate_subgraphs(node))
+            values = (attr.t for attr in node.attribute if constants and _holds_value(node, attr))
+            yield from (((place, node.output[0]), value) for value in values)
 
 
 def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
@@ -157,34 +154,11 @@ def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
 
     The light model may have been edited, as long as its tensors keep their names.
     """
-    full = ModelProto()
-    full.CopyFrom(light)
-    _restore_graph(full.graph, "", omitted)
-    for function in full.functions:
-        _restore_nodes(function, name_function(function), omitted)
+    full = deepcopy(light)
+    for key, tensor in locate_tensors(full):
+        if key in omitted:
+            tensor.CopyFrom(omitted[key])
     return full
-
-
-def _restore_graph(graph: GraphProto, place: str, omitted: Omitted) -> None:
-    for tensor in graph.initializer:
-        original = omitted.initializers.get((place, tensor.name))
-        if original is not None:
-            tensor.CopyFrom(original)
-    _restore_nodes(graph, place, omitted)
-
-
-def _restore_nodes(graph: GraphProto | FunctionProto, place: str, omitted: Omitted) -> None:
-    for node in graph.node:
-        for attr in node.attribute:
-            if attr.type == AttributeProto.GRAPH:
-                _restore_graph(attr.g, _join_place(place, node, attr.name), omitted)
-            elif attr.type == AttributeProto.GRAPHS:
-                for i, subgraph in enumerate(attr.graphs):
-                    _restore_graph(subgraph, _join_place(place, node, f"{attr.name}[{i}]"), omitted)
-            elif node.op_type == "Constant" and attr.name == "value":
-                original = omitted.constants.get((place, node.output[0]))
-                if original is not None:
-                    attr.t.CopyFrom(original)
 
 
 def _join_place(place: str, node: NodeProto, label: str) -> str:

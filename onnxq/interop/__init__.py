@@ -3,7 +3,7 @@
 from onnxq.interop.imported import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.interop.markers import Marked, strip_markers
 from onnxq.interop.matching import Findings, list_consumers, match_cache, set_scales
-from onnxq.interop.trt_cache import ORIGIN, Cache, Entry, collect_scales, read_cache, write_cache
+from onnxq.interop.trt_cache import ORIGIN, Cache, Entry, read_cache
 
 __all__ = [
     "ORIGIN",
@@ -16,11 +16,9 @@ __all__ = [
     "MissingSite",
     "UnmatchedKind",
     "UnusedLine",
-    "collect_scales",
     "list_consumers",
     "match_cache",
     "read_cache",
     "set_scales",
     "strip_markers",
-    "write_cache",
 ]

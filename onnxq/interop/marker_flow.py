@@ -158,7 +158,7 @@ def _apply_transpose(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorI
     node = index.node(edge.node)
     if node.op_type != "Transpose" or node.domain or edge.scope:
         return None
-    result = TensorId(node.outputs[0], node.scope)
+    result = node.result
     # A result that is seen elsewhere must stay, and with it the Transpose.
     if index.is_output(result) or index.captured(result) or not index.consumers(result):
         return None
@@ -171,28 +171,20 @@ def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: S
     numbers: dict[str, Marker] = {}
     for marker in markers:
         if not numbers.setdefault(marker.site, marker).agrees(marker):
-            raise ModelError(
-                marker.site,
-                "two of its markers have different numbers",
-                "give every quantizer a site of its own",
-                code="Q120",
-            )
-    read = {m.site for m in markers if index.consumers(m.result) or index.is_output(m.result)}
-    read |= {m.site for m in markers if index.captured(m.result)}
+            cause = "two of its markers have different numbers"
+            raise ModelError(marker.site, cause, "give every quantizer a site of its own", code="Q120")
+    used = (index.consumers, index.is_output, index.captured)
+    read = {m.site for m in markers if any(asked(m.result) for asked in used)}
     wanted = list(dict.fromkeys(quantizers if quantizers is not None else numbers))
     lost = [site for site in wanted if site not in read]
     if lost:
-        raise ModelError(
-            lost[0], f"quantizes nothing that the exported graph computes{_list_others(lost)}",
-            "disable quantizers that the forward pass does not use, or call them there", code="Q120")  # fmt: skip
+        cause = f"quantizes nothing that the exported graph computes{_list_others(lost)}"
+        fix = "disable quantizers that the forward pass does not use, or call them there"
+        raise ModelError(lost[0], cause, fix, code="Q120")
     strange = [site for site in numbers if site not in wanted]
     if strange:
-        raise ModelError(
-            strange[0],
-            f"is marked in the graph, and the model has no such quantizer{_list_others(strange)}",
-            "export it again",
-            code="Q120",
-        )
+        cause = f"is marked in the graph, and the model has no such quantizer{_list_others(strange)}"
+        raise ModelError(strange[0], cause, "export it again", code="Q120")
 
 
 def _list_others(sites: Sequence[str]) -> str:

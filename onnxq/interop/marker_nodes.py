@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _NEEDED = ("site", "role", "qmin", "qmax", "bits", "scheme")
 _KNOWN = (*_NEEDED, "storage", "axis", "block_size")
 # Biases are derived when the plan is made; they have no quantizer.
 _ROLES = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+_fault = partial(ModelError, code="Q119")
 
 
 class _MarkerRow(Loose):
@@ -76,9 +78,7 @@ def read_markers(index: GraphIndex) -> Iterator[Marker]:
         if node.domain != DOMAIN:
             continue
         if node.op_type != OPERATOR:
-            raise ModelError(
-                node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}", code="Q119"
-            )
+            raise _fault(node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}")
         yield _read_marker(index, node)
 
 
@@ -87,29 +87,19 @@ def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
     subject = str(attrs.get("site") or node.name)
     lacking = [key for key in _NEEDED if key not in attrs]
     if lacking or not attrs["site"]:
-        raise ModelError(
-            subject, f"its marker has no {lacking[0] if lacking else 'site'}", "export the model again", code="Q119"
-        )
+        raise _fault(subject, f"its marker has no {lacking[0] if lacking else 'site'}", "export the model again")
     strange = sorted(set(attrs) - set(_KNOWN))
     if strange:
-        raise ModelError(
-            subject, f"its marker has an unknown {strange[0]!r}", suggest_names(strange[0], _KNOWN), code="Q119"
-        )
+        raise _fault(subject, f"its marker has an unknown {strange[0]!r}", suggest_names(strange[0], _KNOWN))
     row = check_values(attrs, _MarkerRow, subject, ModelError)
     if len(node.inputs) != 3 or not all(node.inputs) or len(node.outputs) != 1:
-        raise ModelError(
-            subject, "its marker needs a tensor, a scale and a zero point", "export the model again", code="Q119"
-        )
-    source = index.resolve(node.inputs[0], node.scope)
+        raise _fault(subject, "its marker needs a tensor, a scale and a zero point", "export the model again")
+    source = index.input(node, 0)
     if source is None:
-        raise ModelError(
-            subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again", code="Q119"
-        )
+        raise _fault(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
     spec = _make_spec(subject, row)
     qparams = _make_qparams(subject, spec, *(_read_constant(index, node, k, subject) for k in (1, 2)))
-    return Marker(
-        node, subject, _read_role(subject, row.role), spec, qparams, source, TensorId(node.outputs[0], node.scope)
-    )
+    return Marker(node, subject, _read_role(subject, row.role), spec, qparams, source, node.result)
 
 
 def _decode_text(value: Any) -> Any:
@@ -119,15 +109,13 @@ def _decode_text(value: Any) -> Any:
 def _read_role(site: str, word: str) -> Role:
     role = next((one for one in _ROLES if one.value == word), None)
     if role is None:
-        raise ModelError(
-            site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}", code="Q119"
-        )
+        raise _fault(site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
     return role
 
 
 def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
     if row.scheme not in ("symmetric", "asymmetric"):
-        raise ModelError(site, f"scheme {row.scheme!r}", "use symmetric or asymmetric", code="Q119")
+        raise _fault(site, f"scheme {row.scheme!r}", "use symmetric or asymmetric")
     bits, low, high = row.bits, row.qmin, row.qmax
     # No attribute says it: an unsigned range never goes below 0.
     signed = low < 0
@@ -141,11 +129,11 @@ def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
             storage=row.storage,
         )
     except OnnxqError as error:
-        raise ModelError(site, f"{error.subject}: {error.cause}", error.fix, code="Q119") from error
+        raise _fault(site, f"{error.subject}: {error.cause}", error.fix) from error
     # Pairs saturate at the ends of a spec's range, and nowhere else.
     if (low, high) != (spec.qmin, spec.qmax):
         levels = f"levels {low}…{high} are not those of {bits} bits"
-        raise ModelError(site, levels, f"use {spec.qmin}…{spec.qmax}", code="Q119")
+        raise _fault(site, levels, f"use {spec.qmin}…{spec.qmax}")
     return spec
 
 
@@ -156,15 +144,11 @@ def _make_granularity(row: _MarkerRow) -> Granularity:
 
 
 def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]:
-    tensor = index.resolve(node.inputs[k], node.scope)
-    value = None if tensor is None else index.constant(tensor)
+    value, what = index.input_value(node, k), ("scale", "zero point")[k - 1]
     if value is None:
-        what = ("scale", "zero point")[k - 1]
-        raise ModelError(
-            site, f"its {what} is computed at run time", "freeze the quantizers before the export", code="Q119"
-        )
+        raise _fault(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
     if value.dtype.kind in "OSU":
-        raise ModelError(site, f"its {('scale', 'zero point')[k - 1]} is text", "export the model again", code="Q119")
+        raise _fault(site, f"its {what} is text", "export the model again")
     return np.asarray(value)
 
 
@@ -172,20 +156,14 @@ def _make_qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray
     if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
         scale, zero = scale.reshape(()), zero.reshape(())
     if scale.shape != zero.shape:
-        raise ModelError(
-            site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape", code="Q119"
-        )
+        raise _fault(site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape")
     steps = np.asarray(scale, np.float32)
     if not (np.isfinite(steps).all() and (steps > 0).all()):
-        raise ModelError(
-            site, "its scale is not a positive, finite number", "calibrate the quantizer again", code="Q119"
-        )
+        raise _fault(site, "its scale is not a positive, finite number", "calibrate the quantizer again")
     # Learned zero points are floats; the grid they stand for is that of the rounded one.
     levels = np.rint(np.asarray(zero, np.float64))
     if not (np.isfinite(levels).all() and (levels >= spec.qmin).all() and (levels <= spec.qmax).all()):
-        raise ModelError(
-            site, f"its zero point is outside {spec.qmin}…{spec.qmax}", "calibrate the quantizer again", code="Q119"
-        )
+        raise _fault(site, f"its zero point is outside {spec.qmin}…{spec.qmax}", "calibrate the quantizer again")
     return QParams(steps, levels.astype(np.int32), ORIGIN)
 
 
@@ -194,16 +172,12 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     grain, found = marker.spec.granularity, marker.qparams.scale.shape
     if isinstance(grain, PerTensor):
         if found != ():
-            raise ModelError(
-                marker.site, f"scale of shape {found} and no axis", "give the axis of its channels", code="Q119"
-            )
+            raise _fault(marker.site, f"scale of shape {found} and no axis", "give the axis of its channels")
         return
     if shape is None:
         return
     if not -len(shape) <= grain.axis < len(shape):
-        raise ModelError(
-            marker.site, f"axis {grain.axis} of a tensor of shape {list(shape)}", "use an axis it has", code="Q119"
-        )
+        raise _fault(marker.site, f"axis {grain.axis} of a tensor of shape {list(shape)}", "use an axis it has")
     axis = grain.axis % len(shape)
     size = grain.size if isinstance(grain, PerBlock) else 0
     if size:
@@ -212,6 +186,8 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     else:
         wanted = [shape[axis]]
     if len(wanted) != len(found) or any(isinstance(w, int) and w != f for w, f in zip(wanted, found, strict=True)):
-        raise ModelError(
-            marker.site, f"scale of shape {found} for a tensor of shape {list(shape)} on axis {grain.axis}",
-            "calibrate the quantizer again", code="Q119")  # fmt: skip
+        raise _fault(
+            marker.site,
+            f"scale of shape {found} for a tensor of shape {list(shape)} on axis {grain.axis}",
+            "calibrate the quantizer again",
+        )

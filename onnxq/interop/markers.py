@@ -21,6 +21,7 @@ from onnxq.graph import (
     load_model,
     name_nodes,
 )
+from onnxq.graph.scopes import replace_items
 from onnxq.interop.marker_flow import Flow, Group, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, SitePlan
@@ -72,9 +73,8 @@ def strip_markers(
     index = GraphIndex(infer_shapes(proto))
     markers = tuple(read_markers(index))
     if not markers:
-        raise ModelError(
-            name or "the model", f"has no {DOMAIN} markers", "export it with its quantizers calibrated", code="Q118"
-        )
+        fix = "export it with its quantizers calibrated"
+        raise ModelError(name or "the model", f"has no {DOMAIN} markers", fix, code="Q118")
     check_quantizers(markers, index, None if quantizers is None else tuple(quantizers))
     found = find_flow(markers, index)
     stripped, placed = _Stripper(proto, index, markers, found).run()
@@ -83,8 +83,7 @@ def strip_markers(
     folded = fold_constants(stripped)
     kept = _keeps_sites(sites, folded)
     final = folded if kept else stripped
-    if not kept and not _keeps_sites(sites, stripped):  # pragma: no cover - a defect of this module
-        raise ModelError(name or "the model", "a site was lost while its marker was taken out", "report this model")
+    assert kept or _keeps_sites(sites, stripped)
     plan = _make_plan(final, sites, target, name, ("constants",) if kept else (), saturation)
     where: dict[str, list[Site]] = {}
     for one, site in zip(placed, plan.sites, strict=True):
@@ -133,9 +132,7 @@ class _Stripper:
         placed = [self._place_group(group, taken) for group in self.flow.groups]
         self.editor.remove_unused()
         out = self.editor.export()
-        kept = [entry for entry in out.opset_import if entry.domain != DOMAIN]
-        del out.opset_import[:]
-        out.opset_import.extend(kept)
+        replace_items(out.opset_import, [entry for entry in out.opset_import if entry.domain != DOMAIN])
         return out, placed
 
     def _bypass_marker(self, marker: Marker) -> None:
@@ -215,16 +212,11 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
         numbers = QParams(numbers.scale.transpose(group.perm), numbers.zero_point.transpose(group.perm), numbers.origin)
     if role is Role.WEIGHT and placed.consumers:
         spec = _choose_storage(spec, engine, index.node(placed.consumers[0].node).op_type)
+    reason = f"quantizer {', '.join(group.sites)}"
     return SitePlan(
-        site=placed.site,
-        role=role,
-        spec=spec,
-        qparams=numbers,
-        rule=RULE,
-        reason=f"quantizer {', '.join(group.sites)}",
-        consumers=placed.consumers,
+        site=placed.site, role=role, spec=spec, qparams=numbers, rule=RULE, reason=reason, consumers=placed.consumers,
         tensor=placed.tensor,
-    )
+    )  # fmt: skip
 
 
 def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:

@@ -80,12 +80,8 @@ def match_cache(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphInd
         unused=unused,
         missing=tuple(missing),
         absent=tuple(
-            MissingSite(
-                site=str(site.site),
-                tensor=site.quantized_tensor.name,
-                nearest=find_nearest(site.quantized_tensor.name, known, 2),
-            )
-            for site in missing
+            MissingSite(site=str(site.site), tensor=tensor, nearest=find_nearest(tensor, known, 2))
+            for site, tensor in ((site, site.quantized_tensor.name) for site in missing)
         ),
         notes=notes,
     )
@@ -148,12 +144,9 @@ def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None
     if len(foreign) == len(cache.entries):
         # Names that TensorRT made up say nothing about the model, so another one is shown if there is one.
         first = named[0] if named else foreign[0]
-        raise CalibrationError(
-            cache.source,
-            f"none of its {len(cache.entries)} names is a tensor of the model; the first is {first!r}",
-            f"name the ONNX file that TensorRT was calibrated with; {suggest_names(first, names)}",
-            code="Q506",
-        )
+        cause = f"none of its {len(cache.entries)} names is a tensor of the model; the first is {first!r}"
+        fix = f"name the ONNX file that TensorRT was calibrated with; {suggest_names(first, names)}"
+        raise CalibrationError(cache.source, cause, fix, code="Q506")
 
 
 def _list_names(index: GraphIndex) -> set[str]:
@@ -171,23 +164,20 @@ def _list_leftovers(
         if entry.name in used:
             continue
         at_first = _find_tensor(before, entry.name)
+        line = UnusedLine(name=entry.name, line=entry.line)
         if entry.name in now:
-            unused.append(UnusedLine(name=entry.name, line=entry.line, reason=_explain_unused(prepared, entry.name)))
+            unused.append(replace(line, reason=_explain_unused(prepared, entry.name)))
         elif at_first is not None and before.is_constant(at_first):
-            unused.append(UnusedLine(name=entry.name, line=entry.line, reason=_CONSTANT))
+            unused.append(replace(line, reason=_CONSTANT))
         elif entry.name in then:
-            maker = _find_producer(before, entry.name)
+            maker = next((node for node in before.nodes if entry.name in node.outputs), None)
             reason = f"preparation folded it: {maker.op_type} {maker.name}" if maker else "preparation folded it"
-            unmatched.append(UnusedLine(name=entry.name, line=entry.line, why=UnmatchedKind.FOLDED, reason=reason))
+            unmatched.append(replace(line, why=UnmatchedKind.FOLDED, reason=reason))
         elif _OWN_NAME.match(entry.name):
-            reason = "a layer TensorRT added itself"
-            unmatched.append(UnusedLine(name=entry.name, line=entry.line, why=UnmatchedKind.TENSORRT, reason=reason))
+            unmatched.append(replace(line, why=UnmatchedKind.TENSORRT, reason="a layer TensorRT added itself"))
         else:
-            close = find_nearest(entry.name, now | then)
-            reason = "the model has no such tensor"
-            unmatched.append(
-                UnusedLine(name=entry.name, line=entry.line, why=UnmatchedKind.UNKNOWN, reason=reason, nearest=close)
-            )
+            close, reason = find_nearest(entry.name, now | then), "the model has no such tensor"
+            unmatched.append(replace(line, why=UnmatchedKind.UNKNOWN, reason=reason, nearest=close))
     return tuple(unmatched), tuple(unused)
 
 
@@ -206,10 +196,6 @@ def _explain_unused(index: GraphIndex, name: str) -> str:
 def _find_tensor(index: GraphIndex, name: str) -> TensorId | None:
     """The tensor of this name in the first scope that has one: caches know no scopes."""
     return next((t for scope in index.scopes if (t := index.resolve(name, scope)) is not None), None)
-
-
-def _find_producer(index: GraphIndex, name: str) -> NodeRef | None:
-    return next((node for node in index.nodes if name in node.outputs), None)
 
 
 class _Kin:
@@ -252,7 +238,7 @@ def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
         return False
     # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":
-        source = index.resolve(node.inputs[0], node.scope)
+        source = index.input(node, 0)
         return source is not None and index.dtype(source) in _FLOATS and node.attrs.get("to") in _FLOATS
     return node.op_type in _SAME_VALUES
 

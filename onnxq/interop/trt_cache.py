@@ -10,8 +10,9 @@ A scale is the dynamic range divided by 127, a float32 in big-endian hex; leadin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,6 @@ from numpy.typing import NDArray
 
 from onnxq.errors import CalibrationError
 from onnxq.files import read_input
-from onnxq.plan import Plan
-from onnxq.sites import Role
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -28,6 +27,8 @@ HEADER = "TRT-8601-EntropyCalibration2"
 
 _HEADER = re.compile(r"TRT-[0-9A-Za-z.]+-\w+")
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}")
+_fault = partial(CalibrationError, code="Q505")
+_AGAIN = "calibrate with TensorRT again, or quantize with samples"
 # Faults listed in an error.
 _SHOWN = 5
 # Bytes. A line stands for a tensor, and no network has a million.
@@ -63,9 +64,7 @@ def read_cache(source: str | Path) -> Cache:
     try:
         data = read_input(path, CalibrationError, limit=_MOST_BYTES, pipes=True)
     except OSError as error:
-        raise CalibrationError(
-            path, error.strerror or str(error), "name TensorRT's calibration cache", code="Q505"
-        ) from error
+        raise _fault(path, error.strerror or str(error), "name TensorRT's calibration cache") from error
     try:
         return parse_cache(data, source=str(path))
     except CalibrationError as error:
@@ -78,16 +77,12 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
     # Blank lines in front of the header do no harm.
     number = next((k for k, line in enumerate(lines, 1) if line.strip()), 0)
     if not number:
-        raise CalibrationError(source, "is empty", _AGAIN, code="Q505")
+        raise _fault(source, "is empty", _AGAIN)
     header = lines[number - 1].strip()
     if not _HEADER.fullmatch(header):
-        raise CalibrationError(
-            f"{source}:{number}",
-            f"{_shorten(header)} is no header like {HEADER!r}",
-            "restore the first line of the file that TensorRT wrote, or name the right file",
-            code="Q505",
-            line=number,
-        )
+        cause = f"{_shorten(header)} is no header like {HEADER!r}"
+        fix = "restore the first line of the file that TensorRT wrote, or name the right file"
+        raise _fault(f"{source}:{number}", cause, fix, line=number)
     _check_order(lines[number:], source)
     found = [_parse_entry(line, k) for k, line in enumerate(lines[number:], number + 1) if line.strip()]
     entries = [entry for entry in found if isinstance(entry, Entry)]
@@ -95,58 +90,25 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
     faults += _find_repeated(entries)
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-        raise CalibrationError(
+        raise _fault(
             source,
             "; ".join(faults[:_SHOWN]) + more,
             "mend these lines, or delete them: what then has no scale is listed",
-            code="Q505",
         )
     if not entries:
-        raise CalibrationError(source, "holds a header and no scales", _AGAIN, code="Q505")
+        raise _fault(source, "holds a header and no scales", _AGAIN)
     return Cache(source, header, tuple(entries))
-
-
-_AGAIN = "calibrate with TensorRT again, or quantize with samples"
-
-
-def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADER) -> str:
-    """The text of a cache with these scales by tensor name, float32 bit for bit.
-
-    Raises CalibrationError for a scale that is not a finite number above 0 and for a name that no line can hold.
-    """
-    lines = [header]
-    for name, scale in scales.items():
-        value = np.float32(scale)
-        if name != name.strip() or not name or len(name.splitlines()) != 1:
-            raise CalibrationError(repr(name), "cannot stand in a calibration cache", "rename the tensor", code="Q505")
-        if not (np.isfinite(value) and value > 0):
-            raise CalibrationError(
-                name, f"scale {value} is not a finite number above 0", "calibrate it again", code="Q505"
-            )
-        lines.append(f"{name}: {int(value.view(np.uint32)):08x}")
-    return "\n".join(lines) + "\n"
-
-
-def collect_scales(plan: Plan) -> dict[str, np.float32]:
-    """The scales of a plan's symmetric activations by tensor name, for `write_cache`."""
-    found: dict[str, np.float32] = {}
-    for site in plan.sites:
-        numbers = site.qparams
-        if site.role in (Role.WEIGHT, Role.BIAS) or numbers is None or numbers.zero_point.any():
-            continue
-        found.setdefault(site.quantized_tensor.name, np.float32(numbers.scale))
-    return found
 
 
 def _decode_text(data: bytes, source: str) -> str:
     binary = "is binary; a calibration cache of TensorRT is text"
     fix = "ONNX Runtime's calibration.flatbuffers is another format: name the file that TensorRT's calibrator wrote"
     if b"\0" in data:
-        raise CalibrationError(source, binary, fix, code="Q505")
+        raise _fault(source, binary, fix)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CalibrationError(source, binary, fix, code="Q505") from error
+        raise _fault(source, binary, fix) from error
 
 
 def _parse_entry(line: str, number: int) -> Entry | str:
@@ -180,11 +142,10 @@ def _check_order(lines: list[str], source: str) -> None:
     absurd, likely = ~_are_plausible(words), _are_plausible(words.byteswap())
     # More than half: a few implausible scales may also be right as they are.
     if (absurd & likely).sum() * 2 > len(digits):
-        raise CalibrationError(
+        raise _fault(
             source,
             "most of its scales make sense only with their bytes swapped",
             "write them big-endian, as TensorRT does: struct.pack('>f', scale).hex()",
-            code="Q505",
         )
 
 

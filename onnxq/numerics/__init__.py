@@ -5,12 +5,10 @@ ranges     [lo, hi] -> scale and zero point; the float Clip that enforces a narr
 weights    ranges of constants, per tensor, channel or block
 saturation weights whose products a kernel adds in 16 bits
 bias       int32 biases with scale s_x * s_w that cannot overflow
-packing    two 4-bit values per byte
 blas       number of threads of matrix products
 """
 
 from onnxq.numerics.bias import bias_qparams, floor_weight_scale
-from onnxq.numerics.packing import pack_int4, unpack_int4
 from onnxq.numerics.ranges import clip_bounds, qparams_from_range, scale_floor, symmetric_steps
 from onnxq.numerics.rounding import align_qparams, cast_scale, dequantize, fake_quant, list_quantized_values, quantize
 from onnxq.numerics.saturation import (
@@ -43,7 +41,6 @@ __all__ = [
     "limit_sums",
     "list_quantized_values",
     "needs_bound",
-    "pack_int4",
     "pair_neighbours",
     "qparams_from_range",
     "quantize",
@@ -51,6 +48,5 @@ __all__ = [
     "round_within_sum",
     "scale_floor",
     "symmetric_steps",
-    "unpack_int4",
     "weight_qparams",
 ]

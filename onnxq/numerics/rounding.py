@@ -25,19 +25,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnxq.errors import PlanError
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
-# Sub-byte values take one byte each here; `numerics.packing` is applied when they are written.
-_NUMPY_TYPE = {
-    "int4": np.int8,
-    "uint4": np.uint8,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "int16": np.int16,
-    "uint16": np.uint16,
-    "int32": np.int32,
-    "float8e4m3fn": ml_dtypes.float8_e4m3fn,
-}
-
 Aligned = tuple[NDArray[Any], NDArray[np.int32]]
+
+
+def _find_type(spec: QuantSpec) -> np.dtype[Any]:
+    # Sub-byte values take one byte each here; they are packed when they are written.
+    return np.dtype(ml_dtypes.float8_e4m3fn if spec.is_float else spec.numpy_storage)
 
 
 def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
@@ -54,14 +47,14 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
         scaled = np.asarray(values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width))
         if spec.is_float:
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
-            return np.asarray(scaled.astype(_NUMPY_TYPE[spec.storage]))
+            return np.asarray(scaled.astype(_find_type(spec)))
         np.rint(scaled, out=scaled)
         # fmax and fmin ignore NaN on one side, so NaN becomes qmin.
         np.fmax(scaled, (spec.qmin - zero).astype(width), out=scaled)
         np.fmin(scaled, (spec.qmax - zero).astype(width), out=scaled)
         levels = scaled.astype(np.int32)
     levels += zero
-    return levels.astype(_NUMPY_TYPE[spec.storage])
+    return levels.astype(_find_type(spec))
 
 
 def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> NDArray[Any]:
@@ -127,7 +120,7 @@ def list_quantized_values(spec: QuantSpec) -> NDArray[np.float64]:
     """List the quantized values of a spec in ascending order: integers, or the 253 uneven values of FP8."""
     if not spec.is_float:
         return np.arange(spec.qmin, spec.qmax + 1, dtype=np.float64)
-    every = np.arange(256, dtype=np.uint8).view(_NUMPY_TYPE[spec.storage]).astype(np.float64)
+    every = np.arange(256, dtype=np.uint8).view(_find_type(spec)).astype(np.float64)
     return np.unique(every[np.isfinite(every)])
 
 

@@ -32,7 +32,7 @@ MOST = 128
 _FEWEST_BITS = 8
 # From 1 in steps of 3 % to 2, at which even two weights of 127 have room.
 _FACTORS = tuple(1.03**k for k in range(24))
-_INT8, _INT16 = np.iinfo(np.int8), np.iinfo(np.int16)
+_INT8 = np.iinfo(np.int8)
 
 
 def pair_neighbours(values: ArrayLike, order: SumOrder) -> NDArray[Any]:
@@ -163,23 +163,6 @@ def round_within_sum(
     share = np.minimum(np.maximum(share, MOST - most[1]), most[0])
     one[over], two[over] = share * sign, np.minimum(MOST - share, most[1]) * sign
     return one, two
-
-
-def multiply_saturating(x: ArrayLike, w: ArrayLike) -> NDArray[np.int32]:
-    """Compute x @ w as the kernels without VNNI do: neighbours along K are added in 16 bits with saturation.
-
-    x: uint8 [..., K]. w: int8 [K, N]. The reference for such kernels; without saturation it is the exact product.
-    """
-    left, right = np.asarray(x), np.asarray(w)
-    if left.dtype != np.uint8 or right.dtype != np.int8:
-        raise TypeError(f"uint8 times int8, not {left.dtype} times {right.dtype}")
-    size = right.shape[0]
-    total = np.zeros((*left.shape[:-1], right.shape[1]), np.int32)
-    for k in range(0, size, 2):
-        last = min(k + 2, size)
-        products = left[..., k:last, None].astype(np.int32) * right[k:last].astype(np.int32)
-        total += np.clip(products.sum(axis=-2), _INT16.min, _INT16.max)
-    return total
 
 
 def _to_rows(array: NDArray[Any], order: SumOrder) -> NDArray[Any]:

@@ -65,6 +65,7 @@ def per_channel(value: NDArray[Any], rank: int, axis: int, channels: int) -> Arr
     if any(dim != 1 for k, dim in enumerate(shape) if k != axis % rank):
         return None
     flat = value.astype(np.float64).reshape(-1)
+    # inf and NaN stay where they are: folded, they would spread over whole channels.
     if flat.size not in (1, channels) or not np.isfinite(flat).all():
         return None
     return flat if flat.size == channels and channels > 1 else flat.reshape(())
@@ -77,5 +78,6 @@ def round_to_type(value: Array64, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         narrow = value.astype(dtype)
     wide = narrow.astype(np.float64)
     largest = float(np.abs(value).max(initial=0.0))
+    # A unit in the last place of the largest value.
     limit = float(ml_dtypes.finfo(dtype).eps) * largest  # type: ignore[no-untyped-call]
     return narrow if bool(np.all(np.abs(wide - value) <= limit)) else None

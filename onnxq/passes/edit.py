@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.errors import PlanError
 from onnxq.graph import Editor, ModelLike, NodeRef
 from onnxq.graph.scopes import walk_graphs
+from onnxq.passes.affine_core import Array64, round_to_type
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, Refusal, TensorId
 
 
 class Edit:
@@ -30,8 +34,18 @@ class Edit:
         """The edited model, without the nodes and initializers that nothing depends on any more."""
         self._editor.remove_unused()
         proto = self._editor.export()
-        _trim(proto, self._rewritten)
+        # An operator may take fewer inputs than the one whose place it takes.
+        for _, graph in walk_graphs(proto.graph):
+            for node in graph.node:
+                while node.name in self._rewritten and node.input and not node.input[-1]:
+                    del node.input[-1]
         return proto
+
+    def finish(
+        self, name: str, changed: Sequence[str], skipped: Sequence[Refusal] = ()
+    ) -> tuple[ModelLike, PassReport]:
+        """The edited model, or the one given where nothing changed, and the report of the pass of this name."""
+        return (self.export() if changed else self._proto), PassReport(name, tuple(changed), tuple(skipped))
 
     def become(
         self, node: NodeRef, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any], domain: str = ""
@@ -59,17 +73,17 @@ class Edit:
 
         The tensor keeps the name that had this value before: the last one's.
         """
-        final = TensorId(chain[-1].outputs[0], chain[-1].scope)
+        final = chain[-1].result
         readers = self._editor.consumers(final)
         for follower in chain:
             self._editor.remove_node(follower.name)
-        self._editor.rename_tensor(TensorId(node.outputs[0], node.scope), final.name)
+        self._editor.rename_tensor(node.result, final.name)
         for edge in readers:
             self._editor.replace_input(edge, final.name)
 
     def bypass(self, node: NodeRef, source: TensorId) -> None:
         """Take out a node that merely repeats `source`: its readers read that."""
-        self._editor.rewire(TensorId(node.outputs[0], node.scope), source.name)
+        self._editor.rewire(node.result, source.name)
         self._editor.remove_node(node.name)
 
     def remove(self, node: NodeRef) -> None:
@@ -94,15 +108,16 @@ class Edit:
         node = view.index.node(edge.node)
         held = view.tensor(node, edge.index)
         if held is not None and view.owned(held):
+            # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)
             return
         base = f"{node.name}/{'weight' if edge.index == 1 else 'bias'}" if held is None else f"{held.name}/{node.name}"
         self._editor.replace_input(edge, self.constant(edge.scope, base, value))
 
-
-def _trim(proto: ModelLike, names: set[str]) -> None:
-    """Drop the trailing empty inputs of rewritten nodes: an operator may take fewer inputs than the one it replaces."""
-    for _, graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            while node.name in names and node.input and not node.input[-1]:
-                del node.input[-1]
+    def set_rounded(self, view: View, edge: Edge, value: Array64, dtype: np.dtype[Any]) -> None:
+        """`set_constant` with the value rounded to a float type. Raises PlanError where that overflows."""
+        narrow = round_to_type(value, dtype)
+        if narrow is None:
+            cause = f"the factors or shifts that the plan gives it overflow {dtype}"
+            raise PlanError(str(edge), cause, "plan the model again", code="Q404")
+        self.set_constant(view, edge, narrow)

@@ -90,7 +90,7 @@ class Promotion:
     least: the figure asked for. met: by `value`, measured on the finished model: for dB on samples nothing was chosen
     on. operators: how many were promoted, left: how many stayed. samples: those that the steps were judged on. note:
     why it stopped, where the request is not met. part: the slices of an output that `value` is of, like
-    "output0[:, 4:, :]", "" where it is of a whole output.
+    "output0[:, 4:, :]", "" where it is of a whole output. required: somebody asked for it.
     """
 
     asked: str
@@ -105,3 +105,4 @@ class Promotion:
     samples: int = 0
     note: str = ""
     part: str = ""
+    required: bool = False

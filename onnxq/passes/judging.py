@@ -51,6 +51,7 @@ class Evaluator:
                 session = trial_session(state, plan)
                 found = self.float_outputs(state.model).measure(session, tick=task.advance).results()
             self._errors[key] = (state.model, plan, found)
+            # Each holds a model and a plan with all its integers.
             if len(self._errors) > _PLANS:
                 self._errors.popitem(last=False)
         return self._errors[key][2]
@@ -73,6 +74,7 @@ class Evaluator:
 
         `score` may hang on one sample alone: one letter of a line of text that is read otherwise.
         """
+        # Both on each sample, so that hard and easy ones count alike: only the differences have a spread.
         each = [self.measure_each(state, one, progress=progress) for one in (plan, than)]
         gains = [_mean_db(one) - _mean_db(other) for one, other in zip(*each, strict=True)]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
@@ -93,6 +95,7 @@ def trial_session(state: State, plan: Plan) -> Session:
     """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
     if must_judge_as_run(plan):
         return Session(build_quantized(state, plan))
+    # Weights in float once, where ORT would dequantize them in every run.
     return Session(dequantize_weights(write_pairs(state, plan)), optimize=False)
 
 

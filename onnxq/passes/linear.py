@@ -37,12 +37,19 @@ class Linear:
     bias_at: tuple[NodeRef, int] | None
     bias: Array64
 
+    def owns_constants(self, view: View) -> bool:
+        """True when nothing else reads its weight and its bias."""
+        places = [(self.node, 1)] + ([] if self.bias_at is None else [self.bias_at])
+        tensors = (view.tensor(node, k) for node, k in places)
+        return all(tensor is None or view.owned(tensor) for tensor in tensors)
+
 
 def find_linear(view: View, node: NodeRef) -> Linear | None:
     """The linear operator a node is, None when its weight or bias is computed at run time or has another form."""
     if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
     weight = view.constant(node, 1)
+    # Of constant data it is no layer.
     if weight is None or not is_float(weight) or weight.ndim < 2 or view.is_constant(node, 0):
         return None
     if node.op_type == "MatMul":
@@ -68,7 +75,8 @@ def _gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Lin
     held = np.zeros(())
     if bias is not None:
         column = per_channel(bias, 2, 1, weight.shape[axis])
-        if column is None:  # a C that differs by row is no bias
+        # A C that differs by row is no bias.
+        if column is None:
             return None
         held = column * float(node.attrs.get("beta", 1.0))
     return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), held)
@@ -77,6 +85,7 @@ def _gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Lin
 def _matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
     channels, out = weight.shape[1], view.output(node)
     known = view.rank(out)
+    # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
     source = view.tensor(node, 0)
     rank = known or max(1, view.least_rank(source) if source is not None else 1)
     last, bias_at, bias = node, None, np.zeros(())
@@ -112,7 +121,8 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Affine:
             break
         a, c = step
         following = Affine(found.a * a, found.c * a + c, (*found.nodes, node))
-        if op.bias_at is None and np.any(following.c):  # a bare MatMul has nowhere to put it
+        # A bare MatMul has nowhere to put it.
+        if op.bias_at is None and np.any(following.c):
             break
         found, tensor = following, view.output(node)
     return found
@@ -136,7 +146,8 @@ def _step(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array
 def _batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
     if k != 0 or any(node.outputs[1:]) or node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1):
         return None
-    if op.channel_axis != 1 and not (op.rank_known and op.rank == 2):  # BatchNormalization's channel axis is 1
+    # BatchNormalization's channel axis is 1, a MatMul's the last.
+    if op.channel_axis != 1 and not (op.rank_known and op.rank == 2):
         return None
     held = [view.constant(node, i) for i in range(1, 5)]
     if any(value is None or value.shape != (op.channels,) for value in held):
@@ -166,6 +177,7 @@ def scalar_source(view: View, op: Linear) -> Source | None:
             break
         k = 1 if view.scalar(node, 0) is not None else 0
         constant, x = view.scalar(node, 1 - k), view.tensor(node, k)
+        # A constant of more axes than x gives the result a higher rank.
         if constant is None or x is None or constant[1] > view.least_rank(x):
             break
         step = _scalar_step(node.op_type, constant[0], k)

@@ -11,6 +11,7 @@ from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
 
 MEASURED = (Role.ACTIVATION, Role.OUTPUT)
+# Sites that a line names for each observer; a network has hundreds.
 _SHOWN = 4
 
 

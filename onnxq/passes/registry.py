@@ -19,12 +19,15 @@ from onnxq.passes.rounding.samples import AUGMENTED
 PASSES: tuple[Pass, ...] = (
     *REWRITES,
     *EQUALIZATION,
+    # Before whatever judges plans by their outputs: those of wrong ranges say little.
     *RANGES,
     SENSITIVE_OPS,
+    # Widths and places of pairs before weights are rounded for them.
     WEIGHT_BITS,
     ATTENTION,
     *ROUNDING,
     ATTENTION_AGAIN,
+    # Last, as it pays in speed for what all others could not mend; weights are then rounded for what is left.
     PROMOTION,
     ROUNDING_AGAIN,
 )

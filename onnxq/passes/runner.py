@@ -28,6 +28,7 @@ def run_pass(entry: Pass, ctx: RunContext, state: State) -> State:
         return state
     if entry.stage is not Stage.REWRITE and not entry.fast and ctx.config.effort == "fast":
         return state
+    # Last of the questions: it may look at the whole model.
     applies = entry.applies(ctx, state)
     if isinstance(applies, Outcome):
         ctx.journal.append(PassReport(entry.name, outcome=applies))
@@ -53,6 +54,7 @@ def _attempt(entry: Pass, ctx: RunContext, state: State) -> Attempt:
     after, report = _judge(entry, ctx, state, *entry.run(ctx, state))
     if report.outcome is not Outcome.WORSE or entry.retry is None:
         return after, (report,)
+    # From the state before, and with reports of both, so that a rollback is not hidden by what came of it.
     second, again = _judge(entry, ctx, state, *entry.retry(ctx, state))
     return second, (report, again)
 
@@ -61,10 +63,9 @@ def _judge(entry: Pass, ctx: RunContext, before: State, after: State, report: Pa
     """The state that the comparison prefers, and the report with its figures."""
     if report.outcome is not Outcome.KEPT or entry.trial is None:
         return after, report
-    scores = entry.trial.score(ctx, before), entry.trial.score(ctx, after)
-    if scores[0] is not None and scores[1] is not None:
-        figures = scores[0], scores[1]
-        if entry.trial.keeps(ctx, before, after, *figures):
-            return after, replace(report, trial_db=figures)
-        return before, replace(report, outcome=Outcome.WORSE, trial_db=figures, changed=())
-    return before, replace(report, outcome=Outcome.WORSE, changed=())
+    old, new = entry.trial.score(ctx, before), entry.trial.score(ctx, after)
+    # What cannot be judged is not kept: every pass is an improvement that was shown.
+    figures = None if old is None or new is None else (old, new)
+    if figures is not None and entry.trial.keeps(ctx, before, after, *figures):
+        return after, replace(report, trial_db=figures)
+    return before, replace(report, outcome=Outcome.WORSE, trial_db=figures, changed=())

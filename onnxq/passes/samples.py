@@ -12,7 +12,7 @@ from onnxq.passes.judging import Evaluator
 
 # Samples of the calibration among the judges of ranges and rounded weights.
 _JUDGES_OF_CALIBRATION = 8
-# The comparison with an equalized model, which is calibrated anew for it, needs few.
+# Samples of the calibration in the comparison with an equalized model, which is calibrated anew for it: few do.
 _TRIAL = 4
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 # Writing and checking, as a multiple of what loading and preparing took, and at least so many seconds.
 _END, _LEAST_END = 2.0, 0.3
-# Beginning something with less than this is of no use.
+# Seconds; beginning something with less is of no use.
 _USELESS = 0.2
 
 
@@ -50,13 +50,13 @@ class TimeBudget:
 
     def prepared(self) -> None:
         """Loading is done: the time reserved for the end is in proportion to that of loading."""
-        self.reserve = max(_LEAST_END, _END * (self.clock() - self.begun))
+        self.reserve = max(_LEAST_END, _END * self.spent())
 
     def left(self) -> float:
         """Seconds until the end must begin; inf without a limit."""
         if self.seconds is None:
             return math.inf
-        return self.seconds - self.reserve - (self.clock() - self.begun)
+        return self.seconds - self.reserve - self.spent()
 
     def spent(self) -> float:
         """Seconds since the beginning."""
@@ -64,7 +64,7 @@ class TimeBudget:
 
     def over(self) -> bool:
         """True when all of it is spent, the reserve too."""
-        return self.seconds is not None and self.clock() - self.begun >= self.seconds
+        return self.seconds is not None and self.spent() >= self.seconds
 
     def tried(self, name: str, share: float, progress: Progress, work: Callable[[Progress], T], otherwise: T) -> T:
         """The result of `work` within this share of the time left, else `otherwise`, and a line that says so."""
@@ -75,14 +75,10 @@ class TimeBudget:
             self.note(name, Shortage.LEFT_OUT)
             return otherwise
         try:
-            return work(self.within(time_left * share, progress))
+            return work(_watch_clock(progress, self.clock, self.clock() + time_left * share))
         except OutOfTime:
             self.note(name, Shortage.GIVEN_UP, seconds=time_left * share)
             return otherwise
-
-    def within(self, seconds: float, progress: Progress) -> Progress:
-        """The progress, whose tasks raise OutOfTime once so many seconds have passed."""
-        return _watch_clock(progress, self.clock, self.clock() + seconds) if self.limited else progress
 
     def fitting(
         self, name: str, samples: Dataset, seed: int, progress: Progress, work: Callable[[Dataset, Progress], T]
@@ -91,6 +87,7 @@ class TimeBudget:
         if not self.limited:
             return work(samples, progress)
         few = samples
+        # Each try knows the pace of the one before, and has half of what is left.
         for _ in range(3):
             count = [0, 0]
             share = self.left() / 2
@@ -101,7 +98,7 @@ class TimeBudget:
                 self._note_samples(name, len(few), len(samples))
                 return done_all
             except OutOfTime:
-                # As many as were done in this half, for half of what is left.
+                # As many as were done in this half, for half of what is left; fewer by a fifth, as the pace varies.
                 done = len(few) * count[0] / max(count[1], 1)
                 few = samples.take(max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed)
         few = few if self.left() > 0 else samples.take(1, seed)
@@ -149,5 +146,6 @@ class _Watched:
         self._task.advance(steps)
         if self._count is not None:
             self._count[0] += steps
+        # Only here: work that cannot report a step cannot be stopped either.
         if self._clock() > self._deadline:
             raise OutOfTime

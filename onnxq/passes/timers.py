@@ -37,5 +37,6 @@ def peak_bytes() -> int:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))) * 1024
     except (OSError, StopIteration):
+        # macOS counts bytes, other systems KiB.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024

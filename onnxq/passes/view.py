@@ -17,14 +17,8 @@ SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 # Without shape inference these still say something about the rank of what they write.
 _LEAST_RANK = {
-    "Conv": 3,
-    "ConvTranspose": 3,
-    "AveragePool": 3,
-    "MaxPool": 3,
-    "GlobalAveragePool": 3,
-    "GlobalMaxPool": 3,
-    "Gemm": 2,
-    "Flatten": 2,
+    **dict.fromkeys(("Conv", "ConvTranspose", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), 3),
+    **dict.fromkeys(("Gemm", "Flatten"), 2),
 }
 
 
@@ -36,9 +30,7 @@ class View:
 
     def tensor(self, node: NodeRef, k: int) -> TensorId | None:
         """Input k of a node, None when it is absent."""
-        if k >= len(node.inputs) or not node.inputs[k]:
-            return None
-        return self.index.resolve(node.inputs[k], node.scope)
+        return self.index.input(node, k)
 
     def output(self, node: NodeRef, k: int = 0) -> TensorId:
         """Output k of a node."""
@@ -53,8 +45,7 @@ class View:
 
     def constant(self, node: NodeRef, k: int) -> NDArray[Any] | None:
         """The value of a constant input, None when it is absent or computed."""
-        tensor = self.tensor(node, k)
-        return None if tensor is None else self.index.constant(tensor)
+        return self.index.input_value(node, k)
 
     def is_constant(self, node: NodeRef, k: int) -> bool:
         """True when input k is there and constant; its value is not decoded."""
@@ -67,6 +58,7 @@ class View:
         if tensor is None or not self.index.is_constant(tensor):
             return None
         shape = self.index.shape(tensor)
+        # By the shape first, so that no large weight is decoded for this.
         if shape is not None and int(np.prod([d if isinstance(d, int) else limit + 1 for d in shape])) > limit:
             return None
         value = self.index.constant(tensor)
@@ -77,6 +69,7 @@ class View:
     def scalar(self, node: NodeRef, k: int) -> tuple[float, int] | None:
         """(value, rank) of a constant input of one element that is finite."""
         value = self.small_constant(node, k)
+        # Formulas with inf or NaN in them are not those of the patterns.
         if value is None or value.size != 1 or not np.isfinite(value).all():
             return None
         return float(value.reshape(())), value.ndim
@@ -84,6 +77,7 @@ class View:
     def sole_reader(self, tensor: TensorId) -> tuple[NodeRef, int] | None:
         """(node, input) that alone reads a tensor, in the tensor's own scope; None for outputs and captured tensors."""
         readers = self.index.consumers(tensor)
+        # A reader in a body may run many times, or not at all.
         if len(readers) != 1 or self.kept(tensor) or readers[0].scope != tensor.scope:
             return None
         return self.index.node(readers[0].node), readers[0].index
@@ -126,4 +120,5 @@ def is_float(value: NDArray[Any]) -> bool:
 
 def tolerance(dtype: int) -> float:
     """How far a constant of this ONNX dtype may stand from its mathematical value by rounding (relative)."""
+    # A unit in the last place of float16, some of float32.
     return 1e-3 if dtype == TensorProto.FLOAT16 else 1e-6

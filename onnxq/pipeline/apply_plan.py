@@ -20,7 +20,6 @@ from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
 from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.prepared import REWRITE_NAMES, load_state
-from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, make_config
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.stale_numbers import renew_numbers
@@ -28,7 +27,6 @@ from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_runtime
 from onnxq.sites import Role
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
@@ -46,6 +44,7 @@ def read_plan(plan: Plan | str | Path) -> Plan:
 
 def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
     """The plan with the model's own numbers at the pairs that it keeps. PlanError for one the model does not have."""
+    # By the pair's DequantizeLinear, whose name no pass changes; the plan may have been made from other weights.
     own = {site.dequantize: site for site in existing.sites}
     sites = []
     for site in plan.existing:
@@ -60,14 +59,12 @@ def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
 def apply(
     model: str | Path | onnx.ModelProto,
     plan: Plan | str | Path,
-    data: object = None,
+    data: object,
+    config: Config,
     *,
-    new_weights: bool = False,
-    config: Config | str | Path | None = None,
-    options: Options = DEFAULT_OPTIONS,
     progress: Progress = silent,
 ) -> Result:
-    """Carry out a plan: the same model and plan give the same bytes anywhere.
+    """Carry out a plan: the same model and plan give the same bytes anywhere; see `onnxq.apply`.
 
     data: needed only when the plan has activation sites without numbers, or with numbers for another spec than it says;
     then they are calibrated. When given, the result is also checked against the float model; a plan of weights alone
@@ -76,33 +73,28 @@ def apply(
     """
     found = read_plan(plan)
     _check_prepare(found)
-    wished = make_config(config, None, options)
-    with use_runtime(wished.runtime):
-        return _apply(model, found, data, wished, new_weights, options, progress)
-
-
-def _apply(
-    model: str | Path | onnx.ModelProto,
-    found: Plan,
-    data: object,
-    wished: Config,
-    new_weights: bool,
-    options: Options,
-    progress: Progress,
-) -> Result:
-    ctx = RunContext(config=wished, timers=Timers(progress), progress=progress, memory_limit=options.memory_limit)
+    ctx = RunContext(config=config, timers=Timers(progress), progress=progress, memory_limit=config.data.memory_limit)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(model, only=found.prepare, target=found.target, journal=ctx.journal, progress=progress)
+        state = load_state(
+            model,
+            only=found.prepare,
+            target=found.target,
+            runtime=config.runtime,
+            journal=ctx.journal,
+            progress=progress,
+        )
+        # Before the plan is fitted: its anchors are structural ids of the equalized model.
         state = replay_scalings(state, found.scalings)
         index = GraphIndex(state.model)
-        found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=new_weights)
+        found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=config.apply.new_weights)
         check_specs(found, index)
         if found.existing:
             found = _with_own_numbers(found, find_existing(state.model))
-        samples = None if data is None else read_data(state, data, wished, progress=progress)
+        samples = None if data is None else read_data(state, data, config, progress=progress)
         ctx = replace(ctx, samples=samples)
     with ctx.timers.run("calibrate", "calibrating"):
         found, lines = renew_numbers(ctx, state, found)
+    # Nothing was calibrated on the made-up inputs, so a check on them is fair, if not telling.
     if samples is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
         ctx = _make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
@@ -117,6 +109,7 @@ def _make_samples(ctx: RunContext, state: State) -> RunContext:
         quiet = ctx.config.verify.model_copy(update={"latency": False})
         samples = read_data(state, None, ctx.config, progress=ctx.progress)
     except OnnxqError:
+        # Inputs that nothing can be made up for: the check is a courtesy, which `apply` can do without.
         return ctx
     return replace(ctx, samples=samples, config=ctx.config.model_copy(update={"verify": quiet}))
 

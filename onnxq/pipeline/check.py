@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxq.errors import ModelError
-from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.compare import compare_models
 from onnxq.graph import GraphIndex, ModelLike
+from onnxq.passes.journal import LOST_DB
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import Session, detect_cpu, time_models
@@ -30,11 +31,13 @@ def check_model(
     after: ModelLike,
     samples: Iterable[Mapping[str, Array]],
     *,
+    few: Iterable[Mapping[str, Array]] = (),
     threads: int = 0,
     optimized: bool = True,
 ) -> ModelCheck:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
+    few: other samples, where `samples` are too few to tell; they give no figures, but a note if answers are lost.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8), their columns
     are NaN and the notes say so.
     Raises ModelError when ORT cannot load or run `after`.
@@ -50,14 +53,11 @@ def check_model(
             raise
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
         notes = (Caution("W116", text),)
-    count = 0
-
-    def counted() -> None:
-        nonlocal count
-        count += 1
-
+    ran: list[None] = []
     pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
-    found = compare_models(pairs, samples, on_sample=counted)
+    # The budget may end the samples early, so that only a count says how many there were.
+    found = compare_models(pairs, samples, on_sample=lambda: ran.append(None))
+    count = len(ran)
     checks = tuple(
         OutputCheck(
             name=off.name,
@@ -70,7 +70,24 @@ def check_model(
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count)))
+    on_others = compare_models({"off": (reference, plain)}, few)["off"]
+    lost = _note_losses(checks, on_others, count)
+    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count), *lost))
+
+
+def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
+    """A note for each output that is near the float model's on the samples held back and far from it on others."""
+    near = {check.name for check in checks if check.sqnr_db[0] >= LOST_DB}
+    return tuple(
+        Caution(
+            "W108",
+            f"output {found.name!r} is far from the float model's ({found.sqnr_db:.1f} dB) on samples it was "
+            f"calibrated with, though not on the {samples} held back, which are few: give more samples, or check the "
+            "task's own metric",
+        )
+        for found in others
+        if found.name in near and found.sqnr_db < LOST_DB
+    )
 
 
 def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[Caution, ...]:
@@ -92,12 +109,11 @@ def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *
     slow, fast = found["float"], found["int8"]
     # The median of the ratios round by round: a busy moment hits both models of a round alike.
     ratio = fast.speedup(slow)
-    reason = ""
-    if ratio < 1:
-        reason = (
-            "what runs in integers saves less than quantizing and dequantizing costs on this machine; "
-            "`placement='measured'` looks for a faster placement of int8 pairs"
-        )
+    reason = (
+        "what runs in integers saves less than quantizing and dequantizing costs on this machine; "
+        "`placement='measured'` looks for a faster placement of int8 pairs"
+    )
+    # The first axis of the first input that has one: what else is a batch, the model does not say.
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
     return Latency(
         float_ms=slow.median_ms,
@@ -105,10 +121,11 @@ def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *
         threads=threads,
         batch=batch,
         cpu=detect_cpu(),
-        reason=reason,
+        reason=reason if ratio < 1 else "",
     )
 
 
+# Operators that some target quantizes, and those a person asks about even where none of them was.
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool",
           "GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize")  # fmt: skip
 _ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
@@ -130,26 +147,14 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     """Nodes whose float operands all come through a pair."""
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
-        tensor = site.site
-        edges = site.consumers
-        if edges is None:
-            edges = index.consumers(tensor)  # type: ignore[arg-type]
-        for edge in edges:
+        for edge in site.find_readers(index):
             read.setdefault(edge.node, set()).add(edge.index)
-    by_rule = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
-    found = set(by_rule)
+    found = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     for node in index.nodes:
-        if node.name in found:
-            continue
-        data = [k for k, name in enumerate(node.inputs) if name and not _constant(index, name, node.scope)]
+        tensors = ((k, index.input(node, k)) for k in range(len(node.inputs)))
+        data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
-        if node.op_type in _ALWAYS_SHOWN and len(data) < 2:
-            continue
-        if data and set(data) <= read.get(node.name, set()):
+        half = node.op_type in _ALWAYS_SHOWN and len(data) < 2
+        if data and not half and data <= read.get(node.name, set()):
             found.add(node.name)
     return found
-
-
-def _constant(index: GraphIndex, name: str, scope: str) -> bool:
-    tensor = index.resolve(name, scope)
-    return tensor is not None and index.is_constant(tensor)

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import onnx
 
-from onnxq.config import Config, DataConfig, check_number
+from onnxq.config import Command
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
 from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
 from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
-from onnxq.engines.diff.runs import ENGINES
-from onnxq.errors import ConfigError, OutputError
+from onnxq.errors import OutputError
 from onnxq.files import prepare_folder, write_text
-from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
-from onnxq.nearest import suggest_names
-from onnxq.pipeline.quantize_model import Options, make_config
+from onnxq.graph import GraphIndex, add_libraries, load_model, name_nodes, save_model
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
-from onnxq.report import difference_json
-from onnxq.runtime import find_provider, use_libraries
+from onnxq.report.diffs import difference_json
 
-ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
 # Files that bisection may write for a run: a model and its inputs.
 _PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx.data", ".inputs.json"))
@@ -35,95 +30,44 @@ def diff(
     model: ModelSource,
     quantized: ModelSource,
     data: object = None,
-    config: Config | str | Path | None = None,
+    config: Configuration = None,
     *,
-    engines: Sequence[str] = (),
-    layers: bool = False,
-    bisect: bool = False,
-    top_k: int = 1,
-    min_sqnr: float | None = None,
-    min_cosine: float | None = None,
-    max_abs: float | None = None,
-    min_agreement: float | None = None,
-    min_engines: float | None = None,
-    load: Sequence[str | Path] = (),
-    save: str | Path | None = None,
-    keep: int = 16,
-    samples: int | None = None,
-    seed: int | None = None,
-    threads: int = 1,
-    memory_limit: int | None = None,
-    ort_library: Sequence[str | Path] | str | Path = (),
-    plugin: Sequence[str | Path] | str | Path = (),
-    provider: str | None = None,
+    overrides: Overrides = None,
+    out: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Difference:
     """Compare a quantized model with its float one: in ONNX Runtime without and with optimizations, and in TensorRT.
 
-    data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones. config: only
-    its `data` and `runtime` sections are used. ort_library: shared libraries with the models' custom operators; plugin:
-    of TensorRT. provider: of ONNX Runtime with optimizations; without them, the reference, it is the CPU's. engines: of
-    "ort" and "trt"; empty takes ORT and, where it can run, TensorRT. layers: also every matching tensor inside. bisect:
-    find the smallest subgraph in which an engine diverges. top_k, min_agreement: share of the K largest along the last
-    axis that both name. min_engines: SQNR of every engine against ORT without optimizations. load: Polygraphy results
-    of other runs on the same samples. save: a folder for results.json and inputs.json (Polygraphy's, of the first
-    `keep` samples), diff.json and the pieces of bisection.
+    data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones.
+    config, overrides: as for `quantize`, of which the sections `diff`, `data`, `verify` and `runtime` are used; its
+    `provider` runs ONNX Runtime with optimizations, and without them, as the reference, the CPU does.
+    out: a folder for results.json and inputs.json (Polygraphy's, of the first `keep` samples), diff.json and the pieces
+    of bisection; force: overwrite earlier results there.
 
     Returns a Difference; `.holds` is False when a tolerance is unmet or an engine asked for could not run.
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
     """
-    tolerances = Tolerances(
-        min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
-    )  # fmt: skip
-    _check_options(engines, tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
-    folder = None if save is None else Path(save)
-    options = Options(samples=samples, seed=seed, ort_library=ort_library, plugin=plugin, provider=provider)
-    chosen = make_config(config, None, options)
-    request = DiffRequest(
-        engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
-        threads=threads, memory_limit=memory_limit or DiffRequest.memory_limit, tolerances=tolerances,
-        provider=find_provider(chosen.runtime.provider), plugins=chosen.runtime.plugins,
-    )  # fmt: skip
-    with nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force)):
-        data = find_inputs_beside(load[0]) if data is None and load else data
-        with use_libraries(chosen.runtime.libraries):
-            result = _compare((model, quantized), data, chosen.data, request, load, progress)
+    folder = None if out is None else Path(out)
+    guarded = nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force))
+    with guarded, open_run(model, config, overrides, Command.DIFF) as chosen:
+        wanted = chosen.diff
+        request = DiffRequest(
+            engines=wanted.engines, layers=wanted.layers, bisect=wanted.bisect, top_k=wanted.top_k,
+            keep=wanted.keep if folder is not None else 0, threads=chosen.verify.threads,
+            memory_limit=chosen.data.memory_limit or DiffRequest.memory_limit,
+            provider=chosen.runtime.provider, plugins=chosen.runtime.plugins,
+            tolerances=Tolerances(**{field.name: getattr(wanted, field.name) for field in fields(Tolerances)}),
+        )  # fmt: skip
+        with progress("reading the models"):
+            loaded = [run for path in wanted.load for run in load_results(path)]
+            libraries = chosen.runtime.libraries
+            named, other = (name_nodes(add_libraries(load_model(one).proto, libraries)) for one in (model, quantized))
+        data = find_inputs_beside(wanted.load[0]) if data is None and loaded else data
+        dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
+        result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
         found = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return found if folder is None else _save(found, result, folder, progress)
-
-
-def _compare(
-    models: tuple[ModelSource, ModelSource],
-    data: object,
-    config: DataConfig,
-    request: DiffRequest,
-    load: Sequence[str | Path],
-    progress: Progress,
-) -> DiffResult:
-    """Read the float and the quantized model, the samples and saved results, and compare them."""
-    with progress("reading the models"):
-        loaded = [run for path in load for run in load_results(path)]
-        named, other = name_nodes(load_model(models[0]).proto), load_model(models[1]).proto
-    dataset = load_data(data, GraphIndex(named).inputs, config, named, progress=progress)
-    return compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
-
-
-def _check_options(
-    engines: Sequence[str], tolerances: Tolerances, memory_limit: int | None, **counts: tuple[int, int]
-) -> None:
-    """ConfigError for an unknown engine, a tolerance that is no number, or a count below its least.
-
-    counts: (count, least) by name.
-    """
-    for name in engines:
-        if name not in ENGINES:
-            raise ConfigError(f"engine {name!r}", "there is no such engine", suggest_names(name, ENGINES), code="Q312")
-    for name, value in vars(tolerances).items():
-        check_number(name, value)
-    for name, (count, least) in counts.items():
-        check_number(name, count, low=least, whole=True)
-    check_number("memory_limit", memory_limit, low=1, whole=True)
 
 
 def _path(source: ModelSource) -> str:
@@ -145,13 +89,14 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
     with progress("writing the results"):
         files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
+        # An earlier run may have found more places than this one.
         for name in _PIECES:
             (folder / name).unlink(missing_ok=True)
         for piece in result.pieces:
             stem = f"bisect-{piece.bisection.run}"
             path = folder / f"{stem}.onnx"
             save_model(piece.proto, path, overwrite=True)
-            save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
+            save_feeds(folder / f"{stem}.inputs.json", piece.feeds)
             files += [str(path), str(folder / f"{stem}.inputs.json")]
             bisections.append(replace(piece.bisection, path=str(path)))
     files.append(str(folder / REPORT))
@@ -159,6 +104,7 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
     notes = found.notes
     if count < found.samples:
         notes = (*notes, f"the outputs of the first {count} of {found.samples} samples were saved")
+    # Last, with the list of all other files in it.
     found = replace(found, saved=tuple(files), bisections=tuple(bisections) or found.bisections, notes=notes)
     write_text(folder / REPORT, difference_json(found), overwrite=True)
     return found

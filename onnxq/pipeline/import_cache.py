@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
+from onnxq.config import Config, Rule, RuleSet
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers, match_cache, read_cache, set_scales
@@ -18,71 +19,67 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.pipeline.prepared import load_state
-from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, draft_placement, make_config
+from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_runtime
 from onnxq.sites import Caution, Refusal
 
+# Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
+# Passes that make tensors which neither the model nor TensorRT, fusing it, has.
 _MAKES_TENSORS = frozenset({"scalars"})
+
+
+def choose_target(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
+    given = {"target": "trt", **{key: value for key, value in (overrides or {}).items() if value is not None}}
+    # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
+    fitting = {"activations.scheme": "symmetric", "activations.signed": True} if given["target"] == "ort" else {}
+    return {**fitting, **given}
 
 
 def import_calibration(
     cache: str | Path | Cache,
     model: str | Path | onnx.ModelProto,
-    data: object = None,
-    config: Config | str | Path | None = None,
+    data: object,
+    config: Config,
     *,
-    target: str | None = None,
-    allow_missing: bool = False,
-    options: Options = DEFAULT_OPTIONS,
     progress: Progress = silent,
 ) -> Imported:
     """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
     scales = cache if isinstance(cache, Cache) else read_cache(cache)
-    wished = _demand_symmetric(config, target, options)
-    with use_runtime(wished.runtime):
-        return _import(scales, model, data, wished, allow_missing, options, progress)
-
-
-def _import(
-    scales: Cache,
-    model: str | Path | onnx.ModelProto,
-    data: object,
-    wished: Config,
-    allow_missing: bool,
-    options: Options,
-    progress: Progress,
-) -> Imported:
+    _demand_symmetric(config)
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
-    state = load_state(model, skip=wished.skip, target=wished.target, progress=progress)
-    trial = _attempt(scales, state, read_data(state, data, wished, progress=progress), wished, name, progress)
+    state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
+    trial = _attempt(scales, state, read_data(state, data, config, progress=progress), config, name, progress)
     notes: tuple[Caution, ...] = ()
+    # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     made = sorted(frozenset(trial.state.rewrites) & _MAKES_TENSORS)
     if made and _lacks_own_tensor(trial):
-        state = load_state(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
-        other = _attempt(scales, state, trial.samples, wished, name, progress)
+        skip = (*config.skip, *made)
+        state = load_state(model, skip=skip, target=config.target, runtime=config.runtime, progress=progress)
+        other = _attempt(scales, state, trial.samples, config, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other
             text = f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have"
             notes = (Caution("W114", text),)
-    if trial.found.missing and data is None and not allow_missing:
+    if trial.found.missing and data is None and not config.data.allow_missing:
         raise _refuse_missing(scales, trial.found)
     absent = tuple(replace(one, done="calibrated on the samples") for one in trial.found.absent)
     if trial.found.missing and data is None:
-        trial, absent = _leave_missing_float(trial, wished, scales, name, progress)
+        trial, absent = _leave_missing_float(trial, config, scales, name, progress)
     found, samples = trial.found, trial.samples
     plan = calibrate(
         trial.state.model,
         set_scales(trial.plan, found.entries),
         samples.calibration if data is not None else None,
-        batch=wished.data.batch,
-        memory_limit=options.memory_limit,
+        batch=config.data.batch,
+        memory_limit=config.data.memory_limit,
         progress=progress,
     )
+    # Of the samples only if some of the numbers come from them.
     origin = f"TensorRT calibration cache {Path(scales.source).name} ({scales.header})"
     calibrated = data is not None and absent
     return Imported(
@@ -122,28 +119,20 @@ def _lacks_own_tensor(trial: _Trial) -> bool:
     return any(one.tensor not in names for one in trial.found.absent)
 
 
-def _demand_symmetric(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
-    """The configuration, which must ask for the type that a cache has scales of: symmetric int8 activations."""
-    asked = target or (None if config is not None else "trt")
-    given = config
-    if config is None and asked == "ort":
-        # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
-        preset = load_config("ort-int8")
-        given = preset.model_copy(update={"activations": TensorConfig(observer=preset.activations.observer)})
-    wished = make_config(given, asked, options)
-    wish = wished.activations
-    if wished.mode != "static":
+def _demand_symmetric(config: Config) -> None:
+    """Raise ConfigError unless activations are of the type that a cache has scales of, symmetric int8."""
+    wish = config.activations
+    if config.mode != "static":
         raise ConfigError(
-            wished.source or "mode", "quantizes weights only: there is nothing a calibration cache is for",
+            config.source or "mode", "quantizes weights only: there is nothing a calibration cache is for",
             "choose a static preset, e.g. trt-int8", code="Q321")  # fmt: skip
     if (wish.bits, wish.scheme, wish.is_signed, wish.storage or "int8") != (8, "symmetric", True, "int8"):
         raise ConfigError(
-            f"{wished.source or 'config'}: activations",
+            f"{config.source or 'config'}: activations",
             "a calibration cache holds scales of symmetric int8, and this asks for something else",
             "write `activations: {bits: 8, scheme: symmetric, signed: true}`, or take trt-int8",
             code="Q321",
         )
-    return wished
 
 
 def _refuse_missing(cache: Cache, found: Findings) -> CalibrationError:
@@ -169,6 +158,7 @@ def _leave_missing_float(
     Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
     """
     index = GraphIndex(trial.state.model)
+    # Node -> the tensor that it lacks, over all rounds.
     left: dict[str, str] = {}
     absent: dict[str, MissingSite] = {}
     while trial.found.missing:
@@ -184,6 +174,7 @@ def _leave_missing_float(
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
         trial = _attempt(cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress)
     refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
+    # The rule that leaves them float is ours, and gives another reason than the cache.
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
     floats = tuple(one for one in trial.plan.left_float if one.subject not in left)
     plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)

@@ -20,7 +20,7 @@ from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.state import State
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
-from onnxq.progress import Progress, silent
+from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Latency, Session, detect_cpu, time_models
 from onnxq.sites import LeftFloat
 
@@ -28,11 +28,14 @@ from onnxq.sites import LeftFloat
 _PAYS = 1.02
 # Placements within this of the fastest are a tie, which accuracy decides.
 _TIE = 1.03
+# Candidates that are timed a second time, in twice the rounds.
 _FINALISTS = 4
+_ROUNDS = 9
+# What counts as perfect, dB, so that a candidate of one exact output does not win by infinity.
+_PERFECT_DB = 200.0
 _FLOAT = "float"
 # Models by name, one sample and a number of rounds -> the latency of each model that the engine takes.
 Timer = Callable[[Mapping[str, ModelLike], Mapping[str, Array], int], Mapping[str, Latency]]
-_ROUNDS = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +59,7 @@ def choose_timer(config: Config) -> tuple[Timer, int]:
 
 
 def choose_measured(
-    draft: OnnxPlacement,
+    problem: OnnxPlacement,
     state: State,
     samples: Dataset,
     feeds: Mapping[str, Array],
@@ -72,50 +75,54 @@ def choose_measured(
     beats float it has no sites.
     """
     trials = []
-    candidates = draft.candidates()
+    candidates = problem.candidates()
     with progress("timing placements", len(candidates) + 2) as task:
-        for name, chosen in candidates.items():
-            trial = _build(draft, state, samples, name, chosen)
-            if trial is not None:
-                trials.append(trial)
-            task.advance()
+        for name, chosen in count_items(candidates.items(), task):
+            trial = _build(problem, state, samples, name, chosen)
+            trials += [] if trial is None else [trial]
         first = _measure_speeds(state, trials, feeds, measure, _ROUNDS)
         task.advance()
         # An engine may refuse a candidate.
         timed = [trial for trial in trials if trial.name in first]
         order = sorted(timed, key=lambda trial: -first[trial.name].median)[:_FINALISTS]
+        # The best of many timings is partly luck; those measured again count with the second figure.
         second = _measure_speeds(state, order, feeds, measure, 2 * _ROUNDS)
         task.advance()
     speeds = {**first, **second}
     # Two decimals: the noise of a timing is larger.
     speedups = {trial.name: round(speeds[trial.name].median, 2) for trial in timed}
-    cpu = detect_cpu() if draft.engine.costs else ""
+    cpu = detect_cpu() if problem.engine.costs else ""
     how = PlacementChoice(method=PlacementMethod.MEASURED, cpu=cpu, speedups=speedups)
     fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
     if not fit:
         left = LeftFloat("placement", "no placement ran faster than float on this machine", "measured", "F105")
-        return draft.placed(Choice(frozenset(), (left,)), how)
+        return problem.placed(Choice(frozenset(), (left,)), how)
     fastest = max(speeds[trial.name].median for trial in fit)
     tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
     best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
+    reason = f"float was faster here: placement {best.name!r} won the timing"
+    left_float = tuple(
+        LeftFloat(op.name, reason, "measured", "F105")
+        for op in problem.ops
+        if op.rule.compute and op.name not in best.chosen
+    )
     how = replace(how, candidate=best.name, threads=threads)
-    return draft.placed(Choice(best.chosen, _list_left_float(draft, best.chosen, best.name)), how)
+    return problem.placed(Choice(best.chosen, left_float), how)
 
 
-def _build(draft: OnnxPlacement, state: State, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
+def _build(problem: OnnxPlacement, state: State, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
-    if not chosen:
-        return None
-    plan = draft.placed(Choice(chosen), PlacementChoice())
-    if not plan.sites:
+    plan = problem.placed(Choice(chosen), PlacementChoice()) if chosen else None
+    if plan is None or not plan.sites:
         return None
     try:
         model = build_quantized(state, calibrate(state.model, plan, samples))
         pair = {"q": (Session(state.model), Session(model))}
         found = compare_models(pair, samples.samples())["q"]
     except OnnxqError:
+        # One candidate fewer is no reason to fail: the others can be timed, and float can.
         return None
-    finite = [min(output.sqnr_db, 200.0) for output in found]
+    finite = [min(output.sqnr_db, _PERFECT_DB) for output in found]
     return _Trial(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
 
 
@@ -137,11 +144,3 @@ def _measure_speeds(
         cause = "the engine does not take the float model, so nothing can be compared with it"
         raise VerificationError("placement", cause, "see `onnxq prove` for the reason", code="Q710")
     return {name: _Speed(one.speedup(base), base.min_ms / one.min_ms) for name, one in found.items()}
-
-
-def _list_left_float(draft: OnnxPlacement, chosen: frozenset[str], name: str) -> tuple[LeftFloat, ...]:
-    return tuple(
-        LeftFloat(unit.name, f"float was faster here: placement {name!r} won the timing", "measured", "F105")
-        for unit in draft.units.units
-        if unit.rule.compute and unit.name not in chosen
-    )

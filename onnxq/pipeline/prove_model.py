@@ -2,108 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-
-import onnx
+from typing import Any
 
 from onnxq.annotate import read_model
-from onnxq.config import Config, check_number
+from onnxq.config import Command, Config
 from onnxq.data import Dataset, load_data
 from onnxq.engines.builder.library import ORT
+from onnxq.engines.builder.shapes import parse_shapes
 from onnxq.engines.prove.proof import INT8, Proof
-from onnxq.engines.prove.prove import TIMEOUT, ProveRequest, open_output_folder
+from onnxq.engines.prove.prove import ProveRequest, open_output_folder
 from onnxq.engines.prove.prove import prove_model as _prove
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, name_nodes
-from onnxq.pipeline.quantize_model import Options, make_config
+from onnxq.graph import GraphIndex, add_libraries, name_nodes
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
-
-# Decibels and shares settle within few samples.
-_SAMPLES = 8
 
 
 def prove(
-    model: str | Path | onnx.ModelProto,
-    *,
-    engine: str | None = None,
-    compute_capability: str | None = None,
-    require: Sequence[tuple[str, str]] = (),
-    require_int8: Sequence[str] = (),
-    forbid: Sequence[str] = (),
-    require_exact: bool = False,
+    model: ModelSource,
     data: object = None,
-    config: Config | str | Path | None = None,
-    samples: int | None = None,
-    seed: int | None = None,
-    threads: int = 0,
-    ort_library: Sequence[str | Path] | str | Path = (),
-    plugin: Sequence[str | Path] | str | Path = (),
-    shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
-    compare: str | Path | None = None,
-    save: str | Path | None = None,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    out: str | Path | None = None,
     force: bool = False,
-    reduce: bool = False,
-    timeout: float = TIMEOUT,
     progress: Progress = silent,
 ) -> Proof:
     """Build the engine, and find the kernel that every pair and every heavy node became, and the type it runs in.
 
-    engine: None for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx"
-    where there is no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time for
-    `compute_capability` ("8.6" if None) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort"
-    reads ONNX Runtime's optimized graph. require: (type, pattern) pairs, e.g. ("float16", "MatMul"): heavy nodes that a
-    pattern (glob, /regular expression/ or an operator) selects and that do not run in the type are in `.unmet`;
-    require_int8: patterns for "int8"; forbid: types in which no heavy node may compute. shapes: (min, opt, max) of
-    inputs of no fixed size, by name. compare: the JSON of an earlier proof. save: folder for engine, log and list of
-    kernels; `force` overwrites them. reduce: when the build fails or crashes, find the smallest part that does.
-    timeout: seconds a build may take.
+    config, overrides: as for `quantize`, of which the sections `prove`, `data` and `runtime` are used. `engine`: None
+    for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx" where there is
+    no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time and needs no GPU; "tensorrt" builds for
+    the GPU of this machine; "ort" reads ONNX Runtime's optimized graph. Nodes that do not run in the type that
+    `require`, (type, pattern) pairs, or `require_int8` asks for, and those that compute in a type of `forbid`, are in
+    `.unmet`. out: folder for engine, log and list of kernels; force: overwrite them.
 
     With "ort", `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on CPUs
-    without VNNI. require_exact: none may. data: as for `quantize`, to count on `samples` (8) how often that happens
-    and the error it leaves each output, in `.cost`; threads: of that, 0 takes all. config: for its
-    `data` and `runtime` sections. ort_library: shared libraries with the custom operators of the model, for "ort";
-    plugin: with plugins, for TensorRT.
+    without VNNI. data: as for `quantize`, to count how often that happens and the error it leaves each output, `.cost`.
 
     The build runs in a process of its own: a model that crashes the library, or is refused, gives a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
     """
-    check_number("timeout", timeout, low=0, above=True)
-    check_number("samples", samples, low=1, whole=True)
-    check_number("threads", threads, low=0, whole=True)
-    chosen = make_config(config, None, Options(seed=seed, ort_library=ort_library, plugin=plugin))
-    _check_libraries(engine, ort_library=bool(ort_library), plugin=bool(plugin))
-    folder = None if save is None else Path(save)
-    with open_output_folder(folder, engine, force=force), use_libraries(chosen.runtime.libraries):
-        dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
-        request = ProveRequest(
-            engine=engine, capability=compute_capability, require=(*((INT8, one) for one in require_int8), *require),
-            forbid=tuple(forbid), require_exact=require_exact, dataset=dataset, threads=threads,
-            shapes=dict(shapes or {}), plugins=chosen.runtime.plugins, compare=compare, save=folder, force=force,
-            reduce=reduce, timeout=timeout, progress=progress,
-        )  # fmt: skip
-        return _prove(model, request)
+    folder = None if out is None else Path(out)
+    with open_run(model, config, overrides, Command.PROVE) as chosen:
+        wanted = chosen.prove
+        _check_libraries(wanted.engine, overrides or {})
+        with open_output_folder(folder, wanted.engine, force=force):
+            dataset = None if data is None else _load_samples(model, data, chosen, progress)
+            request = ProveRequest(
+                engine=wanted.engine, capability=wanted.compute_capability,
+                require=(*((INT8, one) for one in wanted.require_int8), *wanted.require), forbid=wanted.forbid,
+                require_exact=wanted.require_exact, dataset=dataset, threads=wanted.threads,
+                shapes=parse_shapes(wanted.shapes), compare=wanted.compare or None, save=folder, force=force,
+                reduce=wanted.reduce, timeout=wanted.timeout, libraries=chosen.runtime.libraries,
+                plugins=chosen.runtime.plugins, progress=progress,
+            )  # fmt: skip
+            return _prove(model, request)
 
 
-def _check_libraries(engine: str | None, *, ort_library: bool, plugin: bool) -> None:
+def _check_libraries(engine: str | None, given: Mapping[str, Any]) -> None:
     """ConfigError for a library of another engine than the one asked for."""
-    cause = "is for {}, and another engine was asked for"
-    if ort_library and engine not in (ORT, None):
-        raise ConfigError("ort_library", cause.format("ONNX Runtime"), "leave it out", code="Q317")
-    if plugin and engine == ORT:
-        raise ConfigError("plugin", cause.format("TensorRT"), "leave it out", code="Q317")
+    for name, title, fits in (("ort_library", "ONNX Runtime", ORT), ("plugin", "TensorRT", None)):
+        other = engine not in (fits, None) if fits else engine == ORT
+        if given.get(name) and other:
+            raise ConfigError(name, f"is for {title}, and another engine was asked for", "leave it out", code="Q317")
 
 
-def _load_samples(
-    model: str | Path | onnx.ModelProto,
-    data: object,
-    config: Config,
-    samples: int | None,
-    progress: Progress,
-) -> Dataset:
+def _load_samples(model: ModelSource, data: object, config: Config, progress: Progress) -> Dataset:
     """The samples that saturation is measured on."""
     with progress("reading the model"):
-        named = name_nodes(read_model(model).proto)
+        named = name_nodes(add_libraries(read_model(model).proto, config.runtime.libraries))
     dataset = load_data(data, GraphIndex(named).inputs, config.data, named, progress=progress)
-    return dataset.take(_SAMPLES if samples is None else samples, config.data.seed)
+    return dataset.take(config.prove.samples, config.data.seed)

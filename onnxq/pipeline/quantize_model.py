@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from onnxq.annotate import find_existing
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, RuntimeConfig, check_limits, check_number, load_config, set_options
+from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.evaluation.metric import load_metric, parse_drop
@@ -22,9 +21,8 @@ from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import FloatReference, RunContext, Stage
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
-from onnxq.passes.mixed_precision.request import FLOAT, UINT16, AccuracyRequest
-from onnxq.passes.mixed_precision.weight_bits import check_budget
-from onnxq.passes.registry import PASSES, check_skip
+from onnxq.passes.mixed_precision.request import AccuracyRequest
+from onnxq.passes.registry import PASSES
 from onnxq.passes.runner import run_stage
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
@@ -40,98 +38,31 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
-from onnxq.runtime import detect_cpu, observe_shapes, use_runtime
-from onnxq.sites import Caution, Role
+from onnxq.runtime import detect_cpu, observe_shapes
+from onnxq.sites import Caution, Role, is_within
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
+# Samples on which the rewrites are proved to have changed nothing; a wrong one shows on the first.
 _EQUALITY_SAMPLES = 2
+# Samples that a measured placement is calibrated with, which is for its speed.
 _TIMING_SAMPLES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of a caller beside model, data and configuration; None leaves the configuration's value."""
-
-    samples: int | None = None
-    seed: int | None = None
-    batch: int | None = None
-    memory_limit: int | None = None
-    placement: str | None = None
-    cpu: str | None = None
-    effort: str | None = None
-    holdout: int | None = None
-    threads: int | None = None
-    latency: bool | None = None
-    min_sqnr: float | None = None
-    metric: str | Callable[[Any], float] | None = None
-    max_drop: float | str | None = None
-    promote_to: str | None = None
-    weight_bits_budget: float | None = None
-    budget: float | None = None
-    ort_library: Sequence[str | Path] | str | Path = ()
-    plugin: Sequence[str | Path] | str | Path = ()
-    provider: str | None = None
-
-    def extend_runtime(self, given: RuntimeConfig) -> RuntimeConfig:
-        """The section with the libraries of custom operators and the plugins that the caller names besides."""
-        update = {"libraries": _list_files(self.ort_library), "plugins": _list_files(self.plugin)}
-        return given.model_copy(update={key: (*getattr(given, key), *paths) for key, paths in update.items()})
-
-    def check(self) -> None:
-        """ConfigError for a number that is none, or is out of its range."""
-        check_number("min_sqnr", self.min_sqnr)
-        check_number("budget", self.budget, low=0, above=True)
-        check_number("memory_limit", self.memory_limit, low=1, whole=True)
-
-    def request(self) -> AccuracyRequest:
-        """The request for accuracy. Raises ConfigError for options that do not go together."""
-        if self.metric is None and self.max_drop is not None:
-            raise ConfigError(
-                "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
-            )
-        if self.metric is not None and self.min_sqnr is not None:
-            raise ConfigError(
-                "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
-            )
-        if self.promote_to not in (None, FLOAT, UINT16):
-            raise ConfigError(
-                f"promote_to: {self.promote_to}", "is no type to promote to", f"use {FLOAT} or {UINT16}", code="Q308"
-            )
-        metric = None if self.metric is None else load_metric(self.metric)
-        drop = parse_drop(0.0 if self.max_drop is None else self.max_drop)
-        return AccuracyRequest(self.min_sqnr, metric, drop, self.promote_to or FLOAT)
-
-
-DEFAULT_OPTIONS = Options()
-
-
-def _list_files(given: Sequence[str | Path] | str | Path) -> tuple[str, ...]:
-    return (str(given),) if isinstance(given, (str, Path)) else tuple(str(path) for path in given)
-
-
-def make_config(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
-    """The configuration with the caller's options on top."""
-    if config is None and target is not None:
-        config = f"{target}-int8"
-    given = load_config(config) if not isinstance(config, Config) else config
-    if target is not None and target != given.target:
+def make_request(config: Config) -> AccuracyRequest:
+    """The request for accuracy. Raises ConfigError for wishes that do not go together."""
+    wished = config.accuracy
+    if wished.metric is None and wished.max_drop is not None:
         raise ConfigError(
-            f"target {target!r}",
-            f"the configuration {given.source!r} is for {given.target!r}",
-            "choose one",
-            code="Q312",
+            "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
         )
-    options.check()
-    paths = {name: f"data.{name}" for name in ("samples", "seed", "batch")}
-    paths |= {name: f"verify.{name}" for name in ("holdout", "threads", "latency")}
-    paths |= {"provider": "runtime.provider"}
-    paths |= {name: name for name in ("placement", "cpu", "effort", "weight_bits_budget")}
-    wished = set_options(given, {path: getattr(options, name) for name, path in paths.items()})
-    wished = wished.model_copy(update={"runtime": options.extend_runtime(wished.runtime)})
-    check_skip(wished)
-    check_budget(wished)
-    return check_limits(wished)
+    if wished.metric is not None and wished.min_sqnr is not None:
+        raise ConfigError(
+            "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
+        )
+    metric = None if wished.metric is None else load_metric(wished.metric)
+    drop = parse_drop(0.0 if wished.max_drop is None else wished.max_drop)
+    return AccuracyRequest(wished.min_sqnr, metric, drop, wished.promote_to)
 
 
 def draft_placement(
@@ -148,6 +79,7 @@ def draft_placement(
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     with progress("observing shapes", min(enough, len(samples.calibration))) as task:
         shapes = observe_shapes(state.model, count_items(islice(samples.calibration.samples(), enough), task))
+    # A body that no sample entered gave no tensors, and calibration would find none either.
     reached = {""} | {tensor.scope for tensor in shapes}
     return state_placement(
         state.model,
@@ -167,10 +99,10 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     working = {node.scope for node in index.nodes if node.op_type in ("Conv", "Gemm", "MatMul")}
     closed = {}
     for scope in index.scopes:
-        if scope in reached or not any(one == scope or one.startswith(scope + "/") for one in working):
+        if scope in reached or not any(is_within(inner, scope) for inner in working):
             continue
-        holder = index.parent(scope)
-        op = holder.op_type if holder is not None else ""
+        parent = index.parent(scope)
+        op = parent.op_type if parent is not None else ""
         closed[scope] = (
             "calibration never ran this branch, so its ranges are unknown"
             if op == "If"
@@ -181,36 +113,20 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
 
 @use_one_blas_thread()
 def quantize(
-    model: str | Path | onnx.ModelProto,
-    data: object = None,
-    config: Config | str | Path | None = None,
-    *,
-    target: str | None = None,
-    options: Options = DEFAULT_OPTIONS,
-    progress: Progress = silent,
+    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Result:
-    """Quantize an ONNX model and check the result against the float one.
-
-    model: path or ModelProto, never changed. data: anything `onnxq.data.load_data` reads; None makes
-    seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
-    Raises an OnnxqError subclass for everything the caller can mend.
-    """
-    wished, request = make_config(config, target, options), options.request()
-    with use_runtime(wished.runtime):
-        return _quantize(model, data, wished, request, options, progress)
-
-
-def _quantize(
-    model: str | Path | onnx.ModelProto,
-    data: object,
-    config: Config,
-    request: AccuracyRequest,
-    options: Options,
-    progress: Progress,
-) -> Result:
-    ctx, name = _make_context(config, request, options, progress), _read_name(model)
+    """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
+    request = make_request(config)
+    ctx, name = _make_context(config, request, progress), _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(model, skip=config.skip, target=config.target, journal=ctx.journal, progress=progress)
+        state = load_state(
+            model,
+            skip=config.skip,
+            target=config.target,
+            runtime=config.runtime,
+            journal=ctx.journal,
+            progress=progress,
+        )
         obstacle = find_obstacle(state, config, measuring=data is not None or request.asked)
         if obstacle is None:
             samples = _read_samples(state, data, ctx)
@@ -223,6 +139,7 @@ def _quantize(
     if obstacle is not None:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
     ctx.budget.prepared()
+    # Channels are scaled before there is a plan, since they change which tensors need what.
     state = run_stage(PASSES, Stage.EQUALIZE, ctx, state)
     with ctx.timers.run("plan", "planning"):
         state = _place(ctx, state, name)
@@ -235,14 +152,14 @@ def _quantize(
     return finalize_run(ctx, state, quantized, source=model)
 
 
-def _make_context(config: Config, request: AccuracyRequest, options: Options, progress: Progress) -> RunContext:
+def _make_context(config: Config, request: AccuracyRequest, progress: Progress) -> RunContext:
     """The context of a run, before there are samples."""
     # A request is carried out whatever the configuration leaves out.
     skip = frozenset(config.skip) - ({PROMOTION} if request.asked else frozenset())
-    budget, timers = TimeBudget(options.budget), Timers(progress)
+    budget, timers = TimeBudget(config.budget), Timers(progress)
     return RunContext(
         config=config, skip=skip, request=request, budget=budget, timers=timers, progress=progress,
-        memory_limit=options.memory_limit,
+        memory_limit=config.data.memory_limit,
     )  # fmt: skip
 
 
@@ -271,6 +188,7 @@ def _demand_float(state: State, name: str) -> None:
     already, plan = count_existing(state), state.planned
     if plan.sites or not already:
         return
+    # Refusals say why the rest of it stays float; one example is enough.
     reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
     fix = "use it as it is, or quantize the float model it was made from"
@@ -306,11 +224,13 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
     With `attention: auto` the plan quantizes attention and `plain` does not.
     """
     config, samples = ctx.config, ctx.data
+    # Of the equalized model, whose tensors are not those of the plan that equalization asked for.
     problem = draft_placement(state, samples, config, name, progress=ctx.progress)
     plain: Plan | None = None
     if config.placement != "measured" or config.mode != "static":
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without
+        # Where the rules for attention find none, both are the same plan and there is nothing to try.
         if config.attention == "auto" and {s.site for s in plan.sites} != {s.site for s in without.sites}:
             plain = without
     else:
@@ -328,30 +248,19 @@ def _read_name(model: object) -> str:
 
 
 def make_plan(
-    model: str | Path | onnx.ModelProto,
-    data: object = None,
-    config: Config | str | Path | None = None,
-    *,
-    target: str | None = None,
-    options: Options = DEFAULT_OPTIONS,
-    progress: Progress = silent,
+    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
-    wished = make_config(config, target, options)
-    with use_runtime(wished.runtime):
-        return _make_plan(model, data, wished, progress)
-
-
-def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config, progress: Progress) -> Plan:
-    state = load_state(model, skip=config.skip, target=config.target, progress=progress)
+    state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
     with progress("planning"):
         state = _place(RunContext(config=config, samples=samples, progress=progress), state, _read_name(model))
+    # Whether attention may be quantized is for samples to say, once there are scales.
     plan = state.planned if state.plain is None else state.plain
-    told = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
-    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *told)
+    left_out = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
+    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return replace(plan, data=samples.description, warnings=warnings)
 
 

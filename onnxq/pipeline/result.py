@@ -38,5 +38,6 @@ class Result:
 
 def model_files(path: Path) -> tuple[Path, ...]:
     """The model file and, when there is one, the external data file written beside it."""
+    # Written only for a model too large for one file, or where that was asked for.
     data = name_data_file(path)
     return (path, data) if data.exists() else (path,)

@@ -10,6 +10,7 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.progress import Progress, count_items, silent
 
+# Most samples held back for the check, and for choices; an eighth of all where that is fewer.
 _MOST_HELD = 16
 # Of more samples than these, others are nearly as extreme as the most extreme one, and looking takes time.
 _FEW = 256
@@ -39,14 +40,16 @@ def read_data(
     calibration, held = dataset.split(wanted, seed, keep)
     trial = held
     if choice and len(held) > 1:
+        # With too few for both, the check keeps one that nothing was chosen on.
         trial, held = held.split(holdout, seed) if len(held) > holdout else held.split(1, seed)
     elif choice:
         trial = calibration
     first = next(iter(held.samples()))
+    # Ranges of all compared plans are observed on the same samples, and of no more than were asked for.
     spare = len(calibration) + len(trial) > count
     ranges = calibration if trial is held or spare else calibration.joined(trial)
     provider = config.runtime.provider
-    description = dataset.describe() + (f"; run on {provider}" if provider != "cpu" else "")
+    description = dataset.describe() + (f"; run on {provider}" if provider else "")
     return Samples(calibration, ranges, trial, held, seen, first, description, dataset.synthetic, seed)
 
 

@@ -1,8 +1,8 @@
-"""Numbers that a plan lacks, or that no longer fit a person's edits of it: computed again, and told."""
+"""Scales that a plan lacks, or that no longer fit a person's edits of it: computed again, with a line for each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from onnxq.calibrate import calibrate
@@ -26,6 +26,7 @@ def renew_numbers(ctx: RunContext, state: State, plan: Plan) -> tuple[Plan, tupl
     plan, lines = _drop_biases(plan, get_index(state.model), stale)
     missing = [site for site in plan.sites if site.qparams is None]
     for site in missing:
+        # Weights and biases have their values in the model; activations only in samples.
         if site.role in _MEASURED and ctx.samples is None:
             cause = stale.get(site.site, "the plan has no scale for it")
             fix = "give samples that it is calibrated on"
@@ -48,15 +49,8 @@ def renew_numbers(ctx: RunContext, state: State, plan: Plan) -> tuple[Plan, tupl
 def _drop_biases(plan: Plan, index: GraphIndex, stale: Mapping[Site, str]) -> tuple[Plan, list[Caution]]:
     """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
     weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in stale]
-    readers: Iterable[str] = (edge.node for site in weights for edge in site.consumers or ())
-    computing = frozenset(readers)
+    computing = {edge.node for site in weights for edge in site.consumers or ()}
     kept = tuple(bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge)))
-    lines = [
-        Caution(
-            "W121",
-            f"{bias.edge}: the model's own bias, since the plan's made up for a weight that is quantized otherwise",
-        )
-        for bias in plan.biases
-        if bias not in kept
-    ]
+    why = "the model's own bias, since the plan's made up for a weight that is quantized otherwise"
+    lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in kept]
     return replace(plan, biases=kept), lines

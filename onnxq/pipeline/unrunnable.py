@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
-from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext
@@ -27,7 +26,10 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
     """
     if config.mode != "weight-only" or config.weight_bits_budget is not None or measuring:
         return None
-    if not _names_other_domains(state.named):
+    nodes = (node for _, graph in walk_graphs(state.named.graph) for node in graph.node)
+    # An operator of another domain may have to come from a library; whether it has to, only ORT knows. A session of a
+    # large model takes seconds, so only those are tried that may fail.
+    if all(node.domain in USUAL_DOMAINS for node in nodes):
         return None
     try:
         Session(state.named, optimize=False)
@@ -36,18 +38,10 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
     return None
 
 
-def _names_other_domains(proto: ModelLike) -> bool:
-    """An operator of another domain may have to come from a library; whether it has to, only ORT knows."""
-    return any(node.domain not in USUAL_DOMAINS for _, graph in walk_graphs(proto.graph) for node in graph.node)
-
-
 def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:
     """The plan of the weights, by shapes that stand in the model alone."""
-    drafted = state_placement(
-        state.model, config, shapes={}, closed={}, before=state.before, prepare=state.rewrites, name=name
-    )
-    plan = drafted.default()
-    return replace(plan, data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
+    problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites, name=name)
+    return replace(problem.default(), data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
 
 
 def quantize_unrun(
@@ -60,6 +54,7 @@ def quantize_unrun(
         plan = calibrate(state.model, plan, None)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_quantized(state, plan)
+    # The context has no samples, so the end of the run checks the interface and nothing else.
     result = finalize_run(ctx, replace(state, plan=plan), quantized, source=source)
     return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))
 

@@ -73,10 +73,10 @@ def _read_plan(text: str, source: str) -> Plan:
         prepare=row.prepare,
         sites=tuple(_read_entry(read, ("sites", k), entry) for k, entry in enumerate(row.sites)),
         float_nodes=row.float_nodes,
-        refusals=tuple(Refusal(one.subject, one.reason, one.fix, one.rule, one.code) for one in row.refusals),
-        left_float=tuple(LeftFloat(one.subject, one.reason, one.rule, one.code) for one in row.left_float),
+        refusals=tuple(Refusal(**dict(one)) for one in row.refusals),
+        left_float=tuple(LeftFloat(**dict(one)) for one in row.left_float),
         kept=row.kept,
-        warnings=tuple(Caution(one.code, one.text) for one in row.warnings),
+        warnings=tuple(Caution(**dict(one)) for one in row.warnings),
         data=row.data,
         placement=_read_placement(row.placement),
         attention=_read_attention(row.attention),
@@ -94,7 +94,8 @@ _FRESH = "compare with a fresh `onnxq plan`"
 
 
 def _plan_dict(plan: Plan) -> dict[str, Any]:
-    return {
+    # None: a key that most plans leave out, since a person reads the file.
+    entries = {
         "schema": plan.schema,
         "target": plan.target,
         "model": plan.model,
@@ -103,8 +104,8 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "opset": plan.opset,
         "prepare": list(plan.prepare),
         "data": plan.data,
-        **({"placement": _placement_dict(plan.placement)} if plan.placement is not None else {}),
-        **({"attention": _attention_dict(plan.attention)} if plan.attention is not None else {}),
+        "placement": None if plan.placement is None else _placement_dict(plan.placement),
+        "attention": None if plan.attention is None else _attention_dict(plan.attention),
         "warnings": [{"code": warning.code, "text": str(warning)} for warning in plan.warnings],
         "kept": list(plan.kept),
         "float_nodes": list(plan.float_nodes),
@@ -112,17 +113,13 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "left_float": [_reason_dict(one) for one in plan.left_float],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
-        # Keys that most plans leave out: a person reads the file.
-        **({"scalings": [scaling_dict(s, write_array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
-        **(
-            {"biases": [_site_name(b.edge) | {"values": write_array(b.values)} for b in plan.biases]}
-            if plan.biases
-            else {}
-        ),
-        **({"lasting": True} if plan.lasting else {}),
-        **({"saturation": plan.saturation} if plan.saturation != "avoid" else {}),
-        **({"existing": [_site_dict(site) for site in plan.existing]} if plan.existing else {}),
+        "scalings": [scaling_dict(one, write_array(one.factors)) for one in plan.scalings] or None,
+        "biases": [_site_name(one.edge) | {"values": write_array(one.values)} for one in plan.biases] or None,
+        "lasting": plan.lasting or None,
+        "saturation": plan.saturation if plan.saturation != "avoid" else None,
+        "existing": [_site_dict(site) for site in plan.existing] or None,
     }
+    return {key: value for key, value in entries.items() if value is not None}
 
 
 def _placement_dict(choice: PlacementChoice) -> dict[str, Any]:
@@ -139,22 +136,14 @@ def _attention_dict(choice: AttentionChoice) -> dict[str, Any]:
 def _read_placement(row: PlacementRow | None) -> PlacementChoice | None:
     if row is None:
         return None
-    return PlacementChoice(
-        method=PlacementMethod(row.method),
-        cpu=row.cpu,
-        candidate=row.candidate,
-        threads=row.threads,
-        speedups=row.speedups or {},
-    )
+    return PlacementChoice(**{**dict(row), "method": PlacementMethod(row.method), "speedups": row.speedups or {}})
 
 
 def _read_attention(row: AttentionRow | None) -> AttentionChoice | None:
     if row is None:
         return None
-    float_db, quantized_db = (math.inf if db is None else db for db in (row.float_db, row.quantized_db))
-    return AttentionChoice(
-        kind=AttentionKind(row.kind), float_db=float_db, quantized_db=quantized_db, samples=row.samples
-    )
+    figures: dict[str, Any] = {key: math.inf if value is None else value for key, value in dict(row).items()}
+    return AttentionChoice(**{**figures, "kind": AttentionKind(row.kind)})
 
 
 def _reason_dict(one: Unquantized) -> dict[str, str]:
@@ -263,9 +252,8 @@ def _read_numbers(read: JsonText, path: Path, row: SiteRow) -> QParams | None:
 def _read_scaling(read: JsonText, position: int, row: ScalingRow) -> Scaling:
     with _locate_errors(read, ("scalings", position)):
         factors = read_array(row.factors, np.float32)
-        return check_scaling(
-            Scaling(name=row.name, tensor=TensorId(row.tensor, row.scope), factors=factors, anchor=row.anchor)
-        )
+        tensor = TensorId(row.tensor, row.scope)
+        return check_scaling(Scaling(name=row.name, tensor=tensor, factors=factors, anchor=row.anchor))
 
 
 def _read_bias(read: JsonText, position: int, row: BiasRow) -> BiasPlan:
@@ -293,14 +281,13 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
 
 def _make_spec(row: SpecRow) -> QuantSpec:
     grain: Granularity = PerTensor()
-    if row.granularity != "tensor" and row.axis is None:
-        raise ValueError(f"granularity {row.granularity!r} needs an axis")
-    if row.granularity == "channel":
-        grain = PerChannel(row.axis or 0)
-    elif row.granularity == "block":
-        if not row.block_size:
+    if row.granularity != "tensor":
+        if row.axis is None:
+            raise ValueError(f"granularity {row.granularity!r} needs an axis")
+        if row.granularity == "block" and not row.block_size:
             raise ValueError("granularity 'block' needs a block_size above 0")
-        grain = PerBlock(row.axis or 0, row.block_size)
+        block = row.granularity == "block" and row.block_size
+        grain = PerBlock(row.axis, block) if block else PerChannel(row.axis)
     return QuantSpec(
         bits=row.bits,
         signed=find_element_type(row.type).signed,

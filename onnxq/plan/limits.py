@@ -31,23 +31,15 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
                 cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(site.spec)}"
                 raise PlanError(str(site.site), cause, "write it so, or take this site out of the plan", code="Q403")
             if engines and not any(engine.int32_bias for engine in engines):
-                raise PlanError(
-                    str(site.site),
-                    f"{plan.target} takes biases in float only",
-                    "take this site out of the plan",
-                    code="Q406",
-                )
+                cause = f"{plan.target} takes biases in float only"
+                raise PlanError(str(site.site), cause, "take this site out of the plan", code="Q406")
             continue
         edge = site.consumers[0] if site.consumers else None
         op_type = index.node(edge.node).op_type if edge is not None else ""
         if engines and not any(engine.capability(site.spec, site.role, op_type) is not None for engine in engines):
             what = f"{describe_spec(site.spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
-            raise PlanError(
-                str(site.site),
-                f"{plan.target} has no kernel for {what}",
-                f"plan the model again for {plan.target}, or give the site a spec from a fresh plan",
-                code="Q406",
-            )
+            fix = f"plan the model again for {plan.target}, or give the site a spec from a fresh plan"
+            raise PlanError(str(site.site), f"{plan.target} has no kernel for {what}", fix, code="Q406")
 
 
 def check_numbers(plan: Plan) -> None:

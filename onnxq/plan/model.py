@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
+from onnxq.graph import Graph
 from onnxq.numerics import SumOrder
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
 from onnxq.plan.scalings import Scaling
@@ -67,6 +68,12 @@ class SitePlan:
         if self.tensor is None:
             raise PlanError(str(self.site), "the plan does not name its tensor", "plan the model again", code="Q403")
         return self.tensor
+
+    def find_readers(self, graph: Graph) -> tuple[Edge, ...]:
+        """The inputs that read the dequantized tensor. graph: of the model that the plan is for."""
+        if self.consumers is not None:
+            return self.consumers
+        return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):

@@ -78,20 +78,13 @@ def _check_groups(plan: Plan) -> None:
         if not site.group or site.role in (Role.WEIGHT, Role.BIAS):
             continue
         other = first.setdefault(site.group, site)
+        shares, members = f"shares its scale with {other.site}, and", f"give all sites of group {site.group!r}"
         if other.spec.levels != site.spec.levels:
-            raise PlanError(
-                str(site.site),
-                f"shares its scale with {other.site}, and they are quantized differently: {site.spec.levels} here, "
-                f"{other.spec.levels} there",
-                f"give all sites of group {site.group!r} one spec, or take `group` out of this one",
-                code="Q403",
-            )
+            cause = f"{shares} they are quantized differently: {site.spec.levels} here, {other.spec.levels} there"
+            fix = f"{members} one spec, or take `group` out of this one"
+            raise PlanError(str(site.site), cause, fix, code="Q403")
         mine, theirs = site.qparams, other.qparams
         same = mine is None or theirs is None or np.array_equal(mine.scale, theirs.scale)
         if not same or (mine is not None and theirs is not None and (mine.zero_point != theirs.zero_point).any()):
-            raise PlanError(
-                str(site.site),
-                f"shares its scale with {other.site}, and their numbers differ",
-                f"give all sites of group {site.group!r} the same scale and zero_point",
-                code="Q403",
-            )
+            fix = f"{members} the same scale and zero_point"
+            raise PlanError(str(site.site), f"{shares} their numbers differ", fix, code="Q403")

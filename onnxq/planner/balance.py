@@ -8,7 +8,7 @@ most beside a placement of its own until all lose alike (a supported point of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
@@ -20,13 +20,15 @@ ANY = "any"
 TOLERATED = 1.03
 # Change of the logarithm of the weights, halved from step to step; both ends lie 2.9 to 1 or more from equal weights.
 _STEPS = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
+# Difference below which two losses, or two times in microseconds, are one: sums of floats in another order.
 _EQUAL = 1e-9
+# Microseconds that no model takes, and that still leave float64 the digits to tell two placements apart.
 _PROHIBITIVE_US = 1e9
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted microseconds of the units on a kind of CPU: in float, as placed, and as placed for that kind alone."""
+    """Predicted microseconds of all operators on a kind of CPU: in float, as placed, as placed for that kind alone."""
 
     cpu: str
     float_us: float
@@ -64,20 +66,26 @@ def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY)
     """
     costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
+
+    def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:
+        def forecast(name: str, one: PlacementCosts) -> Forecast:
+            return Forecast(name, *(problem.time_us(one, some) for some in (frozenset(), chosen, own[name])))
+
+        return Balance(chosen, blend, tuple(forecast(name, one) for name, one in costs.items()))
+
     if cpu != ANY:
-        return Balance(own[cpu], costs[cpu], _forecast_times(problem, costs, own, own[cpu]))
-    found = _find_candidates(problem, costs, own, fixed)
-    least = _find_smallest(problem, found[0].costs, fixed)
+        return weigh(own[cpu], costs[cpu])
+    own_us = {name: problem.time_us(costs[name], own[name]) for name in costs}
+    found = _cut_sums(problem, costs, own_us, fixed, weigh)
+    equal = found[0].costs
+    # The smallest placement: the operators that the person forces and those they cannot do without.
+    dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in equal.ops.items()}
+    least = problem.minimum_cut(replace(equal, ops=dear), fixed)
+    found += [weigh(chosen, equal) for chosen in (*own.values(), least)]
+    # No kind may lose by what is not forced.
     bounds = {name: problem.time_us(one, least) + _EQUAL for name, one in costs.items()}
-    found.append(Balance(least, found[0].costs, _forecast_times(problem, costs, own, least)))
     allowed = [one for one in found if all(each.placed_us <= bounds[each.cpu] for each in one.forecasts)]
     return min(allowed, key=_rank_losses)
-
-
-def _find_smallest(problem: CutProblem, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
-    """The smallest placement: the operators that the person forces and those they cannot do without."""
-    dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in costs.units.items()}
-    return problem.minimum_cut(replace(costs, units=dear), fixed)
 
 
 def _warn_of_kind(one: Forecast) -> Caution:
@@ -91,50 +99,34 @@ def _warn_of_kind(one: Forecast) -> Caution:
 
 
 def _rank_losses(balance: Balance) -> tuple[float, float]:
+    """The worst kind's loss, then the sum of all; rounded, so that the order of floating-point sums decides nothing."""
     losses = [one.loss for one in balance.forecasts]
     return round(max(losses), 9), round(sum(losses), 9)
 
 
-def _find_candidates(
+def _cut_sums(
     problem: CutProblem,
     costs: Mapping[str, PlacementCosts],
-    own: Mapping[str, frozenset[str]],
+    own_us: Mapping[str, float],
     fixed: Mapping[str, bool],
+    weigh: Callable[[frozenset[str], PlacementCosts], Balance],
 ) -> list[Balance]:
-    """The kinds' own placements and cuts of weighted sums, until one loses nothing or the steps are spent."""
-    own_us = {name: problem.time_us(costs[name], own[name]) for name in costs}
+    """Cuts of weighted sums, that of equal weights first, until no kind loses anything or the steps are spent.
+
+    own_us: the time of each kind's own placement.
+    """
     logs = dict.fromkeys(costs, 0.0)
     found: list[Balance] = []
     for step in _STEPS:
         # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
-        total = sum(math.exp(log) for log in logs.values())
-        scale = max(own_us.values())
+        total, scale = sum(math.exp(log) for log in logs.values()), max(own_us.values())
         parts = [(costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0)) for name in costs]
         blend = add_costs(parts)
-        chosen = problem.minimum_cut(blend, fixed)
-        found.append(Balance(chosen, blend, _forecast_times(problem, costs, own, chosen)))
+        found.append(weigh(problem.minimum_cut(blend, fixed), blend))
         losses = {one.cpu: one.loss for one in found[-1].forecasts}
-        spread = max(losses.values()) - min(losses.values())
-        if spread < _EQUAL or max(losses.values()) <= 1 + _EQUAL:
+        least, most = min(losses.values()), max(losses.values())
+        if most - least < _EQUAL or most <= 1 + _EQUAL:
             break
-        middle = (max(losses.values()) + min(losses.values())) / 2
-        logs = {name: logs[name] + step * 2 * (losses[name] - middle) / spread for name in logs}
-    blend = found[0].costs
-    return [*found, *(Balance(chosen, blend, _forecast_times(problem, costs, own, chosen)) for chosen in own.values())]
-
-
-def _forecast_times(
-    problem: CutProblem,
-    costs: Mapping[str, PlacementCosts],
-    own: Mapping[str, frozenset[str]],
-    chosen: frozenset[str],
-) -> tuple[Forecast, ...]:
-    return tuple(
-        Forecast(
-            name,
-            problem.time_us(one, frozenset()),
-            problem.time_us(one, chosen),
-            problem.time_us(one, own[name]),
-        )
-        for name, one in costs.items()
-    )
+        # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
+        logs = {name: logs[name] + step * 2 * (losses[name] - (most + least) / 2) / (most - least) for name in logs}
+    return found

@@ -6,19 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import onnx
-
 from onnxq.config import Config
 from onnxq.graph import Fingerprint, GraphIndex, ModelLike, compute_fingerprint, compute_structural_ids, get_index
 from onnxq.plan import PlacementChoice, Plan, SitePlan
 from onnxq.planner.choose import Choice, choose_ops
+from onnxq.planner.edited import find_needed_opset
 from onnxq.planner.existing import NOTHING, Existing, is_between_pairs
 from onnxq.planner.place import Placer
 from onnxq.planner.problem import PlacementProblem, state_problem
 from onnxq.planner.requests import Requests
 from onnxq.planner.strategies import list_strategies
 from onnxq.planner.sums import ALLOWED, bind_sums
-from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, Unquantized, split_unquantized
+from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, is_within, split_unquantized
 from onnxq.targets import Shapes, Target, describe_spec, find_target
 
 
@@ -26,7 +25,7 @@ from onnxq.targets import Shapes, Target, describe_spec, find_target
 class OnnxPlacement(PlacementProblem):
     """The placement problem of an ONNX model; `placed` turns any choice of operators into a plan.
 
-    index: of `proto`; `units.index` is of the same model without the pairs it came with. base: the plan without sites.
+    index: of `proto`; `ops.index` is of the same model without the pairs it came with. base: the plan without sites.
     """
 
     proto: ModelLike
@@ -35,7 +34,7 @@ class OnnxPlacement(PlacementProblem):
 
     @cached_property
     def ids(self) -> Mapping[TensorId, str]:
-        """Structural ids: the same for every choice of units."""
+        """Structural ids: the same for every choice of operators."""
         return compute_structural_ids(self.proto)
 
     def default(self, *, attention: bool = False) -> Plan:
@@ -49,22 +48,25 @@ class OnnxPlacement(PlacementProblem):
         return list_strategies(self)
 
     def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
-        """The plan for a choice of units."""
+        """The plan for a choice of operators."""
         placement = Placer(self).place(choice.chosen)
-        ids = self.ids
-        existing = self.units.existing
-        floats = (
-            find_float_nodes(self.index, (*existing.constants, *placement.sites)) if self.engine.quantizes_alone else ()
-        )
-        floats = tuple(name for name in floats if not is_between_pairs(self.units.index, existing, name))
-        sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, ids)
+        existing = self.ops.existing
+        floats: tuple[str, ...] = ()
+        if self.engine.quantizes_alone:
+            floats = find_float_nodes(self.index, (*existing.constants, *placement.sites))
+            # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine
+            # quantizes as the model came, and goes on to.
+            live = {node.name for node in self.ops.index.nodes}
+            floats = tuple(n for n in floats if n in live and not is_between_pairs(self.ops.index, existing, n))
+        sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, self.ids)
         kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
         refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
         plan = replace(
             self.base,
             sites=sites,
             existing=kept,
-            opset=max(self.base.opset, placement.opset, _HALF_OPSET if _is_half(self.index, sites) else 0),
+            # Of the kernels, and of the operators: Q and DQ of float16 are newer than those of float32.
+            opset=max(self.base.opset, placement.opset, find_needed_opset(sites, self.index)),
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -97,24 +99,25 @@ def state_placement(
     Raises ConfigError for a rule that matches nothing.
     """
     index = get_index(proto)
-    closed = dict(closed or {})
-    config, told = _match_signs(existing, config)
+    closed = closed or {}
+    config, cautions = _match_signs(existing, config)
     requests = Requests(config, index)
     requests.check_used(before or index)
     engine = find_target(config.target, config.mode)
     bare = index if existing.view is None else get_index(existing.view)
     problem = state_problem(
-        bare, requests, engine, shapes=shapes or {}, closed=lambda node: _is_inside(node.scope, closed),
-        existing=existing,
+        bare, requests, engine, shapes=shapes or {}, existing=existing,
+        closed=lambda node: any(is_within(node.scope, scope) for scope in closed),
     )  # fmt: skip
     print_of = compute_fingerprint(proto) if identified else Fingerprint("", "")
-    reasons: list[Unquantized] = []
-    for scope, reason in closed.items():
-        reasons.append(Refusal(scope, reason, "give samples that reach it", "scope", "R104"))
-    reasons += problem.units.reasons
+    unreached = (
+        Refusal(scope, reason, "give samples that reach it", "scope", "R104") for scope, reason in closed.items()
+    )
     without = (engine.without_kernel(node) for node in index.nodes)
-    reasons += [reason for reason in without if reason is not None]
-    refusals, left_float = split_unquantized(reasons)
+    # The first reason for a node holds: a closed scope is why no rule looked at it.
+    refusals, left_float = split_unquantized(
+        (*unreached, *problem.ops.reasons, *(reason for reason in without if reason is not None))
+    )
     base = Plan(
         target=config.target,
         model=name,
@@ -123,7 +126,7 @@ def state_placement(
         prepare=prepare,
         saturation=config.saturation,
         warnings=(
-            *told,
+            *cautions,
             *_find_unreadable(existing, engine, bare),
             *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
         ),
@@ -135,26 +138,24 @@ def state_placement(
     return OnnxPlacement(**vars(problem), proto=proto, index=index, base=base)
 
 
-def _is_inside(scope: str, closed: Iterable[str]) -> bool:
-    return any(scope == one or scope.startswith(one + "/") for one in closed)
-
-
 def _find_unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
     """A warning where a strict target's engine refuses pairs that the model came with. index: of the view."""
     if not engine.strict:
         return ()
     found = []
+    nodes = {node.name: node for node in index.nodes}
     for site in existing.sites:
-        readers = [index.node(edge.node) for edge in site.consumers or ()][:1]
+        readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
         zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
+        # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
         wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
         if zero or (wrong if role is not Role.BIAS else not engine.int32_bias):
             found.append(f"{site.site} ({describe_spec(site.spec)})")
-    if not found:
-        return ()
     line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
-    return (Caution("W125", f"{line}, e.g. {found[0]}: quantize the float model for {engine.name}"),)
+    return tuple(
+        Caution("W125", f"{line}, e.g. {one}: quantize the float model for {engine.name}") for one in found[:1]
+    )
 
 
 def _match_signs(existing: Existing, config: Config) -> tuple[Config, tuple[Caution, ...]]:
@@ -162,26 +163,18 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, tuple[Caut
 
     Kernels read and write one type, so a region that goes on from a pair of another sign would not fuse.
     """
-    wish = config.activations
+    asked = config.activations
     signs = [site.spec.signed for site in existing.by_tensor.values() if site.spec.storage in ("int8", "uint8")]
-    if config.mode != "static" or wish.bits > 8 or wish.storage not in ("", "int8", "uint8") or not signs:
+    if config.mode != "static" or asked.bits > 8 or asked.storage not in ("", "int8", "uint8") or not signs:
         return config, ()
+    # Pairs of both signs fuse with neither: the majority decides.
     signed = 2 * sum(signs) > len(signs)
-    if signed == wish.is_signed or not find_target(config.target, config.mode).zero_points:
+    if signed == asked.is_signed or not find_target(config.target, config.mode).zero_points:
         return config, ()
     names = ("uint8", "int8")
-    update = {"signed": signed, "storage": "", "narrow_range": wish.narrow_range and signed}
+    update = {"signed": signed, "storage": "", "narrow_range": asked.narrow_range and signed}
     line = f"activations are {names[signed]} like the pairs that the model came with, not {names[not signed]}"
-    return config.model_copy(update={"activations": wish.model_copy(update=update)}), (Caution("W124", line),)
-
-
-# From here on Q and DQ take float16.
-_HALF_OPSET = 19
-
-
-def _is_half(index: GraphIndex, sites: tuple[SitePlan, ...]) -> bool:
-    tensors = [site.site for site in sites if isinstance(site.site, TensorId)]
-    return any(index.dtype(tensor) == onnx.TensorProto.FLOAT16 for tensor in tensors)
+    return config.model_copy(update={"activations": asked.model_copy(update=update)}), (Caution("W124", line),)
 
 
 def anchor_sites(
@@ -204,8 +197,7 @@ def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str])
 
 
 def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
-    node = index.node(name)
-    return ids.get(TensorId(node.outputs[0], node.scope), "")
+    return ids.get(index.node(name).result, "")
 
 
 # What ORT quantizes by itself when it stands between a DequantizeLinear and a QuantizeLinear.

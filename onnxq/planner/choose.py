@@ -9,12 +9,14 @@ from onnxq.config import Rule
 from onnxq.planner.balance import ANY, find_balance
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.exclusions import find_excluded
-from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps, list_roles
+from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
 from onnxq.planner.problem import PlacementProblem
-from onnxq.sites import Caution, LeftFloat, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
 from onnxq.targets import Output
 from onnxq.targets.costs import Cost
 
+# The rule that reasons name where a rule of the configuration decides.
+BY_PERSON = "configuration"
 _FORCE = "force what it reads as well, or take `quantize: true` from its rule"
 
 
@@ -38,22 +40,21 @@ def choose_ops(problem: PlacementProblem, *, attention: bool = False, sized: boo
     return choose_by_cost(problem, sized=sized) if problem.engine.costs else choose_all(problem, attention=attention)
 
 
-def choose_by_cost(problem: PlacementProblem, *, sized: bool = True) -> Choice:
+def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     """Exclusion rules, then the person's rules, then the minimum cut, on the times of the kinds of CPU asked for."""
-    units, cpu = problem.units, problem.config.cpu
+    ops, cpu = problem.ops, problem.config.cpu
     sides, reasons = decide_sides(problem)
     if not sized:
-        sides = {**{unit.name: True for unit in units.units if unit.rule.compute}, **sides}
-    balance = find_balance(CutProblem(units), sides, cpu)
-    for unit in units.units:
-        if unit.rule.compute and unit.name not in balance.chosen and unit.name not in reasons:
-            reasons[unit.name] = _explain_size(unit, balance.costs.units[unit.name])
-    order = [unit.name for unit in units.units if unit.name in reasons]
-    warnings = balance.warnings() if cpu == ANY else ()
-    return Choice(balance.chosen, tuple(reasons[name] for name in order), warnings)
+        sides = {**{op.name: True for op in ops if op.rule.compute}, **sides}
+    balance = find_balance(CutProblem(ops), sides, cpu)
+    for op in ops:
+        if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
+            reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
+    # A placement for one kind is no compromise, whatever another kind would lose by it.
+    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.warnings() if cpu == ANY else ())
 
 
-def choose_all(problem: PlacementProblem, *, attention: bool = False, without: Collection[str] = frozenset()) -> Choice:
+def choose_all(problem: PlacementProblem, *, attention: bool, without: Collection[str] = frozenset()) -> Choice:
     """All operators that compute, but those an exclusion rule or the person leaves float; opt-in rules where forced.
 
     attention: the rules for it are on. without: names of others to leave float, but those the person forces.
@@ -61,114 +62,119 @@ def choose_all(problem: PlacementProblem, *, attention: bool = False, without: C
     An operator whose kernel needs others goes with them or not at all. Then the followers: those whose rule says so,
     and those that join pairs which are there.
     """
-    units, refused = problem.units, problem.refused
+    ops = problem.ops
     sides, reasons = decide_sides(problem)
-    for unit in units.units:
-        if unit.name in units.complete:
-            continue
-        if not unit.rule.compute and not _left_float(unit, refused, reasons):
-            sides.pop(unit.name, None)
-            reasons.pop(unit.name, None)
-    chosen = set(units.complete)
-    for unit in units.units:
-        side = sides.get(unit.name)
-        on = attention and unit.rule.attention
-        if unit.rule.opt_in and side is None and not on:
-            reasons[unit.name] = LeftFloat(unit.name, unit.rule.opt_in, unit.rule.name, "F104")
-        elif side is not False and unit.rule.compute and (side or unit.name not in without):
-            chosen.add(unit.name)
-    _drop_incomplete(units, chosen, reasons)
-    for unit in units.units:
-        if unit.rule.compute or unit.rule.joins or sides.get(unit.name) is False:
-            continue
-        if unit.rule.follow(units.candidate(unit.node), frozenset(chosen)):
-            chosen.add(unit.name)
-    chosen |= _find_joining(units, sides, frozenset(chosen))
-    order = [unit.name for unit in units.units if unit.name in reasons]
-    return Choice(frozenset(chosen), tuple(reasons[name] for name in order))
+    for op in ops:
+        # A follower goes with the operators around it, so forcing one means nothing; the target and the person may
+        # keep it float.
+        reason = reasons.get(op.name)
+        left_float = op.name in problem.refused or (reason is not None and reason.rule == BY_PERSON)
+        if not (op.rule.compute or left_float or op.name in ops.complete):
+            sides.pop(op.name, None)
+            reasons.pop(op.name, None)
+    chosen = set(ops.complete)
+    for op in ops:
+        side = sides.get(op.name)
+        if op.rule.opt_in and side is None and not (attention and op.rule.attention):
+            reasons[op.name] = LeftFloat(op.name, op.rule.opt_in, op.rule.name, "F104")
+        elif side is not False and op.rule.compute and (side or op.name not in without):
+            chosen.add(op.name)
+    _drop_incomplete(ops, chosen, reasons)
+    for op in ops:
+        free = not (op.rule.compute or op.rule.joins or sides.get(op.name) is False)
+        # In the order in which they run: one follower may be why the next one follows.
+        if free and op.rule.follow(ops.candidate(op.node), frozenset(chosen)):
+            chosen.add(op.name)
+    # Followers with a pair behind them and one in front: their inputs and outputs then have one scale.
+    paired = {tensor for op in ops if op.name in chosen for _, tensor in op.data}
+    chosen |= {op.name for op in ops if op.rule.joins and sides.get(op.name) is not False and op.out in paired
+               and any(tensor in paired for _, tensor in op.data)}  # fmt: skip
+    return Choice(frozenset(chosen), _sort_reasons(ops, reasons))
+
+
+def _sort_reasons(ops: QuantizableOps, reasons: Mapping[str, Unquantized]) -> tuple[Unquantized, ...]:
+    """The reasons in the order in which the operators run."""
+    return tuple(reasons[op.name] for op in ops if op.name in reasons)
 
 
 def choose_weights(problem: PlacementProblem) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
-    units, refused = problem.units, problem.refused
+    ops = problem.ops
     reasons: list[Unquantized] = []
     chosen: set[str] = set()
-    for unit in units.units:
-        weights = [(role, tensor) for role, tensor in list_roles(units, unit) if role is Role.WEIGHT]
-        rule = problem.requests.find_float_rule(unit.node, weights)
-        if not weights or unit.name in units.complete:
+    for op in ops:
+        weights = [(role, tensor) for role, tensor in ops.list_roles(op) if role is Role.WEIGHT]
+        if not weights or op.name in ops.complete:
             continue
-        if unit.name in refused:
-            reasons.append(refused[unit.name])
-        elif unit.name in units.partial:
-            continue
-        elif rule is not None:
-            reasons.append(LeftFloat(unit.name, f"left float by {rule.describe()}", "configuration", "F101"))
-        else:
-            chosen.add(unit.name)
+        rule = problem.requests.find_float_rule(op.node, weights)
+        if op.name in problem.refused:
+            reasons.append(problem.refused[op.name])
+        elif rule is not None and op.name not in ops.partial:
+            reasons.append(_leave_by_rule(op, rule))
+        elif op.name not in ops.partial:
+            chosen.add(op.name)
     return Choice(frozenset(chosen), tuple(reasons))
 
 
 def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, Unquantized]]:
     """Operators whose side is given: those that rules and the person keep float, those that the person forces."""
-    units, requests, refused = problem.units, problem.requests, problem.refused
-    reasons: dict[str, Unquantized] = dict(find_excluded(units, problem.engine.name))
+    reasons: dict[str, Unquantized] = dict(find_excluded(problem.ops, problem.engine.name))
     sides = dict.fromkeys(reasons, False)
-    for unit in units.units:
-        roles = list_roles(units, unit)
-        rule = requests.find_float_rule(unit.node, roles)
-        if unit.name in refused:
-            sides[unit.name] = False
-            reasons[unit.name] = refused[unit.name]
-        elif rule is not None:
-            sides[unit.name] = False
-            reasons[unit.name] = LeftFloat(unit.name, f"left float by {rule.describe()}", "configuration", "F101")
-        elif requests.is_forced(unit.node, roles):
-            if unit.rule.compute or _is_fed(units, unit, sides):
-                sides[unit.name] = True
-                reasons.pop(unit.name, None)
-            else:
-                reason = (
-                    f"a {unit.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
-                )
-                sides[unit.name] = False
-                reasons[unit.name] = Refusal(unit.name, reason, _FORCE, unit.rule.name, "R105")
-        _decide_existing(units, unit, rule, sides, reasons)
+    for op in problem.ops:
+        decided = _decide_side(problem, op, sides)
+        if decided is not None:
+            sides[op.name], reason = decided
+            reasons.pop(op.name, None)
+            reasons |= {} if reason is None else {op.name: reason}
     return sides, reasons
 
 
-def _decide_existing(
-    units: QuantizableOps,
-    unit: QuantizableOp,
-    rule: Rule | None,
-    sides: dict[str, bool],
-    reasons: dict[str, Unquantized],
-) -> None:
-    """Pairs that the model came with decide for their operators. rule: the person's, that would leave one float."""
-    if unit.name in units.complete:
-        sides[unit.name] = True
-        reasons.pop(unit.name, None)
-        if rule is not None:
-            reason = f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
-            reasons[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT, "R115")
-    elif unit.name in units.partial:
-        sides[unit.name] = False
+def _decide_side(
+    problem: PlacementProblem, op: QuantizableOp, sides: Mapping[str, bool]
+) -> tuple[bool, Unquantized | None] | None:
+    """The side of one operator, and the reason for people; None where neither pairs nor the person decide.
+
+    sides: of the operators before it. In the order of precedence: pairs that the model came with, the target's
+    refusals, rules for float, rules that force.
+    """
+    ops, requests = problem.ops, problem.requests
+    roles = ops.list_roles(op)
+    rule = requests.find_float_rule(op.node, roles)
+    if op.name in ops.complete:
+        if rule is None:
+            return True, None
+        reason = f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
+        return True, Refusal(op.name, reason, "quantize the float model", KEPT, "R115")
+    if op.name in ops.partial:
         reason = "its weight is already quantized in the model, and its other tensors are not: kept as it is"
-        reasons[unit.name] = LeftFloat(unit.name, reason, KEPT, "F107")
-    elif unit.out in units.existing.by_tensor and units.index.is_output(unit.out):
-        sides[unit.name] = False
+        return False, LeftFloat(op.name, reason, KEPT, "F107")
+    if op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
         reason = "the model gives its result out in float beside a pair that is kept"
-        reasons[unit.name] = LeftFloat(unit.name, reason, KEPT, "F107")
+        return False, LeftFloat(op.name, reason, KEPT, "F107")
+    if op.name in problem.refused:
+        return False, problem.refused[op.name]
+    if rule is not None:
+        return False, _leave_by_rule(op, rule)
+    if not requests.is_forced(op.node, roles):
+        return None
+    if op.rule.compute or _is_fed(ops, op, sides):
+        return True, None
+    reason = f"a {op.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
+    return False, Refusal(op.name, reason, _FORCE, op.rule.name, "R105")
 
 
-def _is_fed(units: QuantizableOps, unit: QuantizableOp, sides: Mapping[str, bool]) -> bool:
+def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
+    return LeftFloat(op.name, f"left float by {rule.describe()}", BY_PERSON, "F101")
+
+
+def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Mapping[str, bool]) -> bool:
     """Every tensor it reads can have a pair that is not there for its sake."""
-    for _, tensor in unit.data:
-        maker = units.by_out.get(tensor)
+    for _, tensor in op.data:
+        maker = ops.by_out.get(tensor)
         made = maker is not None and maker.rule.output is not Output.FLOAT and sides.get(maker.name) is not False
         read = any(
             other.rule.compute and sides.get(other.name) is not False
-            for _, other in units.consumers(tensor)
+            for _, other in ops.consumers(tensor)
             if other is not None
         )
         if not made and not read:
@@ -176,45 +182,25 @@ def _is_fed(units: QuantizableOps, unit: QuantizableOp, sides: Mapping[str, bool
     return True
 
 
-def _explain_size(unit: QuantizableOp, cost: Cost) -> LeftFloat:
+def _explain_size(op: QuantizableOp, cost: Cost) -> LeftFloat:
     if cost.int8_us < cost.float_us:
         reason = "int8 would not pay: quantizing what it reads and dequantizing what it writes costs more than it saves"
     else:
         reason = "int8 would not pay: at this size its int8 kernel is predicted no faster than the float one"
-    return LeftFloat(unit.name, reason, "size")
+    return LeftFloat(op.name, reason, "size")
 
 
-def _left_float(unit: QuantizableOp, refused: Mapping[str, Unquantized], reasons: Mapping[str, Unquantized]) -> bool:
-    """True for a follower that may not follow: the target or the person says so. Forcing one means nothing."""
-    return unit.name in refused or (unit.name in reasons and reasons[unit.name].rule == "configuration")
-
-
-def _drop_incomplete(units: QuantizableOps, chosen: set[str], reasons: dict[str, Unquantized]) -> None:
+def _drop_incomplete(ops: QuantizableOps, chosen: set[str], reasons: dict[str, Unquantized]) -> None:
     """Drop operators that need others which are not chosen, until nothing changes."""
     while True:
+        # All of a round at once: partners need each other, and the first to go would be the other's reason.
         broken = {}
-        for unit in units.units:
-            missing = [name for name in unit.rule.together(units.candidate(unit.node)) if name not in chosen]
-            if unit.name in chosen - units.complete and missing:
-                broken[unit.name] = missing[0]
+        for op in ops:
+            missing = [name for name in op.rule.together(ops.candidate(op.node)) if name not in chosen]
+            if op.name in chosen - ops.complete and missing:
+                reason = f"its kernel exists only together with {missing[0]}, which stays float"
+                broken[op.name] = Refusal(op.name, reason, f"force {missing[0]} as well", op.rule.name, "R105")
         if not broken:
             return
-        for name, partner in broken.items():
-            rule = units.by_name[name].rule
-            reason = f"its kernel exists only together with {partner}, which stays float"
-            reasons[name] = Refusal(name, reason, f"force {partner} as well", rule.name, "R105")
+        reasons.update(broken)
         chosen.difference_update(broken)
-
-
-def _find_joining(units: QuantizableOps, sides: Mapping[str, bool], chosen: frozenset[str]) -> frozenset[str]:
-    """Followers with a pair behind them and one in front: their inputs and outputs then have one scale."""
-    joined: set[str] = set()
-    paired = {tensor for unit in units.units if unit.name in chosen for _, tensor in unit.data}
-    for unit in units.units:
-        if unit.rule.joins and sides.get(unit.name) is not False and unit.out in paired and _reads(unit, paired):
-            joined.add(unit.name)
-    return frozenset(joined)
-
-
-def _reads(unit: QuantizableOp, paired: set[TensorId]) -> bool:
-    return any(tensor in paired for _, tensor in unit.data)

@@ -1,6 +1,6 @@
-"""Which units run in integers: the minimum cut between the time nodes take and the time pairs take.
+"""Which operators run in integers: the minimum cut between the time nodes take and the time pairs take.
 
-Each unit is int8 (1) or float (0). It costs its float or its int8 time; a tensor made in float and read in
+Each operator is int8 (1) or float (0). It costs its float or its int8 time; a tensor made in float and read in
 int8 costs a QuantizeLinear, one made in int8 and read in float a DequantizeLinear, each once however many
 readers. All terms are submodular, so the best assignment is a minimum s-t cut (Kolmogorov and Zabih,
 "What energy functions can be minimized via graph cuts?", PAMI 2004).
@@ -9,7 +9,7 @@ readers. All terms are submodular, so the best assignment is a minimum s-t cut (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from onnxq.sites import TensorId
 from onnxq.targets import Output
 from onnxq.targets.costs import Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
 
+# Microseconds: no sum of real times comes near, and float64 still tells an eighth of one beside it.
 _INFINITE = 1e15
 # int8 must earn this much of the float time, and this many microseconds: pairs also cost accuracy, and the
 # model of the costs is no finer.
@@ -28,32 +29,31 @@ _SOURCE, _SINK = ("source",), ("sink",)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacementCosts:
-    """Predicted microseconds of every unit and of every tensor's pair, on one kind of CPU or weighted over several."""
+    """Predicted microseconds of each operator and each tensor's pair, on one kind of CPU or weighted over several."""
 
-    units: Mapping[str, Cost]
+    ops: Mapping[str, Cost]
     quantize: Mapping[TensorId, float]
     dequantize: Mapping[TensorId, float]
     margin_us: float = _MARGIN_US
 
 
 def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
-    """The sum of costs of the same units, each times its weight."""
+    """The sum of costs of the same operators, each times its weight."""
 
-    def total(tables: Sequence[Mapping[TensorId, float]]) -> dict[TensorId, float]:
-        return {key: sum(table[key] * w for table, (_, w) in zip(tables, parts, strict=True)) for key in tables[0]}
+    costs = [cost for cost, _ in parts]
 
-    units = {
-        name: Cost(
-            sum(costs.units[name].float_us * w for costs, w in parts),
-            sum(costs.units[name].int8_us * w for costs, w in parts),
-        )
-        for name in parts[0][0].units
+    def total(values: Iterable[float]) -> float:
+        return sum(value * weight for value, (_, weight) in zip(values, parts, strict=True))
+
+    ops = {
+        name: Cost(total(one.ops[name].float_us for one in costs), total(one.ops[name].int8_us for one in costs))
+        for name in costs[0].ops
     }
     return PlacementCosts(
-        units=units,
-        quantize=total([costs.quantize for costs, _ in parts]),
-        dequantize=total([costs.dequantize for costs, _ in parts]),
-        margin_us=sum(costs.margin_us * w for costs, w in parts),
+        ops=ops,
+        quantize={key: total(one.quantize[key] for one in costs) for key in costs[0].quantize},
+        dequantize={key: total(one.dequantize[key] for one in costs) for key in costs[0].dequantize},
+        margin_us=total(one.margin_us for one in costs),
     )
 
 
@@ -61,9 +61,10 @@ def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
 class _TensorUse:
     """Who makes a tensor and who reads it, as the cut sees it.
 
-    maker: the unit that makes it in integers where it is int8; None when it always comes in float. readers: units that
-    may read integers. read_float: something that stays float reads it. dequantizes: its maker writes integers only.
-    from_conv, to_conv: a float Conv makes it, or reads it. paired: it has a pair already, whoever runs in integers.
+    maker: the operator that makes it in integers where it is int8; None when it always comes in float. readers:
+    operators that may read integers. read_float: something that stays float reads it. dequantizes: its maker writes
+    integers only. from_conv, to_conv: a float Conv makes it, or reads it. paired: it has a pair already, whoever runs
+    in integers.
     """
 
     tensor: TensorId
@@ -79,42 +80,46 @@ class _TensorUse:
 
 @dataclass(frozen=True, eq=False)
 class CutProblem:
-    """The choice between float and integers for every unit of a model."""
+    """The choice between float and integers for every operator of a model."""
 
-    units: QuantizableOps
+    ops: QuantizableOps
 
     def costs(self, cpu: CpuCosts) -> PlacementCosts:
-        """The costs of units and pairs on a kind of CPU."""
-        uses = self._uses
+        """The costs of operators and pairs on a kind of CPU."""
         return PlacementCosts(
-            units={unit.name: _find_op_cost(self.units, unit, cpu) for unit in self.units.units},
-            quantize={use.tensor: _find_pair_time(use, cpu) for use in uses},
-            dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in uses},
+            ops={op.name: _find_op_cost(self.ops, op, cpu) for op in self.ops},
+            # A pair that the model came with runs in any case.
+            quantize={
+                use.tensor: 0.0 if use.paired else quantize_us(use.elements, cpu, from_conv=use.from_conv)
+                for use in self._uses
+            },
+            dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in self._uses},
         )
 
     def minimum_cut(self, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
-        """Names of the units that run in integers at the least predicted time.
+        """Names of the operators that run in integers at the least predicted time.
 
         fixed: operators whose side is given (True int8, False float) by a rule or by the person.
         """
         net = FlowNetwork()
+        # The source's side runs in integers: the cut then takes the operator's edge to the sink, at the int8 price.
         net.vertex(_SOURCE), net.vertex(_SINK)
-        for unit in self.units.units:
-            cost, side = costs.units[unit.name], fixed.get(unit.name)
-            int8_us = cost.int8_us + _MARGIN * cost.float_us + costs.margin_us * unit.rule.compute
-            net.edge(unit.name, _SINK, _INFINITE if side is False else int8_us)
-            net.edge(_SOURCE, unit.name, _INFINITE if side is True else cost.float_us)
-            if not unit.rule.compute:
-                self._follow(net, unit, fixed)
+        for op in self.ops:
+            cost, side = costs.ops[op.name], fixed.get(op.name)
+            int8_us = cost.int8_us + _MARGIN * cost.float_us + costs.margin_us * op.rule.compute
+            net.edge(op.name, _SINK, _INFINITE if side is False else int8_us)
+            net.edge(_SOURCE, op.name, _INFINITE if side is True else cost.float_us)
+            if not op.rule.compute:
+                self._follow(net, op, fixed)
         for use in self._uses:
             _add_pairs(net, use, costs)
         reached = net.source_side(_SOURCE, _SINK)
-        return frozenset(unit.name for unit in self.units.units if net.names[unit.name] in reached)
+        return frozenset(op.name for op in self.ops if net.names[op.name] in reached)
 
     def time_us(self, costs: PlacementCosts, chosen: frozenset[str]) -> float:
-        """Predicted time of all units with their pairs when `chosen` run in integers."""
+        """Predicted time of all operators with their pairs when `chosen` run in integers."""
         total = 0.0
-        for name, cost in costs.units.items():
+        for name, cost in costs.ops.items():
             total += cost.int8_us if name in chosen else cost.float_us
         for use in self._uses:
             int8_made, int8_read = use.maker in chosen, any(name in chosen for name in use.readers)
@@ -126,71 +131,64 @@ class CutProblem:
 
     @cached_property
     def _uses(self) -> tuple[_TensorUse, ...]:
-        seen: dict[TensorId, None] = {}
-        for unit in self.units.units:
-            seen.update(dict.fromkeys((*(tensor for _, tensor in unit.data), unit.out)))
-        uses = (_describe_use(self.units, tensor) for tensor in seen)
+        tensors = dict.fromkeys(tensor for op in self.ops for tensor in (*(read for _, read in op.data), op.out))
+        uses = (_describe_use(self.ops, tensor) for tensor in tensors)
         return tuple(use for use in uses if use is not None)
 
-    def _follow(self, net: FlowNetwork, unit: QuantizableOp, fixed: Mapping[str, bool]) -> None:
+    def _follow(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
         """Adding, pooling and moving never start a quantized region: their inputs must be quantized without them.
 
         Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
         """
-        for _, tensor in unit.data:
-            maker = self.units.by_out.get(tensor)
+        for _, tensor in op.data:
+            maker = self.ops.by_out.get(tensor)
             if maker is not None and maker.rule.output is not Output.FLOAT and fixed.get(maker.name) is not False:
-                net.edge(unit.name, maker.name, _INFINITE)
+                net.edge(op.name, maker.name, _INFINITE)
                 continue
-            consumers = self.units.consumers(tensor)
+            consumers = self.ops.consumers(tensor)
             readers = [other for _, other in consumers if other is not None and other.rule.compute]
-            net.edge(unit.name, readers[0].name if readers else _SINK, _INFINITE)
+            net.edge(op.name, readers[0].name if readers else _SINK, _INFINITE)
 
 
-def _find_op_cost(units: QuantizableOps, unit: QuantizableOp, cpu: CpuCosts) -> Cost:
-    """Predicted float and int8 time of a unit, its folded activation included."""
-    candidate = units.candidate(unit.node)
+def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost:
+    """Predicted float and int8 time of an operator, its folded activation included."""
+    candidate = ops.candidate(op.node)
     case = OpCase(
-        op_type=unit.node.op_type,
-        inputs=tuple(candidate.shape_of(tensor) for _, tensor in unit.data),
+        op_type=op.node.op_type,
+        inputs=tuple(candidate.shape_of(tensor) for _, tensor in op.data),
         output=candidate.output_shape(),
-        weight=None if unit.rule.weight is None else candidate.shape(unit.rule.weight),
+        weight=None if op.rule.weight is None else candidate.shape(op.rule.weight),
         group=int(candidate.attr("group", 1)),
         kernel=tuple(candidate.attr("kernel_shape", ())),
         strides=tuple(candidate.attr("strides", ())),
-        activation=unit.activation.op_type if unit.activation is not None else "",
+        activation=op.activation.op_type if op.activation is not None else "",
     )
     return op_cost(case, cpu)
 
 
-def _describe_use(units: QuantizableOps, tensor: TensorId) -> _TensorUse | None:
-    maker = units.by_out.get(tensor)
-    consumers = units.consumers(tensor)
-    readers = [unit for _, unit in consumers if unit is not None]
+def _describe_use(ops: QuantizableOps, tensor: TensorId) -> _TensorUse | None:
+    maker = ops.by_out.get(tensor)
+    consumers = ops.consumers(tensor)
+    readers = [op for _, op in consumers if op is not None]
     some = maker or (readers[0] if readers else None)
     if some is None:
         return None
-    floats = [edge for edge, unit in consumers if unit is None]
-    shape = units.candidate(some.node).shape_of(tensor)
-    convs = any(unit.node.op_type == "Conv" for unit in readers)
-    producer = units.index.producer(tensor) if maker is None else maker.node
+    floats = [edge for edge, op in consumers if op is None]
+    shape = ops.candidate(some.node).shape_of(tensor)
+    convs = any(op.node.op_type == "Conv" for op in readers)
+    producer = ops.index.producer(tensor) if maker is None else maker.node
     int8_maker = maker if maker is not None and maker.rule.output is not Output.FLOAT else None
     return _TensorUse(
         tensor=tensor,
         elements=None if shape is None else math.prod(shape),
         maker=None if int8_maker is None else int8_maker.name,
-        readers=tuple(unit.name for unit in readers),
-        read_float=bool(floats) or units.index.is_output(tensor),
+        readers=tuple(op.name for op in readers),
+        read_float=bool(floats) or ops.index.is_output(tensor),
         dequantizes=int8_maker is not None and int8_maker.rule.output is not Output.EITHER,
         from_conv=producer is not None and producer.op_type == "Conv" and convs,
-        to_conv=convs or any(units.index.node(edge.node).op_type == "Conv" for edge in floats),
-        paired=tensor in units.existing.by_tensor,
+        to_conv=convs or any(ops.index.node(edge.node).op_type == "Conv" for edge in floats),
+        paired=tensor in ops.existing.by_tensor,
     )
-
-
-def _find_pair_time(use: _TensorUse, cpu: CpuCosts) -> float:
-    """Predicted time of a QuantizeLinear; one that the model came with runs in any case."""
-    return 0.0 if use.paired else quantize_us(use.elements, cpu, from_conv=use.from_conv)
 
 
 def _add_pairs(net: FlowNetwork, use: _TensorUse, costs: PlacementCosts) -> None:

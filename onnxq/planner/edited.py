@@ -12,8 +12,8 @@ import onnx
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.plan import SitePlan
-from onnxq.planner.sums import read_constant
-from onnxq.sites import Caution, Role, Site, TensorId
+from onnxq.planner.sums import read_constant, read_tensor
+from onnxq.sites import Caution, Role
 from onnxq.spec import PerBlock, PerTensor
 
 # From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and float16 and FP8.
@@ -38,24 +38,19 @@ def drop_orphans(
     return tuple(site for site in sites if known.issuperset(site.derived or ())), tuple(lines)
 
 
-def check_sites(sites: tuple[SitePlan, ...], index: GraphIndex) -> tuple[SitePlan, ...]:
-    """The sites, those of weights and biases with their readers. PlanError for one that does not fit its tensor."""
-    return tuple(_check_site(site, index) for site in sites)
-
-
-def _check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
-    tensor = _tensor_of(site.site, index)
+def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
+    """The site; that of a weight or bias with its readers. Raises PlanError where it does not fit its tensor."""
+    tensor = read_tensor(index, site.site)
     if tensor is None:
         raise PlanError(
             str(site.site), "this input is not connected in this model", "plan this model again", code="Q404"
         )
     constant = site.role in (Role.WEIGHT, Role.BIAS)
-    if constant and site.consumers is None:
-        readers = index.consumers(tensor) if isinstance(site.site, TensorId) else (site.site,)
-        site = replace(site, consumers=readers)
+    if constant:
+        # A constant has a copy in integers for the readers it names, so that none comes under it unnoticed.
+        site = replace(site, consumers=site.find_readers(index))
     for edge in site.consumers or ():
-        inputs = index.node(edge.node).inputs
-        if edge.index >= len(inputs) or index.resolve(inputs[edge.index], edge.scope) != tensor:
+        if read_tensor(index, edge) != tensor:
             others = ", ".join(str(one) for one in index.consumers(tensor)[:4])
             raise PlanError(
                 str(site.site), f"is not read by {edge}, which its `consumers` name", f"readers: {others}", code="Q403"
@@ -75,13 +70,6 @@ def _check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     return site
 
 
-def _tensor_of(site: Site, index: GraphIndex) -> TensorId | None:
-    if isinstance(site, TensorId):
-        return site
-    inputs = index.node(site.node).inputs
-    return index.resolve(inputs[site.index], site.scope) if site.index < len(inputs) else None
-
-
 def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex) -> int:
     """The lowest opset in which all these pairs can be written."""
     return max((_site_opset(site, index) for site in sites), default=13)
@@ -90,7 +78,7 @@ def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex) -> int:
 def _site_opset(site: SitePlan, index: GraphIndex) -> int:
     if site.spec.storage in _WIDE or isinstance(site.spec.granularity, PerBlock):
         return _WIDE_OPSET
-    tensor = _tensor_of(site.site, index)
+    tensor = read_tensor(index, site.site)
     half = tensor is not None and index.dtype(tensor) == onnx.TensorProto.FLOAT16
     return _HALF_OPSET if half or site.spec.is_float else 13
 

@@ -18,14 +18,16 @@ _LINEAR = frozenset(
     ("Cast", "Identity", "Neg", "Concat", "Split", "Slice", "Pad", "Squeeze", "Unsqueeze", "Reshape", "Transpose")
 )
 # What may stand between a convolution and the Log behind it.
-_SPECTRAL = _LINEAR | frozenset(
-    (
-        *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu"),
-        *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul"),
-    )
-)
+_SPECTRAL = _LINEAR | {
+    *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu"),
+    *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul"),
+}
+# Channels of pictures, with one for transparency; more come from another network.
 _STEM_CHANNELS = 4
+# Pixels of the map, of a picture of 224 pixels behind a stem of stride 2.
 _STEM_DEPTHWISE_PIXELS = 112 * 112
+# Nodes between a graph input and the stem; more are a network and no preprocessing.
+_PREPROCESSED = 16
 # From so many weights on, reading a byte each instead of two or four repays a launch (about 2 us).
 _ROW_WEIGHTS = 1 << 22
 # Tensors behind a convolution after which the search for a logarithm ends.
@@ -41,58 +43,52 @@ class ExclusionRule:
     test: Callable[[QuantizableOps, QuantizableOp], str | None]
 
 
-def _explain_stem(units: QuantizableOps, unit: QuantizableOp) -> str | None:
-    if unit.node.op_type != "Conv":
+def _explain_stem(ops: QuantizableOps, op: QuantizableOp) -> str | None:
+    if op.node.op_type != "Conv":
         return None
-    weight = units.candidate(unit.node).shape(1)
-    if weight is None or len(weight) != 4 or weight[1] > _STEM_CHANNELS or int(unit.node.attrs.get("group", 1)) != 1:
+    weight = ops.candidate(op.node).shape(1)
+    if weight is None or len(weight) != 4 or weight[1] > _STEM_CHANNELS or int(op.node.attrs.get("group", 1)) != 1:
         return None
-    if not _reads_graph_input(units, unit.data[0][1]):
+    if not _reads_graph_input(ops, op.data[0][1]):
         return None
     return "the first convolution: slower in int8, and its noise reaches everything behind it"
 
 
-def _reads_graph_input(units: QuantizableOps, tensor: TensorId) -> bool:
-    for _ in range(16):
-        producer = units.index.producer(tensor)
+def _reads_graph_input(ops: QuantizableOps, tensor: TensorId) -> bool:
+    for _ in range(_PREPROCESSED):
+        producer = ops.index.producer(tensor)
         if producer is None:
-            return tensor.scope == "" and any(value.name == tensor.name for value in units.index.inputs)
-        if producer.op_type not in _PREPROCESSING:
-            return False
-        source = units.index.resolve(producer.inputs[0], producer.scope)
-        if source is None or units.index.is_constant(source):
+            return tensor.scope == "" and any(value.name == tensor.name for value in ops.index.inputs)
+        source = ops.index.resolve(producer.inputs[0], producer.scope)
+        if producer.op_type not in _PREPROCESSING or source is None or ops.index.is_constant(source):
             return False
         tensor = source
     return False
 
 
-def _explain_stem_depthwise(units: QuantizableOps, unit: QuantizableOp) -> str | None:
-    if unit.node.op_type != "Conv" or not _is_depthwise(units, unit):
+def _explain_stem_depthwise(ops: QuantizableOps, op: QuantizableOp) -> str | None:
+    if op.node.op_type != "Conv":
         return None
-    producer = units.by_out.get(unit.data[0][1])
-    shape = units.candidate(unit.node).shape(0)
-    if producer is None or _explain_stem(units, producer) is None or shape is None or len(shape) != 4:
+    weight, shape = ops.candidate(op.node).shape(1), ops.candidate(op.node).shape(0)
+    depthwise = weight is not None and weight[1] == 1 and int(op.node.attrs.get("group", 1)) > 1
+    producer = ops.by_out.get(op.data[0][1])
+    if not depthwise or producer is None or shape is None or len(shape) != 4:
         return None
-    if shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
+    if _explain_stem(ops, producer) is None or shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
         return None
     return "depthwise right behind a float stem, on a large map: int8 gains nothing and amplifies the noise"
 
 
-def _is_depthwise(units: QuantizableOps, unit: QuantizableOp) -> bool:
-    weight = units.candidate(unit.node).shape(1)
-    return weight is not None and weight[1] == 1 and int(unit.node.attrs.get("group", 1)) > 1
-
-
-def _explain_log_front_end(units: QuantizableOps, unit: QuantizableOp) -> str | None:
+def _explain_log_front_end(ops: QuantizableOps, op: QuantizableOp) -> str | None:
     """A spectrogram front end: a convolution (STFT, CQT) whose output reaches a Log, or a filter in front of one."""
-    if unit.node.op_type != "Conv":
+    if op.node.op_type != "Conv":
         return None
-    # Not `unit.out`, which is behind the activation that goes with it.
-    made = TensorId(unit.node.outputs[0], unit.node.scope)
+    # Not `op.out`, which is behind the activation that goes with it.
+    made = op.node.result
     # Whether a linear path reaches the tensor: only such a path may go on through another convolution, so a tensor
     # that another path reached first is looked at again.
     seen = {made: True}
-    index, pending = units.index, [made]
+    index, pending = ops.index, [made]
     while pending:
         tensor = pending.pop()
         linear = seen[tensor]
@@ -111,12 +107,12 @@ def _explain_log_front_end(units: QuantizableOps, unit: QuantizableOp) -> str | 
     return None
 
 
-def _explain_one_row(units: QuantizableOps, unit: QuantizableOp) -> str | None:
+def _explain_one_row(ops: QuantizableOps, op: QuantizableOp) -> str | None:
     """A vector times a matrix, as the classifier behind a pooling is at batch 1."""
-    if unit.rule.weight is None or unit.node.op_type not in ("Gemm", "MatMul"):
+    if op.rule.weight is None or op.node.op_type not in ("Gemm", "MatMul"):
         return None
-    candidate = units.candidate(unit.node)
-    data, weight = candidate.shape(0), candidate.shape(unit.rule.weight)
+    candidate = ops.candidate(op.node)
+    data, weight = candidate.shape(0), candidate.shape(op.rule.weight)
     if data is None or weight is None or math.prod(data[:-1]) != 1 or math.prod(weight) >= _ROW_WEIGHTS:
         return None
     return "a product with one row in the samples: int8 needs one more kernel, and so few weights do not repay it"
@@ -152,13 +148,12 @@ EXCLUSION_RULES: Mapping[str, tuple[ExclusionRule, ...]] = {
 }
 
 
-def find_excluded(units: QuantizableOps, target: str) -> dict[str, LeftFloat]:
+def find_excluded(ops: QuantizableOps, target: str) -> dict[str, LeftFloat]:
     """Operator name -> the reason of the first rule that keeps it float."""
     found: dict[str, LeftFloat] = {}
-    for unit in units.units:
+    for op in ops:
         for rule in EXCLUSION_RULES.get(target, ()):
-            reason = rule.test(units, unit)
+            reason = rule.test(ops, op) if op.name not in found else None
             if reason is not None:
-                found[unit.name] = LeftFloat(unit.name, reason, rule.name, "F103")
-                break
+                found[op.name] = LeftFloat(op.name, reason, rule.name, "F103")
     return found

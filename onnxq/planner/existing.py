@@ -11,6 +11,7 @@ from onnxq.sites import Edge, TensorId
 
 # ORT moves pairs through these.
 _MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "MaxPool", "Relu", "Clip"})
+# Nodes of that kind in a row: exporters write two or three, and a longer search finds pairs of other operators.
 _REACH = 6
 
 
@@ -66,11 +67,8 @@ def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
     node = index.node(name)
     tensors = [(Edge(name, k, node.scope), index.resolve(read, node.scope)) for k, read in enumerate(node.inputs)]
     edges = [edge for edge, tensor in tensors if tensor is not None and not index.is_constant(tensor)]
-    return (
-        bool(edges)
-        and all(_reads_pair(index, existing, edge) for edge in edges)
-        and _has_pair_behind(index, existing, node)
-    )
+    reads = bool(edges) and all(_reads_pair(index, existing, edge) for edge in edges)
+    return reads and _has_pair_behind(index, existing, node)
 
 
 def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
@@ -90,10 +88,10 @@ def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
 def _has_pair_behind(index: Graph, existing: Existing, node: NodeRef) -> bool:
     """True when a pair of the model's own stands behind the node, or behind nodes that move or clip its values."""
     for _ in range(_REACH):
-        made = TensorId(node.outputs[0], node.scope)
-        if made in existing.by_tensor:
+        if node.result in existing.by_tensor:
             return True
-        behind = [index.node(edge.node) for edge in index.consumers(made)]
+        behind = [index.node(edge.node) for edge in index.consumers(node.result)]
+        # With several readers ORT would have to find a pair on every way.
         if len(behind) != 1 or behind[0].op_type not in _MOVES:
             return False
         node = behind[0]

@@ -9,11 +9,11 @@ from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex, NodeRef, compute_structural_ids
 from onnxq.nearest import suggest_names
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner.edited import check_sites, digest_weights, drop_orphans, find_needed_opset
+from onnxq.planner.edited import check_site, digest_weights, drop_orphans, find_needed_opset
 from onnxq.planner.sums import bind_sums, mend_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 
-# An input's number has fewer.
+# Digits that no number of an input has, so that a made-up one costs no time.
 _DIGITS = 7
 
 
@@ -31,15 +31,14 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     Raises PlanError naming the first site that is not there, stands twice, or does not fit its tensor; or when the
     weights changed unasked.
     """
-    anchors = _Anchors(index, compute_structural_ids(index), plan.lasting)
-    found, moved = _find_sites(plan, index, anchors)
-    moved |= {site.site: site.site for site in plan.existing}
-    edges = _EdgeMap(index, anchors, plan)
-    existing = tuple(_move_site(site, site.site, moved, edges) for site in plan.existing)
-    sites, orphans = drop_orphans(tuple(_move_site(site, where, moved, edges) for site, where in found), existing)
-    sites = check_sites(sites, index)
+    anchors = Anchors(index, plan.nodes, lasting=plan.lasting)
+    # Pairs that the model came with are called as in it.
+    moved = {**_find_sites(plan, index, anchors), **{site.site: site.site for site in plan.existing}}
+    existing = tuple(_move_site(site, moved, anchors) for site in plan.existing)
+    sites, orphans = drop_orphans(tuple(_move_site(site, moved, anchors) for site in plan.sites), existing)
+    sites = tuple(check_site(site, index) for site in sites)
     weights = digest_weights(sites, index) if plan.lasting else now.weights
-    biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
+    biases = tuple(replace(bias, edge=anchors.edge(bias.edge)) for bias in plan.biases)
     if plan.weights != weights:
         if not new_weights:
             # The mark of a lasting plan is of the weights it names alone.
@@ -52,8 +51,9 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
             )
         drop = (Role.WEIGHT, Role.BIAS)
         sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
+        # Corrections are of the errors of those weights.
         biases = ()
-    floats = tuple(edges.node(name) for name in plan.float_nodes)
+    floats = tuple(anchors.node(name).name for name in plan.float_nodes)
     done = replace(
         plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
         opset=max(plan.opset, find_needed_opset(sites, index)),
@@ -62,11 +62,8 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
 
 
-def _find_sites(
-    plan: Plan, index: GraphIndex, anchors: _Anchors
-) -> tuple[list[tuple[SitePlan, Site]], dict[Site, Site]]:
-    """Every site with its name in this model, and that name by the one in the plan. PlanError for a repeated one."""
-    found: list[tuple[SitePlan, Site]] = []
+def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, Site]:
+    """The name in this model of every site of the plan. PlanError for a repeated one."""
     moved: dict[Site, Site] = {}
     taken: dict[Site, SitePlan] = {}
     for site in plan.sites:
@@ -74,7 +71,7 @@ def _find_sites(
             raise PlanError(
                 str(site.site), "has no reader", "take `consumers` out for all readers of the tensor", code="Q403"
             )
-        where = anchors.site(site)
+        where = anchors.find_site(site)
         if where is None:
             raise PlanError(
                 str(site.site), "is in the plan but not in this model", _suggest_names(site, index), code="Q404"
@@ -86,80 +83,82 @@ def _find_sites(
                 str(site.site), f"stands twice in the plan{other}", "take one of the two sites out", code="Q403"
             )
         moved[site.site] = where
-        found.append((site, where))
-    return found, moved
+    return moved
 
 
-class _Anchors:
-    """Tensors and nodes by structural id: the id of a node is that of its first output."""
+class Anchors:
+    """Tensors and nodes of a model, found by the names and structural ids of a plan: a node's is that of its output 0.
 
-    def __init__(self, index: GraphIndex, ids: Mapping[TensorId, str], lasting: bool) -> None:
-        self.index, self.ids, self.lasting = index, ids, lasting
+    known: node name of the plan -> structural id. lasting: names hold also where no structural id agrees.
+    """
+
+    def __init__(self, index: GraphIndex, known: Mapping[str, str], *, lasting: bool) -> None:
+        self.index, self.known, self.lasting = index, known, lasting
+        self.ids = compute_structural_ids(index)
         self.by_id: dict[str, list[TensorId]] = {}
-        for tensor, anchor in ids.items():
+        for tensor, anchor in self.ids.items():
             self.by_id.setdefault(anchor, []).append(tensor)
         self.nodes = {node.name: node for node in index.nodes}
 
-    def node(self, name: str, anchor: str) -> NodeRef | None:
+    def find_node(self, name: str, anchor: str) -> NodeRef | None:
         """The node of this name if its anchor agrees (or is not known), else the only one with the anchor."""
         own = self.nodes.get(name)
-        if own is not None and anchor in ("", self.ids.get(TensorId(own.outputs[0], own.scope), "")):
+        if own is not None and anchor in ("", self.ids.get(own.result, "")):
             return own
         makers = {
             node.name: node
             for tensor in self.by_id.get(anchor, ())
-            if (node := self.index.producer(tensor)) is not None and node.outputs[0] == tensor.name
+            if (node := self.index.producer(tensor)) is not None and node.result == tensor
         }
+        # Of two alike nothing says which is meant.
         return next(iter(makers.values())) if len(makers) == 1 else own if self.lasting else None
 
-    def site(self, site: SitePlan) -> Site | None:
-        """A site by name where the anchor agrees, else by anchor alone."""
-        anchor, _, k = site.anchor.rpartition("/")
-        if isinstance(site.site, Edge):
-            node = self.node(site.site.node, anchor)
-            return None if node is None else Edge(node.name, site.site.index, node.scope)
-        there = self.index.resolve(site.site.name, site.site.scope) == site.site
-        if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
-            reader = self.node(site.consumers[0].node, anchor)
-            position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
-            if reader is None or position >= len(reader.inputs):
-                return None
-            return self.index.resolve(reader.inputs[position], reader.scope)
-        if there and site.anchor in ("", self.ids.get(site.site, "")):
-            return site.site
-        found = self.by_id.get(site.anchor, [])
-        return found[0] if len(found) == 1 else site.site if self.lasting and there else None
-
-
-class _EdgeMap:
-    """Node names of the plan -> node names of this model."""
-
-    def __init__(self, index: GraphIndex, anchors: _Anchors, plan: Plan) -> None:
-        self.index, self.anchors, self.by_anchor = index, anchors, plan.nodes
-
-    def node(self, name: str) -> str:
-        node = self.anchors.node(name, self.by_anchor.get(name, ""))
+    def node(self, name: str) -> NodeRef:
+        """The node that the plan calls so. Raises PlanError where there is none."""
+        node = self.find_node(name, self.known.get(name, ""))
         if node is None:
             raise PlanError(
                 name or "a node without a name",
                 "this node is in the plan but not in this model",
-                suggest_names(name, self.anchors.nodes),
+                suggest_names(name, self.nodes),
                 code="Q404",
             )
-        return node.name
+        return node
 
     def edge(self, edge: Edge) -> Edge:
-        name = self.node(edge.node)
-        return Edge(name, edge.index, self.index.node(name).scope)
+        """The input that the plan calls so. Raises PlanError where its node is not there."""
+        node = self.node(edge.node)
+        return Edge(node.name, edge.index, node.scope)
+
+    def find_site(self, site: SitePlan) -> Site | None:
+        """A site by name where the anchor agrees, else by anchor alone."""
+        anchor, _, k = site.anchor.rpartition("/")
+        if isinstance(site.site, Edge):
+            node = self.find_node(site.site.node, anchor)
+            return None if node is None else Edge(node.name, site.site.index, node.scope)
+        if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
+            # Constants are known by who reads them: those of one value have one structural id.
+            reader = self.find_node(site.consumers[0].node, anchor)
+            position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
+            return None if reader is None else self.index.input(reader, position)
+        return self.find_tensor(site.site, site.anchor)
+
+    def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
+        """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
+        there = self.index.resolve(tensor.name, tensor.scope) == tensor
+        if there and anchor in ("", self.ids.get(tensor, "")):
+            return tensor
+        found = self.by_id.get(anchor, [])
+        return found[0] if len(found) == 1 else tensor if self.lasting and there else None
 
 
-def _move_site(site: SitePlan, where: Site, moved: Mapping[Site, Site], edges: _EdgeMap) -> SitePlan:
-    """The site in this model's names. Sites that a bias derives from may have their names here already."""
+def _move_site(site: SitePlan, moved: Mapping[Site, Site], anchors: Anchors) -> SitePlan:
+    """The site in this model's names. moved: of its sites; one that a bias derives from may have its name already."""
     derived = site.derived
     return replace(
         site,
-        site=where,
-        consumers=None if site.consumers is None else tuple(edges.edge(edge) for edge in site.consumers),
+        site=moved[site.site],
+        consumers=None if site.consumers is None else tuple(anchors.edge(edge) for edge in site.consumers),
         derived=None if derived is None else (moved.get(derived[0], derived[0]), moved.get(derived[1], derived[1])),
     )
 

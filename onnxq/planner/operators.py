@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 from onnxq.graph import Graph, NodeRef
 from onnxq.plan import Bound
@@ -56,14 +57,24 @@ class QuantizableOps:
 
     index: Graph
     shapes: Shapes
-    units: tuple[QuantizableOp, ...]
+    all: tuple[QuantizableOp, ...]
     reasons: tuple[Unquantized, ...]
-    by_name: dict[str, QuantizableOp] = field(default_factory=dict)
-    by_out: dict[TensorId, QuantizableOp] = field(default_factory=dict)
-    folded: frozenset[str] = frozenset()
-    existing: Existing = NOTHING
-    complete: frozenset[str] = frozenset()
-    partial: frozenset[str] = frozenset()
+    existing: Existing
+    complete: frozenset[str]
+    partial: frozenset[str]
+
+    @cached_property
+    def by_name(self) -> dict[str, QuantizableOp]:
+        """Each operator by its name."""
+        return {op.name: op for op in self}
+
+    @cached_property
+    def by_out(self) -> dict[TensorId, QuantizableOp]:
+        """Each operator by the tensor that its closing pair stands on."""
+        return {op.out: op for op in self}
+
+    def __iter__(self) -> Iterator[QuantizableOp]:
+        return iter(self.all)
 
     def candidate(self, node: NodeRef) -> Candidate:
         """The node with the facts that rules may ask for."""
@@ -71,22 +82,15 @@ class QuantizableOps:
 
     def consumers(self, tensor: TensorId) -> tuple[tuple[Edge, QuantizableOp | None], ...]:
         """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
-        found = []
-        for edge in self.index.consumers(tensor):
-            unit = self.by_name.get(edge.node)
-            reads = unit is not None and any(edge == own for own, _ in unit.data)
-            found.append((edge, unit if reads else None))
-        return tuple(found)
+        readers = ((edge, self.by_name.get(edge.node)) for edge in self.index.consumers(tensor))
+        return tuple(
+            (edge, op if op is not None and any(edge == own for own, _ in op.data) else None) for edge, op in readers
+        )
 
-
-def list_roles(units: QuantizableOps, unit: QuantizableOp) -> list[tuple[Role, TensorId]]:
-    """The tensors a unit needs quantized, with their roles."""
-    found = [(Role.ACTIVATION, tensor) for _, tensor in unit.data]
-    if unit.weight is not None:
-        tensor = units.index.resolve(unit.node.inputs[unit.weight.index], unit.node.scope)
-        if tensor is not None:
-            found.append((Role.WEIGHT, tensor))
-    return found
+    def list_roles(self, op: QuantizableOp) -> list[tuple[Role, TensorId]]:
+        """The tensors that an operator needs quantized, with their roles."""
+        weight = None if op.weight is None else self.candidate(op.node).tensor(op.weight.index)
+        return [(Role.ACTIVATION, tensor) for _, tensor in op.data] + ([(Role.WEIGHT, weight)] if weight else [])
 
 
 def find_quantizable_ops(
@@ -102,7 +106,7 @@ def find_quantizable_ops(
     index: of `existing.view`, where there are pairs. closed: nodes to leave alone (in loop bodies, in branches that
     calibration cannot reach). Compute nodes that no rule takes come back with their reasons.
     """
-    units: list[QuantizableOp] = []
+    ops: list[QuantizableOp] = []
     reasons: list[Unquantized] = []
     kept = _find_nodes_at_existing_pairs(index)
     for node in index.nodes:
@@ -110,29 +114,24 @@ def find_quantizable_ops(
             continue
         candidate = Candidate(node, index, shapes)
         rule, reason = target.rule_for(candidate)
+        # A weight that is stored in integers has no kernel of its own, which is no news to who stored it so.
         if reason is not None and node.name not in existing.weighted:
             reasons.append(reason)
-        if rule is not None:
-            unit = _make_op(candidate, rule)
-            if unit is not None:
-                units.append(unit)
-    by_out = {unit.out: unit for unit in units}
-    folded = frozenset(unit.activation.name for unit in units if unit.activation is not None)
-    complete = frozenset(unit.name for unit in units if _is_complete(unit, existing))
-    partial = frozenset(unit.name for unit in units if unit.name in existing.weighted) - complete
-    by_name = {unit.name: unit for unit in units}
-    return QuantizableOps(
-        index, shapes, tuple(units), tuple(reasons), by_name, by_out, folded, existing, complete, partial
-    )  # fmt: skip
+        op = None if rule is None else _make_op(candidate, rule)
+        if op is not None:
+            ops.append(op)
+    complete = frozenset(op.name for op in ops if _is_complete(op, existing))
+    partial = existing.weighted.intersection(op.name for op in ops) - complete
+    return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
 
 
-def _is_complete(unit: QuantizableOp, existing: Existing) -> bool:
+def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
     """True when the pairs that the model came with are all that the operator's kernel needs."""
-    if not unit.data or any(edge not in existing.direct or edge not in existing.by_edge for edge, _ in unit.data):
+    if not op.data or any(edge not in existing.direct or edge not in existing.by_edge for edge, _ in op.data):
         return False
-    if unit.weight is not None and unit.weight not in existing.direct:
+    if op.weight is not None and op.weight not in existing.direct:
         return False
-    return unit.rule.output is not Output.PAIR or unit.out in existing.by_tensor
+    return op.rule.output is not Output.PAIR or op.out in existing.by_tensor
 
 
 def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
@@ -140,13 +139,10 @@ def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
     kept: set[str] = set()
     for node in index.nodes:
         if node.op_type == "DequantizeLinear":
-            out = TensorId(node.outputs[0], node.scope)
-            kept.update(edge.node for edge in index.consumers(out))
-        if node.op_type == "QuantizeLinear":
-            source = index.resolve(node.inputs[0], node.scope)
-            producer = None if source is None else index.producer(source)
-            if producer is not None:
-                kept.add(producer.name)
+            kept.update(edge.node for edge in index.consumers(node.result))
+        source = index.resolve(node.inputs[0], node.scope) if node.op_type == "QuantizeLinear" else None
+        maker = None if source is None else index.producer(source)
+        kept.update([] if maker is None else [maker.name])
     return frozenset(kept)
 
 
@@ -155,34 +151,31 @@ def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
     indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
     if rule.inputs is not None:
         indices = rule.inputs(candidate)
-    data = []
-    for k in indices:
-        tensor = candidate.tensor(k)
-        if tensor is None:
-            return None
-        data.append((Edge(node.name, k, node.scope), tensor))
-    out = TensorId(node.outputs[0], node.scope)
-    out = rule.closes(candidate) or out
+    found = [(Edge(node.name, k, node.scope), candidate.tensor(k)) for k in indices]
+    data = tuple((edge, tensor) for edge, tensor in found if tensor is not None)
+    # A kernel needs all of its inputs: one that the node leaves out makes it another operator.
+    if len(data) < len(found):
+        return None
+    out = rule.closes(candidate) or node.result
     activation, bound = _find_fused_activation(candidate, rule, out)
-    if activation is not None:
-        out = TensorId(activation.outputs[0], activation.scope)
-    return QuantizableOp(node, rule, tuple(data), out, activation, bound)
+    return QuantizableOp(node, rule, data, out if activation is None else activation.result, activation, bound)
 
 
 def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
     """The activation that only this node feeds, and its bounds."""
     index = candidate.index
     consumers = index.consumers(out)
+    # Somebody else would see the value in front of the activation, which the kernel does not write.
     if len(consumers) != 1 or index.is_output(out) or consumers[0].scope != out.scope or consumers[0].index != 0:
         return None, (None, None)
     node = index.node(consumers[0].node)
     if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
         return None, (None, None)
-    bound = read_clip_bound(Candidate(node, index, candidate.shapes))
+    bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
     return (node, bound) if bound is not None else (None, (None, None))
 
 
-def read_clip_bound(candidate: Candidate) -> Bound | None:
+def _read_clip_bound(candidate: Candidate) -> Bound | None:
     """Bounds of a Relu or Clip that an asymmetric range holding zero can express; None if it cannot."""
     if candidate.node.op_type == "Relu":
         return (0.0, None)
@@ -194,6 +187,7 @@ def read_clip_bound(candidate: Candidate) -> Bound | None:
         attribute = candidate.attr(name, None)
         bounds.append(float(value.reshape(-1)[0]) if value is not None else attribute)
     low, high = bounds
+    # Scales are made of ranges that hold zero, so such bounds would clip values that the activation lets through.
     if (low is not None and low > 0) or (high is not None and high < 0):
         return None
     return (low, high)

@@ -1,4 +1,4 @@
-"""From chosen units to sites: which tensors get a pair, who reads it, with which spec, sharing and bounds."""
+"""From chosen operators to sites: which tensors get a pair, who reads it, with which spec, sharing and bounds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from onnxq.config import Rule
-from onnxq.graph import NodeRef
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.operators import QuantizableOp
 from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
-from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import PerChannel, PerTensor, QuantSpec
 from onnxq.targets import Output, describe_spec
+
+# The inputs that read a pair; None: all that read its tensor.
+Readers = tuple[Edge, ...] | None
 
 
 @dataclass
@@ -32,24 +34,26 @@ class Placement:
 
 
 class Placer:
-    """Builds the sites of one choice of units."""
+    """Builds the sites of one choice of operators."""
 
     def __init__(self, problem: PlacementProblem) -> None:
-        self.units, self.requests = problem.units, problem.requests
+        self.ops, self.requests = problem.ops, problem.requests
         self.target, self.config = problem.engine, problem.config
-        self.index = self.units.index
+        self.index, self.existing = self.ops.index, self.ops.existing
         self.out = Placement()
-        self.shared: dict[Site, SitePlan] = {site.site: site for site in self.units.existing.sites}
+        # The model's own pairs with the readers that this choice adds to them.
+        self.shared: dict[Site, SitePlan] = {site.site: site for site in self.existing.sites}
 
     def place(self, chosen: frozenset[str]) -> Placement:
-        """All sites of the chosen units. QuantizableOps that the model's own pairs quantize already need none."""
-        chosen = chosen | self.units.complete
-        picked = [unit for unit in self.units.units if unit.name in chosen]
+        """All sites of the chosen operators. Those that the model's own pairs quantize already need none."""
+        chosen = chosen | self.ops.complete
+        picked = [op for op in self.ops if op.name in chosen]
         activations = {} if self.config.mode == "weight-only" else self._activations(picked, chosen)
         done: dict[Site, SitePlan] = {}
-        new = [unit for unit in picked if unit.name not in self.units.complete]
-        for unit in new:
-            for site in self._unit_sites(unit, chosen, activations):
+        new = [op for op in picked if op.name not in self.ops.complete]
+        for op in new:
+            for site in self._op_sites(op, chosen, activations):
+                # The first to ask for a pair decides on it: operators come in the order in which they run.
                 done.setdefault(site.site, site)
         sites = share_scales(new, [self.shared.get(name, site) for name, site in done.items()])
         frozen = {site.site: site for site in sites if site.dequantize}
@@ -58,158 +62,146 @@ class Placer:
         self.out.warnings += [line for line in find_unused_observers(self.out.sites) if line not in self.out.warnings]
         return self.out
 
-    def _activations(
-        self, picked: list[QuantizableOp], chosen: frozenset[str]
-    ) -> dict[TensorId, tuple[Edge, ...] | None]:
+    def _activations(self, picked: list[QuantizableOp], chosen: frozenset[str]) -> dict[TensorId, Readers]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
-        found: dict[TensorId, tuple[Edge, ...] | None] = {}
-        for unit in picked:
-            for _, tensor in () if unit.rule.joins else unit.data:
+        found: dict[TensorId, Readers] = {}
+        for op in picked:
+            for _, tensor in () if op.rule.joins else op.data:
                 if tensor not in found:
                     found[tensor] = self._readers(tensor, chosen)
-            if unit.rule.output is Output.PAIR or self._needs_output_pair(unit):
-                found[unit.out] = None
+            # A Gemm writes float only from an int32 bias.
+            without_bias = op.bias is None or self.config.bias == "float"
+            if op.rule.output is Output.PAIR or (op.rule.output is Output.EITHER and without_bias):
+                found[op.out] = None
         return found
 
-    def _needs_output_pair(self, unit: QuantizableOp) -> bool:
-        """A Gemm writes float only from an int32 bias."""
-        without_bias = unit.bias is None or self.config.bias == "float"
-        return unit.rule.output is Output.EITHER and without_bias
-
-    def _readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...] | None:
-        maker = self.units.by_out.get(tensor)
+    def _readers(self, tensor: TensorId, chosen: frozenset[str]) -> Readers:
+        maker = self.ops.by_out.get(tensor)
         if maker is not None and maker.name in chosen and maker.rule.output is not Output.FLOAT:
             return None
-        readers = self.units.consumers(tensor)
-        return tuple(edge for edge, unit in readers if unit is not None and unit.name in chosen)
+        return self._find_quantized_readers(tensor, chosen)
 
-    def _unit_sites(
-        self, unit: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, tuple[Edge, ...] | None]
-    ) -> Iterable[SitePlan]:
-        inputs: list[SitePlan] = []
-        if self.config.mode != "weight-only":
-            wanted = [pair for pair in unit.data if pair[1] in activations]
-            inputs = [self._activation(unit, edge, tensor, activations[tensor]) for edge, tensor in wanted]
-            yield from inputs
-        weight = None
-        if unit.weight is not None:
-            weight = self._weight(unit, unit.weight, chosen)
+    def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...]:
+        readers = self.ops.consumers(tensor)
+        return tuple(edge for edge, op in readers if op is not None and op.name in chosen)
+
+    def _op_sites(
+        self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
+    ) -> Iterator[SitePlan]:
+        wanted = [(edge, tensor) for edge, tensor in op.data if tensor in activations]
+        inputs = [self._activation(op, edge, tensor, activations[tensor], chosen) for edge, tensor in wanted]
+        yield from inputs
+        weight = None if op.weight is None else self._weight(op, op.weight, chosen)
+        if weight is not None:
             yield weight
-        if unit.bias is not None and weight is not None and inputs and self.config.bias == "int32":
-            yield self._bias(unit, unit.bias, inputs[0], weight)
-        if unit.out in activations and activations[unit.out] is None:
-            yield self._activation(unit, None, unit.out, None)
+            # Only beside integers on both sides has the accumulator a scale for the bias.
+            if op.bias is not None and inputs and self.config.bias == "int32":
+                yield self._bias(op, op.bias, inputs[0], weight)
+        if op.out in activations and activations[op.out] is None:
+            yield self._activation(op, None, op.out, None, chosen)
 
     def _activation(
-        self, unit: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: tuple[Edge, ...] | None
+        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: Readers, chosen: frozenset[str]
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
-        maker = self.units.by_out.get(tensor)
-        pair = self.units.existing.pair_for(edge, tensor)
+        maker = self.ops.by_out.get(tensor)
+        pair = self.existing.pair_for(edge, tensor)
         if pair is not None:
             return self._share(pair, tensor, readers)
-        nodes = [unit.node] + ([maker.node] if maker is not None and maker is not unit else [])
-        nodes += [self.index.node(reader.node) for reader in readers or ()]
+        # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
+        # a pair that its maker's kernel writes is read like any other.
+        nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
+        nodes += [self.index.node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
         match = self.requests.match(Role.ACTIVATION, tensor, nodes)
-        spec = self.requests.make_spec(match, Role.ACTIVATION, unit.node)
-        self._note(spec, Role.ACTIVATION, unit.node)
-        captured = edge is not None and edge.scope != tensor.scope
+        spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         site: Site = tensor
-        if captured and edge is not None:
+        if edge is not None and edge.scope != tensor.scope:
             site, readers = edge, (edge,)
         elif readers is not None:
             readers = tuple(reader for reader in readers if reader.scope == tensor.scope)
-        self._note_rule(site, match)
         is_output = tensor.scope == "" and self.index.is_output(tensor) and readers is None
-        return SitePlan(
-            site=site,
-            role=Role.OUTPUT if is_output else Role.ACTIVATION,
-            spec=spec,
-            observer=match.request.observer,
-            rule=unit.rule.name,
-            reason=_explain_rule(unit.rule.why, match, spec),
-            consumers=readers,
-            bound=maker.bound if maker is not None else (None, None),
-            tensor=tensor,
-        )
+        made = self._make_site(op, match, spec, site=site, role=Role.ACTIVATION, consumers=readers, tensor=tensor)
+        role = Role.OUTPUT if is_output else Role.ACTIVATION
+        return replace(made, role=role, bound=(None, None) if maker is None else maker.bound)
 
-    def _share(self, pair: SitePlan, tensor: TensorId, readers: tuple[Edge, ...] | None) -> SitePlan:
+    def _share(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
         if readers is None:
             readers = self.index.consumers(tensor)
-        existing = self.units.existing
-        mine = [edge for edge in readers if edge.scope == pair.site.scope and edge.node not in existing.stand_ins]
-        mine = [edge for edge in mine if existing.by_edge.get(edge, pair).site == pair.site]
+        mine = [edge for edge in readers if edge.scope == pair.site.scope and edge.node not in self.existing.stand_ins]
+        # Inputs behind another pair of the model's own stay there.
+        mine = [edge for edge in mine if self.existing.by_edge.get(edge, pair).site == pair.site]
         now = self.shared[pair.site]
         now = replace(now, consumers=tuple(dict.fromkeys((*(now.consumers or ()), *mine))))
         self.shared[pair.site] = now
         return now
 
-    def _weight(self, unit: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
+    def _weight(self, op: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
         """The weight's site: the tensor itself, or the edge when its readers need different copies."""
-        tensor = self.index.resolve(unit.node.inputs[edge.index], unit.node.scope)
-        assert tensor is not None
-        match = self.requests.match(Role.WEIGHT, tensor, (unit.node,))
-        spec = self.requests.make_spec(match, Role.WEIGHT, unit.node)
-        self._note(spec, Role.WEIGHT, unit.node)
-        mine: list[Edge] = []
-        alike = tensor.scope == unit.node.scope
-        for reader in self.index.consumers(tensor):
-            other = self.units.by_name.get(reader.node)
-            if other is None or other.name not in chosen or other.weight != reader:
-                continue
-            mine.append(reader)
-            theirs = self.requests.match(Role.WEIGHT, tensor, (other.node,))
-            alike = alike and self.requests.make_spec(theirs, Role.WEIGHT, other.node) == spec
-            alike = alike and reader.scope == tensor.scope
-        site: Site = tensor if alike else edge
-        self._note_rule(site, match)
-        return SitePlan(
-            site=site,
-            role=Role.WEIGHT,
-            spec=spec,
-            observer=match.request.observer,
-            rule=unit.rule.name,
-            reason=_explain_rule(unit.rule.why, match, spec),
-            consumers=tuple(mine) if alike else (edge,),
-            tensor=tensor,
+        tensor = self._resolve(op, edge)
+        match, spec = self._ask_weight(tensor, op)
+        makers = ((reader, self.ops.by_name.get(reader.node)) for reader in self.index.consumers(tensor))
+        readers = {reader: other for reader, other in makers
+                   if other is not None and other.name in chosen and other.weight == reader}  # fmt: skip
+        alike = tensor.scope == op.node.scope and all(
+            self._ask_weight(tensor, other)[1] == spec and reader.scope == tensor.scope
+            for reader, other in readers.items()
         )
+        consumers = tuple(readers) if alike else (edge,)
+        site = tensor if alike else edge
+        return self._make_site(op, match, spec, site=site, role=Role.WEIGHT, consumers=consumers, tensor=tensor)
 
-    def _bias(self, unit: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
-        tensor = self.index.resolve(unit.node.inputs[edge.index], unit.node.scope)
-        assert tensor is not None
+    def _ask_weight(self, tensor: TensorId, op: QuantizableOp) -> tuple[Match, QuantSpec]:
+        match = self.requests.match(Role.WEIGHT, tensor, (op.node,))
+        return match, self.requests.make_spec(match, Role.WEIGHT, op.node)
+
+    def _bias(self, op: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
+        tensor = self._resolve(op, edge)
+        # Readers with other inputs or weights need the bias on another scale, and so a copy of their own.
         alone = self.index.consumers(tensor) == (edge,) and tensor.scope == edge.scope
+        # A bias has one axis: its scales follow the weight's channels along axis 0.
+        grain = PerChannel(0) if isinstance(weight.spec.granularity, PerChannel) else PerTensor()
         return SitePlan(
             site=tensor if alone else edge,
             role=Role.BIAS,
-            spec=QuantSpec(bits=32, signed=True, symmetric=True, granularity=_find_bias_granularity(weight.spec)),
-            rule=unit.rule.name,
+            spec=QuantSpec(bits=32, signed=True, symmetric=True, granularity=grain),
+            rule=op.rule.name,
             reason="int32 bias in units of the accumulator: input scale times weight scale",
             consumers=(edge,),
             derived=(activation.site, weight.site),
             tensor=tensor,
         )
 
-    def _note_rule(self, site: Site, match: Match) -> None:
+    def _resolve(self, op: QuantizableOp, edge: Edge) -> TensorId:
+        tensor = self.index.resolve(op.node.inputs[edge.index], op.node.scope)
+        assert tensor is not None
+        return tensor
+
+    def _make_site(
+        self,
+        op: QuantizableOp,
+        match: Match,
+        spec: QuantSpec,
+        *,
+        site: Site,
+        role: Role,
+        consumers: Readers,
+        tensor: TensorId,
+    ) -> SitePlan:
+        """A new site, whose opset, warning and rule the placement takes note of."""
+        row = self.target.capability(spec, role, op.node.op_type)
+        if row is not None:
+            self.out.opset = max(self.out.opset, row.opset)
+            if row.warning and row.warning not in self.out.warnings:
+                self.out.warnings.append(Caution("W104", row.warning))
+        reason = op.rule.why
         if match.rule is not None:
             self.out.rules.setdefault(site, match.rule)
-
-    def _note(self, spec: QuantSpec, role: Role, node: NodeRef) -> None:
-        row = self.target.capability(spec, role, node.op_type)
-        if row is None:
-            return
-        self.out.opset = max(self.out.opset, row.opset)
-        if row.warning and row.warning not in self.out.warnings:
-            self.out.warnings.append(Caution("W104", row.warning))
-
-
-def _find_bias_granularity(weight: QuantSpec) -> Granularity:
-    """A bias has one axis: its scales follow the weight's channels along axis 0."""
-    return PerChannel(0) if isinstance(weight.granularity, PerChannel) else PerTensor()
-
-
-def _explain_rule(why: str, match: Match, spec: QuantSpec) -> str:
-    return f"{why}; {match.rule.describe()}: {describe_spec(spec)}" if match.rule is not None else why
+            reason = f"{reason}; {match.rule.describe()}: {describe_spec(spec)}"
+        return SitePlan(
+            site=site, role=role, spec=spec, observer=match.request.observer, rule=op.rule.name, reason=reason,
+            consumers=consumers, tensor=tensor,
+        )  # fmt: skip
 
 
 def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list[SitePlan]:
@@ -221,25 +213,24 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
             site = root[site]
         return site
 
-    known = {site.site: site for site in sites}
-    for unit in picked:
-        for _, tensor in unit.data if unit.rule.shares and unit.out in known else ():
-            if tensor in known and find(tensor) != find(unit.out):
-                root[find(unit.out)] = find(tensor)
-        inputs = [tensor for _, tensor in unit.data if unit.rule.alike and tensor in known]
-        for tensor in inputs:
-            if find(tensor) != find(inputs[0]):
-                root[find(tensor)] = find(inputs[0])
+    known = {site.site for site in sites}
+    for op in picked:
+        inputs = [tensor for _, tensor in op.data if tensor in known]
+        pairs = [(op.out, tensor) for tensor in inputs if op.rule.shares and op.out in known]
+        pairs += [(tensor, inputs[0]) for tensor in inputs if op.rule.alike]
+        for one, other in pairs:
+            root[find(one)] = find(other)
     groups: dict[Site, list[SitePlan]] = {}
     for site in sites:
         groups.setdefault(find(site.site), []).append(site)
     out = []
     for site in sites:
         members = groups[find(site.site)]
-        if len(members) == 1 or site.role in (Role.WEIGHT, Role.BIAS):
-            out.append(site)
-        else:
-            out.append(replace(site, group=str(find(site.site)), bound=intersect_bounds(m.bound for m in members)))
+        if len(members) > 1 and site.role not in (Role.WEIGHT, Role.BIAS):
+            # The one range has to serve them all, so no more of it than every member's values can fill.
+            bound = intersect_bounds(member.bound for member in members)
+            site = replace(site, group=str(find(site.site)), bound=bound)
+        out.append(site)
     return out
 
 

@@ -24,11 +24,6 @@ class Match:
     request: TensorConfig
     rule: Rule | None = None
 
-    @property
-    def stays_float(self) -> bool:
-        """True when the rule says so."""
-        return self.rule is not None and self.rule.set.float
-
 
 @dataclass
 class Requests:
@@ -63,6 +58,7 @@ class Requests:
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
         for rule in self.config.rules:
             if any(self._selects(rule, role, tensor, node) for node in nodes):
+                # A rule for float asks for nothing else: the rest of its request is never read.
                 return Match(default if rule.set.float else rule.apply(default), rule)
         return Match(default)
 
@@ -75,11 +71,8 @@ class Requests:
 
     def find_float_rule(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]) -> Rule | None:
         """The rule that keeps this node float, through itself or through a tensor it cannot do without."""
-        for role, tensor in tensors:
-            found = self.match(role, tensor, (node,))
-            if found.stays_float:
-                return found.rule
-        return None
+        rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
+        return next((rule for rule in rules if rule is not None and rule.set.float), None)
 
     def is_forced(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]) -> bool:
         """True when a rule says `quantize: true` for this node."""
@@ -99,6 +92,7 @@ class Requests:
         """
         nodes = [node for graph in (self.graph, *others) for node in graph.nodes]
         for rule in self.config.rules:
+            # Roles are known once tensors are placed; until then each tensor may have the rule's.
             role = rule.role[0] if rule.role else None
             pairs = ((node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name)
             if not any(self._selects(rule, role, TensorId(name), node) for node, name in pairs):
@@ -133,6 +127,7 @@ class Requests:
 
     def _find_ends(self, name: str, rule: Rule) -> list[NodeRef]:
         nodes = self.graph.nodes
+        # A name may be a node's and a tensor's; a node's comes first, as it does in `node:`.
         found = [node for node in nodes if name in (node.name, self.words(node)[0])]
         found = found or [node for node in nodes if name in node.outputs]
         found = found or [node for node in nodes if name in node.inputs]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.graph import GraphIndex
 from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Caution, Edge, Role, Site, TensorId
+from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.targets import find_target
 
 ALLOWED = Caution(
@@ -51,21 +51,20 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[Caution, ...]]
     sites: list[SitePlan] = []
     lines: list[Caution] = []
     for site in plan.sites:
-        values, numbers = site.values, site.qparams
-        if values is not None and numbers is not None and site.sum_orders:
-            rows, sums = count_saturating(values, site.sum_orders)
-            if sums:
-                scale, zero = align_qparams(numbers, site.spec, values.shape, np.float32)
-                weight = read_constant(index, site.site)
-                near = values if weight is None else np.asarray(weight, np.float32) / scale + zero
-                # Rounding may have had its reasons: what it chose is what to stay near to, not the float weight.
-                wanted = np.where(abs(near - values) < 1, near, values)
-                site = replace(site, values=limit_sums(values, wanted, site.sum_orders))
-                text = (
-                    f"{site.site}: {sums} sums in {rows} rows of its integers would overflow 16 bits on CPUs without "
-                    "VNNI: moved to the nearest that do not; quantize again for scales chosen with that in mind"
-                )
-                lines.append(Caution("W107", text))
+        values, qparams = site.values, site.qparams
+        rows, sums = (0, 0) if values is None else count_saturating(values, site.sum_orders)
+        if values is not None and qparams is not None and sums:
+            scale, zero = align_qparams(qparams, site.spec, values.shape, np.float32)
+            weight = read_constant(index, site.site)
+            near = values if weight is None else np.asarray(weight, np.float32) / scale + zero
+            # Rounding may have had its reasons: what it chose is what to stay near to, not the float weight.
+            wanted = np.where(abs(near - values) < 1, near, values)
+            site = replace(site, values=limit_sums(values, wanted, site.sum_orders))
+            text = (
+                f"{site.site}: {sums} sums in {rows} rows of its integers would overflow 16 bits on CPUs without "
+                "VNNI: moved to the nearest that do not; quantize again for scales chosen with that in mind"
+            )
+            lines.append(Caution("W107", text))
         sites.append(site)
     return replace(plan, sites=tuple(sites)), tuple(lines)
 
@@ -78,20 +77,17 @@ def count_saturating(values: np.ndarray, orders: tuple[SumOrder, ...]) -> tuple[
 
 def _reads_bytes(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Nodes whose data, input 0, is quantized to 8 bits."""
-    found = set()
-    for site in plan.all_sites:
-        if site.role not in (Role.ACTIVATION, Role.OUTPUT) or site.spec.storage_bits != 8 or site.spec.is_float:
-            continue
-        edges = site.consumers
-        if edges is None:
-            edges = index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
-        found |= {edge.node for edge in edges if edge.index == 0}
-    return frozenset(found)
+    sites = (site for site in plan.all_sites if site.role in (Role.ACTIVATION, Role.OUTPUT))
+    narrow = (site for site in sites if site.spec.storage_bits == 8 and not site.spec.is_float)
+    return frozenset(edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0)
+
+
+def read_tensor(index: GraphIndex, site: Site) -> TensorId | None:
+    """The tensor that a site quantizes; None for an input that is not connected."""
+    return site if isinstance(site, TensorId) else index.input(index.node(site.node), site.index)
 
 
 def read_constant(index: GraphIndex, site: Site) -> NDArray[Any] | None:
     """The value of the constant that a site quantizes; None where it is none."""
-    tensor: TensorId | None = site if isinstance(site, TensorId) else None
-    if isinstance(site, Edge):
-        tensor = index.resolve(index.node(site.node).inputs[site.index], site.scope)
+    tensor = read_tensor(index, site)
     return None if tensor is None else index.constant(tensor)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
 from onnxq.engines.builder.library import ORT
+from onnxq.errors import VerificationError
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.terminal import (
+    View,
     format_bytes,
     format_milliseconds,
     format_seconds,
     format_warning,
     make_sheet,
     make_table,
-    print_renderable,
-    write_stream,
+    show_result,
 )
-from onnxq.runtime import CPU, CPU_KINDS, Latency
+from onnxq.runtime import CPU_KINDS, Latency
 
 _UNTIMED = {
     Untimed.NO_GPU: "this machine has no NVIDIA GPU, or no driver: engines were built ahead of time for compute "
@@ -78,29 +78,20 @@ def _describe_latency(latency: Latency | None) -> dict[str, Any] | None:
     }
 
 
-def show_bench(
-    found: Bench,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-    error: Mapping[str, Any] | None = None,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print a table of the models to `stream` (stdout), or JSON, with which the warnings go to `errors` (stderr).
+def show_bench(found: Bench, view: View = View(), *, error: Mapping[str, Any] | None = None) -> None:
+    """Print the models as a table. verbose: also the kernels of each by kind. error: what the command fails with."""
+    warnings = map(format_warning, found.warnings)
+    show_result(view, lambda: bench_json(found, error), _make_parts(found, view.verbose), warnings)
 
-    verbose: also the kernels of each by kind. quiet: only the warnings, to `errors`.
-    """
-    warnings = [format_warning(one) for one in found.warnings]
-    if as_json:
-        write_stream(bench_json(found, error), stream)
-    if as_json or quiet:
-        if warnings:
-            print_renderable(Group(*warnings), sys.stderr if errors is None else errors, width)
-        return
-    print_renderable(Group(*_make_parts(found, verbose), *warnings), stream, width)
+
+def find_failed_model(found: Bench) -> VerificationError | None:
+    """The error of the first model that was not built, or not timed where others were; None without one."""
+    for one in found.failed:
+        if one.proof is not None and not one.built:
+            build = one.proof.build
+            return VerificationError(one.name, f"{build.state}: {build.reason}", "see `onnxq prove`", code="Q705")
+        return VerificationError(one.name, f"was not timed: {one.reason}", "see the cause", code="Q710")
+    return None
 
 
 def _make_parts(found: Bench, verbose: bool) -> Iterator[RenderableType]:
@@ -118,7 +109,7 @@ def _list_facts(found: Bench) -> Iterator[str]:
         yield f"{found.engine}: {found.chosen}"
     latency = next((one.best for one in found.models if one.best is not None), None)
     if latency is not None and found.engine == ORT:
-        if found.provider == CPU:
+        if not found.provider:
             yield f"{CPU_KINDS[found.device]}, {latency.threads or 'all'} thread{'' if latency.threads == 1 else 's'}"
         else:
             yield found.provider

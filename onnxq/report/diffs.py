@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import PurePath
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
+from onnxq.errors import VerificationError
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import explain_saturation
 from onnxq.report.synthetic import warn_synthetic
 from onnxq.report.terminal import (
+    View,
     format_decibel,
     format_warning,
     make_sheet,
     make_table,
     part_text,
-    print_renderable,
     select_rows,
-    write_stream,
+    show_result,
 )
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
@@ -60,33 +60,29 @@ def _label_runs(found: Difference) -> dict[str, str]:
     return {run.name: run.label for run in found.runs}
 
 
-def show_difference(
-    found: Difference,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    top: int | None = None,
-    quiet: bool = False,
-    error: Mapping[str, Any] | None = None,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print the comparison to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
+def show_difference(found: Difference, view: View = View(), *, error: Mapping[str, Any] | None = None) -> None:
+    """Print the comparison; `top` layers are those with the largest loss. error: what the command fails with."""
+    show_result(view, lambda: difference_json(found, error), _make_parts(found, view), _find_warnings(found))
 
-    top: number of layers to list, those with the largest loss. quiet: only the warnings, to `errors`.
-    """
-    warnings = list(_find_warnings(found))
-    if as_json:
-        write_stream(difference_json(found, error), stream)
-    if as_json or quiet:
-        if warnings:
-            print_renderable(Group(*warnings), sys.stderr if errors is None else errors, width)
-        return
-    parts: list[RenderableType] = [_make_title(found), make_sheet(_make_rows(found, verbose, top))]
+
+def find_unmet_tolerance(found: Difference) -> VerificationError | None:
+    """The error of the first tolerance that is not met, else of a required engine that did not run; None without."""
+    if found.unmet:
+        first, more = found.unmet[0], len(found.unmet) - 1
+        rest = f"; and {more} more tolerance{'s' if more > 1 else ''} not met" if more else ""
+        return VerificationError(f"output {first.output}", f"{describe_unmet(found, first)}{rest}", code="Q703")
+    for name in found.missing:
+        refusal = next(one for one in found.skipped if one.subject == name)
+        return VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix, code="Q704")
+    return None
+
+
+def _make_parts(found: Difference, view: View) -> Iterator[RenderableType]:
+    yield _make_title(found)
+    yield make_sheet(_make_rows(found, view))
     if found.layers:
-        parts += [Text(""), *_make_layer_table(found, verbose, top)]
-    print_renderable(Group(*parts, *warnings), stream, width)
+        yield Text("")
+        yield from _make_layer_table(found, view)
 
 
 def _make_title(found: Difference) -> Text:
@@ -94,7 +90,7 @@ def _make_title(found: Difference) -> Text:
     return Text(f"{names[1]} against {names[0]}", style="bold").append(f"  ({found.data})" if found.data else "")
 
 
-def _make_rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableType]]:
     yield "runs", _make_run_table(found)
     if found.outputs:
         yield "outputs", _make_output_table(found)
@@ -111,7 +107,7 @@ def _make_rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tu
         worst = [by_name[name] for name in found.worst if name in by_name]
         if worst:
             # Worst first, as `found.worst` lists them.
-            shown, more = select_rows(worst, top, None if verbose else _WORST)
+            shown, more = select_rows(worst, view, _WORST)
             lines = [f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown]
             yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
     if found.skipped:
@@ -181,27 +177,27 @@ def _describe_error(sqnr_db: float, levels: float) -> str:
     return format_decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
 
 
-def _make_layer_table(found: Difference, verbose: bool, top: int | None) -> Iterator[RenderableType]:
-    layers, more = _select_layers(found, top)
+def _make_layer_table(found: Difference, view: View) -> Iterator[RenderableType]:
+    layers, more = _select_layers(found, view)
     runs = list(dict.fromkeys(error.run for layer in found.layers for error in layer.accuracy))
     others = list(dict.fromkeys(error.run for layer in found.layers for error in layer.engines))
     labels = _label_runs(found)
     columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
-    if verbose:
+    if view.verbose:
         columns += ("cosine", "max abs", "max rel", "read at")
-    rows = (_make_layer_row(layer, runs, others, verbose) for layer in layers)
+    rows = (_make_layer_row(layer, runs, others, view.verbose) for layer in layers)
     right = [c for c in columns if c not in ("tensor", "op", "read at")]
     yield make_table(columns, rows, right=right, names=("tensor", "read at"))
     if more:
         yield Text(more, style="dim")
 
 
-def _select_layers(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff], str]:
+def _select_layers(found: Difference, view: View) -> tuple[Sequence[LayerDiff], str]:
     """The layers to list, in the order of the network, and how many there are beside them."""
     order = {name: k for k, name in enumerate(found.worst)}
     ranked = sorted(found.layers, key=lambda layer: order.get(layer.name, len(order)))
-    shown, more = select_rows(ranked, top)
+    shown, more = select_rows(ranked, view)
     chosen = {layer.name for layer in shown}
     return [layer for layer in found.layers if layer.name in chosen], more
 

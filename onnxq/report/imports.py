@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import PurePath
-from typing import IO
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.interop import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import Report
-from onnxq.report.terminal import (
-    MORE,
-    format_scale,
-    format_warning,
-    make_sheet,
-    make_table,
-    print_renderable,
-    write_stream,
-)
-from onnxq.wording import translate_text
+from onnxq.report.terminal import View, format_scale, format_warning, join_lines, make_sheet, make_table, show_result
 
 # Names of a list without `verbose`.
 _SHOWN = 4
@@ -43,44 +32,21 @@ def import_json(found: Imported, applied: Report | None = None) -> str:
     return to_json({"schema": SCHEMA, **values, **counts, **plan, "applied": applied})
 
 
-def show_import(
-    found: Imported,
-    *,
-    applied: Report | None = None,
-    as_json: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print the import to `stream` (stdout). verbose: every line of the cache and every site.
-
-    quiet: only the notes, to `errors` (stderr).
-    """
+def show_import(found: Imported, view: View = View(), *, applied: Report | None = None) -> None:
+    """Print the import; verbose: every line of the cache and every site. applied: of the plan, for the JSON."""
     notes = [format_warning(note) for note in (*found.notes, *found.plan.warnings)]
-    if as_json:
-        write_stream(import_json(found, applied), stream)
-        return
-    if quiet:
-        if notes:
-            print_renderable(Group(*notes), sys.stderr if errors is None else errors, width)
-        return
-    parts: list[RenderableType] = [Text(f"{PurePath(found.cache).name}  ({found.header})", style="bold")]
+    show_result(view, lambda: import_json(found, applied), _make_parts(found, view.verbose), notes)
+
+
+def _make_parts(found: Imported, verbose: bool) -> Iterator[RenderableType]:
+    yield Text(f"{PurePath(found.cache).name}  ({found.header})", style="bold")
     if verbose and found.matched:
         columns = ("site", "scale", "line", "name in the cache", "through")
-        parts += [
-            make_table(
-                columns,
-                map(_make_match, found.matched),
-                right=columns[1:3],
-                names=("site", "name in the cache"),
-                fold=("through",),
-            ),
-            Text(""),
-        ]
-    parts.append(make_sheet(_make_rows(found, verbose)))
-    print_renderable(Group(*parts, *notes), stream, width)
+        names = ("site", "name in the cache")
+        rows = map(_make_match, found.matched)
+        yield make_table(columns, rows, right=columns[1:3], names=names, fold=("through",))
+        yield Text("")
+    yield make_sheet(_make_rows(found, verbose))
 
 
 def _make_rows(found: Imported, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
@@ -89,11 +55,11 @@ def _make_rows(found: Imported, verbose: bool) -> Iterator[tuple[str, Renderable
     counts = ", ".join(f"{count} {role}" for role, count in sorted(found.plan.by_role().items()))
     yield "plan", Text(f"{len(found.plan.sites)} sites for {found.plan.target}" + (f": {counts}" if counts else ""))
     if found.missing:
-        yield "no scale", Text(_join_lines([_describe_absent(one) for one in found.missing], verbose))
+        yield "no scale", join_lines([_describe_absent(one) for one in found.missing], verbose, _SHOWN)
     for why, label in _WHY.items():
         names = [_describe_left(one, verbose) for one in found.unmatched if one.why is why]
         if names:
-            yield label, Text(f"{len(names)}: {_join_lines(names, verbose)}")
+            yield label, Text(f"{len(names)}: ").append_text(join_lines(names, verbose, _SHOWN))
     if found.unused:
         yield "not used", Text(_group_reasons(found.unused, verbose))
 
@@ -113,12 +79,6 @@ def _describe_left(one: UnusedLine, verbose: bool) -> str:
     if one.nearest:
         return f"{text}, nearest {' or '.join(one.nearest)}"
     return f"{text}: {one.reason}" if verbose else text
-
-
-def _join_lines(names: Sequence[str], verbose: bool) -> str:
-    shown = names if verbose else names[:_SHOWN]
-    more = f"\n… and {len(names) - len(shown)} more ({translate_text(MORE)})" if len(names) > len(shown) else ""
-    return "\n".join(shown) + more
 
 
 def _group_reasons(left: Sequence[UnusedLine], verbose: bool) -> str:

@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from onnxq.errors import MissingDependencyError
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.terminal import make_table, print_renderable, write_stream
+from onnxq.report.terminal import View, make_table, show_result
 
 if TYPE_CHECKING:
     from onnxq.kernels import Built
 
 
-def show_kernels(
-    built: Sequence[Built],
-    *,
-    as_json: bool = False,
-    quiet: bool = False,
-    error: Mapping[str, Any] | None = None,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print one row per library or image to `stream` (stdout), and the reasons for missing ones.
-
-    quiet: only missing ones, to `errors` (stderr). error: the reason, for the JSON, if the command fails.
-    """
-    if as_json:
-        write_stream(kernels_json(built, error), stream)
-        return
+def show_kernels(built: Sequence[Built], view: View = View(), *, error: Mapping[str, Any] | None = None) -> None:
+    """Print one row per library or image, and the reasons for missing ones. error: what the command fails with."""
     made = [one for one in built if one.state != "missing"]
-    if made and not quiet:
-        columns = ("kernels", "for", "state", "made by", "KiB", "s", "file")
-        print_renderable(
-            make_table(columns, map(_make_row, made), right=("KiB", "s"), names=("file",), fold=("for",)), stream, width
-        )
-    for one in built:
-        if one.state == "missing":
-            quietly = sys.stderr if errors is None else errors
-            print_renderable(Text(f"no {one.kernels} kernels: {one.reason}"), quietly if quiet else stream, width)
+    columns = ("kernels", "for", "state", "made by", "KiB", "s", "file")
+    table = make_table(columns, map(_make_row, made), right=("KiB", "s"), names=("file",), fold=("for",))
+    missing = [Text(f"no {one.kernels} kernels: {one.reason}") for one in built if one.state == "missing"]
+    show_result(view, lambda: kernels_json(built, error), [table] if made else [], missing)
+
+
+def find_missing_kernels(built: Sequence[Built], *, asked: bool) -> MissingDependencyError | None:
+    """The error of kernels that could not be built; None where that is no fault.
+
+    asked: for GPUs. Else a machine without nvcc is no fault, as long as something was built.
+    """
+    missing = [one for one in built if one.state == "missing"]
+    wanted = [one for one in missing if one.kernels == "CUDA"] if asked else []
+    for one in wanted or (missing if len(missing) == len(built) else []):
+        return MissingDependencyError(f"{one.kernels} kernels", one.reason)
+    return None
 
 
 def kernels_json(built: Sequence[Built], error: Mapping[str, Any] | None = None) -> str:

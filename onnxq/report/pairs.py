@@ -3,77 +3,29 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import make_sums_tables, saturation_summary
-from onnxq.report.terminal import format_scale, format_warning, make_table, print_renderable, select_rows, write_stream
-from onnxq.sites import Caution
-from onnxq.spec import PerBlock, PerChannel
+from onnxq.report.terminal import View, format_scale, format_warning, make_table, select_rows, show_result
+from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel
 
 if TYPE_CHECKING:
-    from onnxq.annotate import OperatorInfo, PairInfo, WeightSums
+    from onnxq.annotate import Inspection, PairInfo
 
 
-class Inspected(Protocol):
-    """The attributes of an inspection that are shown."""
-
-    @property
-    def pairs(self) -> tuple[PairInfo, ...]:
-        """In the model's order of execution."""
-
-    @property
-    def source(self) -> str:
-        """The model's path."""
-
-    @property
-    def output(self) -> str:
-        """The file written; "" for none."""
-
-    @property
-    def warnings(self) -> tuple[Caution, ...]:
-        """Notes for people."""
-
-    @property
-    def operators(self) -> tuple[OperatorInfo, ...]:
-        """Nodes with integer operators, e.g. QLinearConv."""
-
-    @property
-    def weights(self) -> tuple[WeightSums, ...]:
-        """Weights, with the sums that can overflow 16 bits."""
+def show_inspection(found: Inspection, view: View = View()) -> None:
+    """Print the pairs of a model. verbose: add role, type and node names."""
+    warnings = map(format_warning, found.warnings)
+    show_result(view, lambda: inspection_json(found), _make_parts(found, view), warnings)
 
 
-def show_inspection(
-    found: Inspected,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    top: int | None = None,
-    quiet: bool = False,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print the pairs to `stream` (stdout) as a table or JSON; with `quiet` only the warnings, to `errors` (stderr).
-
-    verbose: add role, type and node names. top: rows of each table.
-    """
-    if as_json:
-        write_stream(inspection_json(found), stream)
-    elif not quiet:
-        print_renderable(Group(*_make_parts(found, verbose, top)), stream, width)
-    if as_json or quiet:
-        for warning in found.warnings:
-            print_renderable(format_warning(warning), sys.stderr if errors is None else errors, width)
-
-
-def inspection_json(found: Inspected) -> str:
+def inspection_json(found: Inspection) -> str:
     """Convert the inspection to one JSON document."""
     return to_json(
         {
@@ -99,7 +51,7 @@ def _to_plain_pair(pair: PairInfo) -> dict[str, Any]:
         "origin": pair.origin,
         "type": pair.storage,
         "scheme": pair.scheme,
-        "granularity": _name_granularity(pair),
+        "granularity": GRAIN_NAMES[type(grain)],
         **({"axis": grain.axis} if isinstance(grain, (PerChannel, PerBlock)) else {}),
         **({"block_size": grain.size} if isinstance(grain, PerBlock) else {}),
         "scales": pair.scales,
@@ -111,18 +63,12 @@ def _to_plain_pair(pair: PairInfo) -> dict[str, Any]:
     }
 
 
-def _name_granularity(pair: PairInfo) -> str:
-    if isinstance(pair.granularity, PerBlock):
-        return "block"
-    return "channel" if isinstance(pair.granularity, PerChannel) else "tensor"
-
-
-def _make_parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_parts(found: Inspection, view: View) -> Iterator[RenderableType]:
     if not found.pairs:
         yield Text(f"{found.source or 'the model'} holds no quantize/dequantize pair")
     else:
-        pairs, more = select_rows(found.pairs, top)
-        yield _make_table(pairs, verbose)
+        pairs, more = select_rows(found.pairs, view)
+        yield _make_table(pairs, view.verbose)
         if more:
             yield Text(more, style="dim")
         yield Text("")
@@ -133,7 +79,7 @@ def _make_parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[Re
         yield Text("")
         count = len(found.operators)
         yield Text(f"{count} operator{'s' if count != 1 else ''} on integers: {_count_operators(found)}")
-    tables = list(make_sums_tables(found.weights, None, verbose, top))
+    tables = list(make_sums_tables(found.weights, None, view))
     if tables:
         yield Text("")
         yield from tables
@@ -142,8 +88,6 @@ def _make_parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[Re
         yield Text(summary, style="yellow")
     if found.output:
         yield Text(f"written: {found.output}")
-    for warning in found.warnings:
-        yield format_warning(warning)
 
 
 def _make_table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
@@ -155,7 +99,7 @@ def _make_table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
 
 def _make_row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
     grain = pair.granularity
-    where = _name_granularity(pair)
+    where = GRAIN_NAMES[type(grain)]
     if isinstance(grain, PerBlock):
         where = f"block {grain.size}@{grain.axis}"
     elif isinstance(grain, PerChannel):
@@ -166,17 +110,17 @@ def _make_row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
     return (*row, str(pair.role), pair.storage, " ".join(pair.nodes)) if verbose else row
 
 
-def _make_operators(found: Inspected) -> RenderableType:
+def _make_operators(found: Inspection) -> RenderableType:
     rows = ((one.node, one.op, str(one.bits) if one.bits else "?", ", ".join(one.types)) for one in found.operators)
     return make_table(("node", "operator", "bits", "types"), rows, names=("node",), fold=("types",))
 
 
-def _count_operators(found: Inspected) -> str:
+def _count_operators(found: Inspection) -> str:
     counted = Counter(one.op for one in found.operators)
     return ", ".join(f"{count} {op}" for op, count in sorted(counted.items()))
 
 
-def _count_widths(found: Inspected) -> str:
+def _count_widths(found: Inspection) -> str:
     widths = Counter(pair.bits for pair in found.pairs)
     parts = ", ".join(f"{count} of {bits} bits" for bits, count in sorted(widths.items()))
     return f"{len(found.pairs)} pair{'s' if len(found.pairs) != 1 else ''}: {parts}"

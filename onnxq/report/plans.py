@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from typing import IO
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.plan import PlacementMethod, Plan, SitePlan, to_json
 from onnxq.report.model import SiteLine
 from onnxq.report.summary import format_reasons, format_roles
 from onnxq.report.terminal import (
+    View,
     format_scale,
     format_warning,
+    join_lines,
     make_sheet,
     make_table,
-    print_renderable,
     select_rows,
-    write_stream,
+    show_result,
 )
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
+
+# Names of a list without `verbose`.
+_NAMED = 4
 
 
 def format_spec(spec: QuantSpec) -> str:
@@ -62,38 +64,19 @@ def make_site_line(site: SitePlan) -> SiteLine:
     )
 
 
-def show_plan(
-    plan: Plan,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    top: int | None = None,
-    quiet: bool = False,
-    stream: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print the plan to `stream` (stdout), as tables or as the JSON that `apply` reads.
-
-    top: number of sites to list. quiet: only the warnings, to stderr.
-    """
-    warnings = [format_warning(warning) for warning in plan.warnings]
-    if as_json:
-        write_stream(to_json(plan), stream)
-    elif quiet:
-        if warnings:
-            print_renderable(Group(*warnings), sys.stderr, width)
-    else:
-        print_renderable(Group(*_make_parts(plan, verbose, top), *warnings), stream, width)
+def show_plan(plan: Plan, view: View = View()) -> None:
+    """Print the plan as tables, or as the JSON that `apply` reads. `top`: number of sites to list."""
+    show_result(view, lambda: to_json(plan), _make_parts(plan, view), map(format_warning, plan.warnings))
 
 
-def _make_parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[RenderableType]:
-    sites, more = select_rows(plan.sites, top)
+def _make_parts(plan: Plan, view: View) -> Iterator[RenderableType]:
+    sites, more = select_rows(plan.sites, view)
     lines = [make_site_line(site) for site in sites]
     # The columns are fields of SiteLine; before calibration there are no scales.
     columns: tuple[str, ...] = ("site", "role", "spec", "rule")
     if plan.sites and plan.calibrated:
         columns = ("site", "role", "spec", "scale", "rule")
-    if verbose:
+    if view.verbose:
         columns = (*columns, "reason")
     if lines:
         rows = (tuple(str(getattr(line, column)) for column in columns) for line in lines)
@@ -101,7 +84,7 @@ def _make_parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[Renderab
         if more:
             yield Text(more, style="dim")
         yield Text("")
-    yield make_sheet(_make_rows(plan, verbose))
+    yield make_sheet(_make_rows(plan, view.verbose))
 
 
 def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
@@ -119,9 +102,7 @@ def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]
         yield "placement", Text(", ".join(details))
     for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
         if names:
-            shown = names if verbose else names[:4]
-            more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-            yield label, Text(", ".join(shown) + more)
+            yield label, join_lines(names, verbose, _NAMED, ", ")
     if plan.refusals:
         yield "refused", Text("\n".join(format_reasons(plan.refusals, verbose)))
     if plan.left_float:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import PurePath
-from typing import IO
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.synthetic import warn_synthetic
 from onnxq.report.terminal import (
+    View,
     format_decibel,
     format_warning,
     make_sheet,
     make_table,
-    print_renderable,
     select_rows,
-    write_stream,
+    show_result,
 )
 
 # Rows of a table without `verbose`.
@@ -35,39 +33,23 @@ def profile_json(found: Profile) -> str:
     return to_json({"schema": SCHEMA, **{field.name: getattr(found, field.name) for field in fields(found)}})
 
 
-def show_profile(
-    found: Profile,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    top: int | None = None,
-    quiet: bool = False,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print to `stream` (stdout) as tables, worst first, or as JSON; with JSON warnings go to `errors` (stderr).
+def show_profile(found: Profile, view: View = View()) -> None:
+    """Print the costs, worst first."""
+    show_result(view, lambda: profile_json(found), _make_parts(found, view), _make_warnings(found))
 
-    top: rows of each table. quiet: only the warnings, to `errors`.
-    """
-    warnings = list(_make_warnings(found))
-    if as_json:
-        write_stream(profile_json(found), stream)
-    if as_json or quiet:
-        if warnings:
-            print_renderable(Group(*warnings), sys.stderr if errors is None else errors, width)
-        return
-    parts: list[RenderableType] = [_make_title(found), make_sheet(_make_rows(found))]
+
+def _make_parts(found: Profile, view: View) -> Iterator[RenderableType]:
+    yield _make_title(found)
+    yield make_sheet(_make_rows(found))
     for kind in KINDS:
         costs = found.of(kind)
         if costs:
-            parts += [Text(""), Text(_TITLES[kind], style="bold"), *_make_costs(costs, verbose, top)]
+            yield from (Text(""), Text(_TITLES[kind], style="bold"), *_make_costs(costs, view))
     if found.prefixes:
-        shown, more = select_rows(found.prefixes, top)
+        shown, more = select_rows(found.prefixes, view)
         steps = ((step.node, format_decibel(step.sqnr_db)) for step in shown)
-        parts += [Text(""), Text("prefixes: quantized from the start up to a node", style="bold")]
-        parts += [make_table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_make_more(more)]
-    print_renderable(Group(*parts, *warnings), stream, width)
+        yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
+        yield from (make_table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_make_more(more))
 
 
 def _make_title(found: Profile) -> Text:
@@ -100,9 +82,9 @@ def _make_more(line: str) -> tuple[RenderableType, ...]:
     return (Text(line, style="dim"),) if line else ()
 
 
-def _make_costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> tuple[RenderableType, ...]:
+def _make_costs(costs: Sequence[GroupCost], view: View) -> tuple[RenderableType, ...]:
     columns = ("name", "op", "pairs", "isolated", "left out", "gain")
-    shown, more = select_rows(costs, top, None if verbose else _SHOWN)
+    shown, more = select_rows(costs, view, _SHOWN)
     # A segment may hold many operators: three of them are enough to recognise it.
     rows = [
         (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)),

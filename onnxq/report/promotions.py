@@ -7,7 +7,9 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from onnxq.errors import VerificationError
 from onnxq.passes.journal import Promotion
+from onnxq.report.model import Report
 from onnxq.report.terminal import format_decibel, make_table
 
 
@@ -22,6 +24,14 @@ def describe_promotion(found: Promotion) -> str:
     if not found.steps and not found.met:
         became = "nothing was promoted"
     return f"{found.asked}: {held} with {_figure(found, found.value)}{whole}; {became}{tail}"
+
+
+def find_unmet_accuracy(report: Report) -> VerificationError | None:
+    """The error of an accuracy that was asked for and is not reached; None where it is, or where none was."""
+    found = report.promotion
+    if found is None or not found.required or found.met:
+        return None
+    return VerificationError("accuracy", describe_promotion(found), "the model is written all the same", code="Q709")
 
 
 def _figure(found: Promotion, value: float) -> str:

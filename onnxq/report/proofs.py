@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import IO, Any
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.engines.prove.proof import INT8, NodeProof, Proof, Requirement, SiteState, Tensor
+from onnxq.errors import VerificationError
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
-    MORE,
+    View,
     format_bytes,
     format_seconds,
     format_warning,
+    join_lines,
     make_sheet,
     make_table,
-    print_renderable,
     select_rows,
-    write_stream,
+    show_result,
 )
 from onnxq.sites import Caution
-from onnxq.wording import translate_text
 
-# Rows of a list without `verbose`.
-_SHOWN = 12
+# Rows of a list without `verbose`, and nodes named in an error.
+_SHOWN, _NAMED = 12, 5
 # Fields in the JSON. `prove --compare` reads them back.
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
 _SITE_FIELDS = ("role", "state", "rule", "readers", "unfused", "kernels", "reason")
@@ -70,31 +69,35 @@ def _pick_fields(value: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def show_proof(
-    proof: Proof,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    top: int | None = None,
-    quiet: bool = False,
-    error: Mapping[str, Any] | None = None,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print the proof to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
+def show_proof(proof: Proof, view: View = View(), *, error: Mapping[str, Any] | None = None) -> None:
+    """Print the proof. verbose: every pair and every kernel, not only the pairs that did not fuse.
 
-    verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table; nodes that are
-    not in int8 come first. quiet: only the warnings, to `errors`.
+    `top`: of the nodes those that are not in int8 come first. error: what the command fails with, for the JSON.
     """
-    warnings = [format_warning(warning) for warning in _find_warnings(proof)]
-    if as_json:
-        write_stream(proof_json(proof, error), stream)
-    if as_json or quiet:
-        if warnings:
-            print_renderable(Group(*warnings), sys.stderr if errors is None else errors, width)
-        return
-    print_renderable(Group(*_make_parts(proof, verbose, top), *warnings), stream, width)
+    warnings = map(format_warning, _find_warnings(proof))
+    show_result(view, lambda: proof_json(proof, error), _make_parts(proof, view), warnings)
+
+
+def find_unmet_requirement(proof: Proof) -> VerificationError | None:
+    """The error of an engine that was not built or of a requirement that does not hold; None when all holds."""
+    build = proof.build
+    if not proof.built:
+        told = "" if build.reduced is not None else "`reduce=True` finds the smallest part that does this; "
+        told = "`plugin=…` takes the library that implements it; " if build.needs_plugin else told
+        subject = f"node {build.node}" if build.node else (proof.source or "the model")
+        return VerificationError(subject, f"{build.state}: {build.reason}", f"{told}`out=…` keeps the log", code="Q705")
+    for found in (one for one in proof.requirements if one.unmet):
+        named = ", ".join(found.unmet[:_NAMED]) + (", …" if len(found.unmet) > _NAMED else "")
+        option = f"`forbid='{found.dtype}'`" if found.forbidden else f"`require='{found.dtype}'`"
+        told = f"{'in' if found.forbidden else 'not in'} {found.dtype} ({len(found.unmet)} in all)"
+        first = proof.node(found.unmet[0])
+        # Of a node that is quantized, the types that its kernel reads and writes.
+        reason = first.reason or f"{first.node} runs in {first.type}: {first.types}"
+        return VerificationError(f"{option}: {named}", told, reason, code="Q706")
+    if not proof.holds:
+        fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"
+        return VerificationError("`require_exact=True`", saturation_summary(proof.weights), fix, code="Q707")
+    return None
 
 
 def _find_warnings(proof: Proof) -> Iterator[Caution]:
@@ -105,7 +108,7 @@ def _find_warnings(proof: Proof) -> Iterator[Caution]:
         yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
 
 
-def _make_parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_parts(proof: Proof, view: View) -> Iterator[RenderableType]:
     build = proof.build
     facts = [build.version or build.engine]
     if proof.chosen:
@@ -116,27 +119,27 @@ def _make_parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[Render
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
     if proof.built:
-        yield from _make_tables(proof, verbose, top)
-    yield make_sheet(_make_rows(proof, verbose))
+        yield from _make_tables(proof, view)
+    yield make_sheet(_make_rows(proof, view.verbose))
 
 
-def _make_tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_tables(proof: Proof, view: View) -> Iterator[RenderableType]:
     if proof.nodes:
-        nodes = proof.nodes if top is None else sorted(proof.nodes, key=lambda one: one.type == INT8)
-        first, more = select_rows(nodes, top)
+        nodes = proof.nodes if view.top is None else sorted(proof.nodes, key=lambda one: one.type == INT8)
+        first, more = select_rows(nodes, view)
         rows = ((one.node, one.op, one.type, one.kind, one.types) for one in first)
         columns = ("node", "op", "type", "kernel", "reads -> writes")
         yield make_table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
         yield from _make_end(more)
-    pairs = [one for one in proof.sites if verbose or one.state is not SiteState.FUSED]
+    pairs = [one for one in proof.sites if view.verbose or one.state is not SiteState.FUSED]
     if pairs:
-        shown, more = select_rows(pairs, top)
+        shown, more = select_rows(pairs, view)
         cells = [(one.site, one.role, str(one.state), one.rule, one.reason) for one in shown]
         yield make_table(("pair", "role", "state", "rule", "why"), cells, names=("pair",), fold=("rule", "why"))
         yield from _make_end(more)
-    yield from make_sums_tables(proof.weights, proof.cost, verbose, top)
-    if verbose and proof.kernels:
-        kernels, more = select_rows(proof.kernels, top)
+    yield from make_sums_tables(proof.weights, proof.cost, view)
+    if view.verbose and proof.kernels:
+        kernels, more = select_rows(proof.kernels, view)
         lines = (
             (one.name, one.kind, *map(_format_types, (one.inputs, one.weights, one.outputs)), " ".join(one.nodes))
             for one in kernels
@@ -181,7 +184,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         yield "int8", Text(", ".join(f"{op} {types[INT8]}/{types.total()}" for op, types in proof.by_op().items()))
     reasons = _list_reasons(proof.nodes)
     if reasons:
-        yield "not int8", Text("\n".join(reasons if verbose else _select_first(reasons)))
+        yield "not int8", join_lines(reasons, verbose, _SHOWN)
     if proof.sites:
         states = Counter(one.state for one in proof.sites)
         yield "pairs", Text(f"{len(proof.sites)}: " + ", ".join(f"{count} {state}" for state, count in states.items()))
@@ -206,9 +209,8 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
 
 def _describe_requirement(one: Requirement) -> str:
     if one.forbidden:
-        return f"{one.dtype}: " + (
-            f"{len(one.unmet)}/{len(one.nodes)}: {', '.join(one.unmet)}" if one.unmet else "none"
-        )
+        broken = f"{len(one.unmet)}/{len(one.nodes)}: {', '.join(one.unmet)}"
+        return f"{one.dtype}: {broken if one.unmet else 'none'}"
     met = f"{one.pattern}: {len(one.nodes) - len(one.unmet)}/{len(one.nodes)} in {one.dtype}"
     return met + (f"; not: {', '.join(one.unmet)}" if one.unmet else "")
 
@@ -220,9 +222,3 @@ def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
         if one.reason:
             groups.setdefault(f"{one.op}: {one.reason}", []).append(one.node)
     return [f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})" for reason, names in groups.items()]
-
-
-def _select_first(lines: Sequence[str]) -> list[str]:
-    if len(lines) <= _SHOWN:
-        return list(lines)
-    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; {translate_text(MORE)}"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -17,16 +16,17 @@ from onnxq.report.promotions import make_promotion
 from onnxq.report.synthetic import SYNTHETIC, warn_synthetic
 from onnxq.report.terminal import (
     MORE,
+    View,
     format_bytes,
     format_decibel,
     format_milliseconds,
     format_seconds,
     format_warning,
+    join_lines,
     make_sheet,
     make_table,
     part_text,
-    print_renderable,
-    write_stream,
+    show_result,
 )
 from onnxq.runtime import CPU_KINDS
 from onnxq.sites import Refusal, Unquantized
@@ -39,35 +39,12 @@ _CPUS = {"any": "any x86", **CPU_KINDS}
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
 
 
-def show_report(
-    report: Report,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-    error: Mapping[str, Any] | None = None,
-    stream: IO[str] | None = None,
-    errors: IO[str] | None = None,
-    width: int | None = None,
-) -> None:
-    """Print the report to `stream` (stdout): the summary, or JSON; with `quiet` nothing.
-
-    With JSON or `quiet` the warnings go to `errors` (stderr), so that they are seen in any case.
-    error: why the command fails though there is a report, for the JSON.
-    """
-    if as_json or quiet:
-        loud = tuple(_make_warnings(report))
-        if loud:
-            print_renderable(Group(*loud), sys.stderr if errors is None else errors, width)
-    if as_json:
-        write_stream(report_json(report, error), stream)
-    elif not quiet:
-        already = [Text(report.already)] if report.already else []
-        print_renderable(
-            Group(*already, _make_title(report), make_sheet(_make_rows(report, verbose)), *_make_warnings(report)),
-            stream,
-            width,
-        )
+def show_report(report: Report, view: View = View(), *, error: Mapping[str, Any] | None = None) -> None:
+    """Print the summary. error: what the command fails with, though there is a report, for the JSON."""
+    parts: list[RenderableType] = [_make_title(report), make_sheet(_make_rows(report, view.verbose))]
+    if report.already:
+        parts.insert(0, Text(report.already))
+    show_result(view, lambda: report_json(report, error), parts, _make_warnings(report))
 
 
 def format_reasons(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]:
@@ -121,7 +98,7 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
     lists: tuple[tuple[str, Sequence[str]], ...] = (("prepared", report.rewrites), ("kept", report.kept))
     for label, lines in lists:
         if lines:
-            yield label, _join_lines(lines, verbose)
+            yield label, join_lines(lines, verbose, _SHOWN)
     if report.refusals:
         yield "refused", Text("\n".join(format_reasons(report.refusals, verbose)))
     if report.left_float:
@@ -175,13 +152,6 @@ def _make_checks(report: Report) -> RenderableType:
         legend = Text(f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
     return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
-
-
-def _join_lines(lines: Sequence[str], verbose: bool) -> Text:
-    shown = list(lines if verbose else lines[:_SHOWN])
-    if len(shown) < len(lines):
-        shown.append(f"and {len(lines) - len(shown)} more; {translate_text(MORE)}")
-    return Text("\n".join(shown))
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from onnxq.report.terminal import format_decibel, make_table, select_rows
+from onnxq.report.terminal import View, format_decibel, make_table, select_rows
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
@@ -46,25 +46,23 @@ def _join_names(weights: Sequence[WeightSums]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def make_sums_tables(
-    weights: Sequence[WeightSums], cost: Cost | None, verbose: bool, top: int | None = None
-) -> Iterator[RenderableType]:
+def make_sums_tables(weights: Sequence[WeightSums], cost: Cost | None, view: View) -> Iterator[RenderableType]:
     """Make the table of weights that can overflow (verbose: of all weights), with the observed share if measured."""
-    found = [one for one in weights if verbose or one.saturates]
+    found = [one for one in weights if view.verbose or one.saturates]
     if not found:
         return
     counted = {one.node: one for one in cost.nodes} if cost is not None else {}
     rows = []
-    shown, more = select_rows(found, top, None if verbose else _SHOWN)
+    shown, more = select_rows(found, view, _SHOWN)
     for one in shown:
         seen = counted.get(one.node)
         often = () if cost is None else (f"{100 * seen.share:.3g}%" if seen is not None else "",)
-        note = (one.exact,) if verbose else ()
+        note = (one.exact,) if view.verbose else ()
         rows.append(
             (one.node, one.op, one.weight, f"{one.rows}/{one.all_rows}", f"{one.sums}/{one.all_sums}", *often, *note)
         )
     columns = ("node", "op", "weight", "rows", "sums", *(("saturated",) if cost is not None else ()))
-    columns += ("exact",) if verbose else ()
+    columns += ("exact",) if view.verbose else ()
     right = ("rows", "sums", "saturated")
     yield make_table(columns, rows, right=right, names=("node", "weight"), fold=("exact",))
     if more:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import IO, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,39 @@ T = TypeVar("T")
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
 MORE = "`verbose=True` lists them all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The form in which a result is shown.
+
+    as_json: as one JSON document. verbose: all of it. top: rows of each list, None for the usual number. quiet: only
+    the warnings. stream, errors: in the place of stdout and stderr. width: see `print_renderable`.
+    """
+
+    as_json: bool = False
+    verbose: bool = False
+    top: int | None = None
+    quiet: bool = False
+    stream: IO[str] | None = None
+    errors: IO[str] | None = None
+    width: int | None = None
+
+
+def show_result(
+    view: View, document: Callable[[], str], parts: Iterable[RenderableType], warnings: Iterable[RenderableType]
+) -> None:
+    """Print a result: its parts, and behind them, where they stay on the screen, its warnings.
+
+    In the place of the parts a view may ask for the document, JSON, or for nothing; the warnings then go to stderr.
+    """
+    loud = tuple(warnings)
+    if view.as_json:
+        write_stream(document(), view.stream)
+    if not view.as_json and not view.quiet:
+        print_renderable(Group(*parts, *loud), view.stream, view.width)
+    elif loud:
+        print_renderable(Group(*loud), sys.stderr if view.errors is None else view.errors, view.width)
 
 
 def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
@@ -65,16 +99,22 @@ def make_table(
     return Rows(tuple(columns), [tuple(row) for row in rows], frozenset(right), frozenset(names), frozenset(fold))
 
 
-def select_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None) -> tuple[Sequence[T], str]:
+def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tuple[Sequence[T], str]:
     """Select the rows to show; return them and a line that counts the others, "" for none.
 
-    top: the requested number. otherwise: the number without a request; None for all.
+    usual: their number where the view asks neither for one nor for all; None for all.
     """
-    most = otherwise if top is None else top
+    most = view.top if view.top is not None else None if view.verbose else usual
     if most is None or len(rows) <= most:
         return rows, ""
-    hint = "a larger `top=…` shows them" if top is not None else MORE
+    hint = "a larger `top=…` shows them" if view.top is not None else MORE
     return rows[:most], f"and {len(rows) - most} more; {translate_text(hint)}"
+
+
+def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "\n") -> Text:
+    """Join lines or names, and the count of the others. usual: their number without `verbose`."""
+    shown, more = select_rows(lines, View(verbose=verbose), usual)
+    return Text(between.join((*shown, more) if more else shown))
 
 
 def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:

@@ -47,7 +47,6 @@ def make_session_options(
     arena: bool = True,
     shapes_first: bool = False,
     save: Path | None = None,
-    profile: Path | None = None,
 ) -> Any:
     """Quiet options. Spinning is off: idle threads of one session must not slow down the next one measured."""
     ort = import_onnxruntime()
@@ -68,7 +67,4 @@ def make_session_options(
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     if save is not None:
         options.optimized_model_filepath = str(save)
-    if profile is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile)
     return options

@@ -15,6 +15,7 @@ _LOADING = (
     re.compile(r"Node ?\((?P<name>[^)]*)\) Op \((?P<op>[^)]*)\)"),
     re.compile(r"(?:for the|for) (?:node )?(?P<op>\w+)\(\d+\) node with name '(?P<name>[^']*)'"),
     re.compile(r"operator \((?P<op>\w+)\) in node \((?P<name>[^)]*)\)"),
+    re.compile(r"Optype \((?P<op>\w+)\) bound to .* in node \((?P<name>[^)]*)\)"),
 )
 _UNKNOWN = re.compile(r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op")
 # Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.
@@ -46,11 +47,10 @@ class NodeError(ModelError):
 
     node: str = ""
 
-
-def _node_error(name: str, op: str, cause: str, fix: str = "", *, code: str) -> NodeError:
-    error = NodeError(f"node {name!r} ({op})", cause, fix, code=code)
-    error.node = name
-    return error
+    def name_node(self, node: str) -> NodeError:
+        """The error itself, which then names a node."""
+        self.node = node
+        return self
 
 
 def clean_message(error: BaseException) -> str:
@@ -63,50 +63,42 @@ def explain_load_failure(error: Exception, model: str) -> OnnxqError:
     """Why ORT refused a model, naming the node where ORT does."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
-        return ModelError(
-            model, "ONNX Runtime ran out of memory loading it", "free memory or use a larger machine", code="Q112"
-        )
+        cause = "ONNX Runtime ran out of memory loading it"
+        return ModelError(model, cause, "free memory or use a larger machine", code="Q112")
     unknown = _UNKNOWN.search(text)
     if unknown and unknown["domain"] not in _BUILT_IN:
-        return _explain_unknown_operator(unknown["domain"], unknown["op"])
+        domain, op = unknown["domain"], unknown["op"]
+        cause = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
+        fix = _LIBRARIES.get(domain, _ANY_LIBRARY)
+        return UnknownOperatorError(f"operator {op!r} of domain {domain!r}", cause, fix)
+    cause = f"ONNX Runtime cannot load it: {text}"
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
-            return _node_error(found["name"], found["op"], f"ONNX Runtime cannot load it: {text}", code="Q110")
-    return ModelError(
-        model, f"ONNX Runtime cannot load it: {text}", "does onnx.checker accept it? is its opset known?", code="Q110"
-    )
-
-
-def _explain_unknown_operator(domain: str, op: str) -> UnknownOperatorError:
-    return UnknownOperatorError(
-        f"operator {op!r} of domain {domain!r}",
-        "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model",
-        _LIBRARIES.get(domain, _ANY_LIBRARY),
-    )
+            subject = f"node {found['name']!r} ({found['op']})"
+            return NodeError(subject, cause, code="Q110").name_node(found["name"])
+    return ModelError(model, cause, "does onnx.checker accept it? is its opset known?", code="Q110")
 
 
 def explain_run_failure(error: Exception, model: str) -> OnnxqError:
     """Why a run failed: an input that does not fit, or a node that could not compute."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
-        return ModelError(
-            model, "ONNX Runtime ran out of memory", "use a smaller `batch=…` or `memory_limit=…`", code="Q112"
-        )
+        fix = "use a smaller `batch=…` or `memory_limit=…`"
+        return ModelError(model, "ONNX Runtime ran out of memory", fix, code="Q112")
     return _explain_bad_input(text) or _explain_bad_node(text, model)
 
 
 def _explain_bad_input(text: str) -> OnnxqError | None:
-    dims = _DIMS.search(text)
-    if dims:
-        found = _INDEX.findall(dims["rest"])
-        wrong = "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in found)
-        return DataError(f"input {dims['name']!r}", wrong or text, "give it the shape the model declares", code="Q209")
-    rank = _RANK.search(text)
-    if rank:
-        cause = f"has {rank['got']} dimensions, the model wants {rank['want']}"
-        return DataError(f"input {rank['name']!r}", cause, "give it the shape the model declares", code="Q209")
-    return None
+    fault = _DIMS.search(text) or _RANK.search(text)
+    if fault is None:
+        return None
+    if fault.re is _RANK:
+        cause = f"has {fault['got']} dimensions, the model wants {fault['want']}"
+    else:
+        found = _INDEX.findall(fault["rest"])
+        cause = "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in found) or text
+    return DataError(f"input {fault['name']!r}", cause, "give it the shape the model declares", code="Q209")
 
 
 def _explain_bad_node(text: str, model: str) -> OnnxqError:
@@ -119,7 +111,7 @@ def _explain_bad_node(text: str, model: str) -> OnnxqError:
     fix = "do the samples fit the model: sizes, index ranges, lengths that belong together?"
     if not name:
         return ModelError(f"an unnamed {op} node", cause, fix, code="Q111")
-    return _node_error(name, op, cause, fix, code="Q111")
+    return NodeError(f"node {name!r} ({op})", cause, fix, code="Q111").name_node(name)
 
 
 def _is_out_of_memory(error: Exception, text: str) -> bool:

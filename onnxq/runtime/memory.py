@@ -23,6 +23,6 @@ def _find_trim() -> Callable[[int], object]:
         return lambda _: None
     try:
         found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
+    except (OSError, AttributeError):  # another C library than glibc
         return lambda _: None
     return found

@@ -1,16 +1,12 @@
-"""Execution providers: the part of ONNX Runtime that sessions run on, chosen for all sessions of a block."""
+"""Execution providers: the parts of ONNX Runtime that sessions can run on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import Any
 
-from onnxq.config import RuntimeConfig
 from onnxq.errors import ConfigError
 from onnxq.runtime.engine import import_onnxruntime
-from onnxq.runtime.libraries import use_libraries
 
 _SUFFIX = "ExecutionProvider"
 CPU = f"CPU{_SUFFIX}"
@@ -19,34 +15,15 @@ _EXACT: Mapping[str, Mapping[str, str]] = {
     f"CUDA{_SUFFIX}": {"use_tf32": "0"},
     f"OpenVINO{_SUFFIX}": {"precision": "FP32"},
 }
-_chosen: ContextVar[str] = ContextVar("onnxq_provider", default=CPU)
 
 
-@contextmanager
-def use_provider(name: str) -> Iterator[None]:
-    """Run the sessions made inside the block on a provider, by its short name ("cuda") or its own.
+def check_provider(name: str) -> str:
+    """The full name of an installed provider: "cuda" -> "CUDAExecutionProvider"; "" for the CPU, which needs none.
 
-    Raises ConfigError with the installed ones where it is not among them, MissingDependencyError without onnxruntime.
+    Raises ConfigError, with the installed ones, for any other name, MissingDependencyError without onnxruntime.
     """
-    token = _chosen.set(find_provider(name))
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
-
-
-@contextmanager
-def use_runtime(settings: RuntimeConfig) -> Iterator[None]:
-    """Open the operator libraries and the provider of a configuration for the sessions made inside the block."""
-    with ExitStack() as stack:
-        stack.enter_context(use_libraries(settings.libraries))
-        if settings.provider != "cpu":
-            stack.enter_context(use_provider(settings.provider))
-        yield
-
-
-def find_provider(name: str) -> str:
-    """The full name of an installed provider: "cuda" -> "CUDAExecutionProvider". ConfigError for any other name."""
+    if _shorten_name(name) == _shorten_name(CPU):
+        return ""
     known: dict[str, str] = {_shorten_name(one): one for one in import_onnxruntime().get_available_providers()}
     found = known.get(_shorten_name(name))
     if found is None:
@@ -59,15 +36,14 @@ def _shorten_name(name: str) -> str:
     return name.lower().removesuffix(_SUFFIX.lower()).replace("_", "").replace("-", "")
 
 
-def choose_provider(given: str | None) -> tuple[str, dict[str, str]]:
-    """A provider with its options, as sessions take it. given: None for that of the block around the caller."""
-    name = _chosen.get() if given is None else find_provider(given)
-    return name, dict(_EXACT.get(name, {}))
+def set_options(provider: str) -> tuple[str, dict[str, str]]:
+    """A provider with its options, as sessions take it. Named, because ORT would otherwise take any GPU it finds."""
+    return provider or CPU, dict(_EXACT.get(provider, {}))
 
 
-def check_loaded(session: Any, wanted: str) -> None:
+def check_loaded(session: Any, provider: str) -> None:
     """ConfigError where ONNX Runtime printed a line and took the CPU: the provider is installed and does not load."""
-    if wanted not in session.get_providers():
+    if provider and provider not in session.get_providers():
         cause = "is installed, but does not start on this machine: ONNX Runtime took the CPU in its place"
         fix = "see that its driver and its libraries are there"
-        raise ConfigError(f"provider {_shorten_name(wanted)!r}", cause, fix, code="Q323")
+        raise ConfigError(f"provider {_shorten_name(provider)!r}", cause, fix, code="Q323")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import cast
+from collections.abc import Hashable, Iterable
 
 from onnx import TensorProto
 
@@ -22,12 +21,12 @@ _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT1
 class ShapeProbe:
     """A session that tells the shapes of some tensors for given feeds."""
 
-    def __init__(self, proto: ModelLike, tensors: Iterable[TensorId], *, threads: int = 0) -> None:
+    def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
         tapped: Tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
         self._outputs = tapped.outputs
         self._session: Session | None = None
         if tapped.outputs:
-            self._session = Session(tapped.proto, optimize=False, threads=threads, arena=False, shapes_first=True)
+            self._session = Session(tapped.proto, optimize=False, arena=False, shapes_first=True)
 
     def shapes(self, feeds: Feeds) -> dict[TensorId, Shape]:
         """Shapes of the tensors that came to be."""
@@ -38,19 +37,16 @@ class ShapeProbe:
         return {tensor: shape for tensor, shape in found.items() if shape != (-1,)}
 
 
-def observe_shapes(proto: ModelLike, feeds: Feeds | Iterable[Feeds]) -> dict[TensorId, Shape]:
+def observe_shapes(proto: ModelLike, samples: Iterable[Feeds]) -> dict[TensorId, Shape]:
     """Shapes of all float tensors of the main graph and of the If subgraphs that ran, constants left out.
 
-    feeds: one sample or several; each tensor's shape is of the first sample that made it. A tensor missing from the
-    result lies in a branch no sample reached, or in the subgraph of a Loop or Scan.
+    Each tensor's shape is of the first sample that made it. A tensor missing from the result lies in a branch no sample
+    reached, or in the subgraph of a Loop or Scan.
     """
-    index = get_index(proto)
-    samples = [cast(Feeds, feeds)] if isinstance(feeds, Mapping) else list(feeds)
-    shapes = Shapes(proto, list_float_tensors(index))
+    shapes = Shapes(proto, list_float_tensors(get_index(proto)))
     found: dict[TensorId, Shape] = {}
     for sample in samples:
-        for tensor, shape in shapes.of(sample).items():
-            found.setdefault(tensor, shape)
+        found = shapes.of(sample) | found
     return found
 
 
@@ -93,8 +89,5 @@ def list_float_tensors(index: GraphIndex) -> list[TensorId]:
 
 
 def _is_looped(index: GraphIndex, scope: str) -> bool:
-    while (parent := index.parent(scope)) is not None:
-        if parent.op_type != "If":
-            return True
-        scope = parent.scope
-    return False
+    around = (index.parent(one) for one in index.list_outwards(scope))
+    return any(node is not None and node.op_type != "If" for node in around)

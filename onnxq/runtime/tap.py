@@ -18,40 +18,39 @@ from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, walk_graphs
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
 from onnxq.graph.subgraph import remove_unneeded
 from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.nearest import suggest_names
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusal, TensorId, is_within
 
 _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
 
 
 class Tapped(NamedTuple):
-    """proto: for ORT only (its new outputs have no declared type). outputs: the output that carries each tensor."""
+    """A model with taps."""
 
+    # For ORT only: its new outputs have no declared type.
     proto: ModelLike
+    # The output that carries each tensor.
     outputs: dict[TensorId, str]
     refusals: tuple[Refusal, ...]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The value given for a tapped tensor: itself, or the result of the operator `op_type` on it.
-
-    dtype: of the result, 0 for the tensor's own. absent: the dummy of a branch that does not run.
-    """
+    """The value given for a tapped tensor: itself, or the result of the operator `op_type` on it."""
 
     op_type: str = "Identity"
+    # Of the result, 0 for the tensor's own.
     dtype: int = 0
+    # The dummy of a branch that does not run.
     absent: tuple[int, ...] = ()
+    # False refuses tensors of bodies that iterate, whose results would have to be of one shape to be stacked.
     loops: bool = True
 
 
-VALUE = Probe()
-
-
-def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
+def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = Probe()) -> Tapped:
     """A copy of the model that gives these tensors as outputs too; with `only`, instead of its own outputs.
 
     Tensors that cannot be led out (subgraphs of unknown operators, an If inside a Loop, unknown types) come back as
@@ -59,13 +58,13 @@ def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = F
     """
     index, proto = get_index(model), bare_proto(model)
     wanted = list(dict.fromkeys(tensors))
-    known = {scope: _list_values(graph) for scope, graph in walk_graphs(proto.graph)}
+    known = {scope: list_defined(graph) for scope, graph in walk_graphs(proto.graph)}
     for tensor in wanted:
         if tensor.name not in known.get(tensor.scope, ()):
             near = suggest_names(tensor.name, known.get(tensor.scope, ()))
             raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
     copy, weights = omit_weights(proto)
-    work = _TapWriter(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
+    work = _TapWriter(index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {})
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
     lifted = work.lift(copy.graph, "")
@@ -99,33 +98,28 @@ class _TapWriter:
     index: GraphIndex
     probe: Probe
     taken: set[str]
-    by_scope: dict[str, list[TensorId]] = field(default_factory=dict)
+    by_scope: dict[str, list[TensorId]]
     refusals: list[Refusal] = field(default_factory=list)
 
     def lift(self, graph: GraphProto, scope: str) -> list[_Lifted]:
         """Everything wanted in this scope and below it, as tensors of this scope."""
-        found = []
+        found: list[_Lifted | None] = []
         for node in list(graph.node):
             for label, subgraph in iterate_subgraphs(node):
                 inner = join_scope(scope, node.name, label)
-                if not any(one == inner or one.startswith(inner + "/") for one in self.by_scope):
-                    continue
-                for item in self.lift(subgraph, inner):
-                    out = self._through(node, label, subgraph, item, inner)
-                    found.extend([out] if out is not None else [])
-        for tensor in self.by_scope.get(scope, ()):
-            own = self._own(graph, tensor)
-            found.extend([own] if own is not None else [])
-        return found
+                if any(is_within(one, inner) for one in self.by_scope):
+                    items = self.lift(subgraph, inner)
+                    found += [self._through(node, label, subgraph, item, inner) for item in items]
+        found += [self._own(graph, tensor) for tensor in self.by_scope.get(scope, ())]
+        return [item for item in found if item is not None]
 
     def _own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
         dtype = self.probe.dtype or self.index.dtype(tensor)
         if tensor.scope == "" and self.probe.op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
         if not dtype:
-            self.refusals.append(
-                Refusal(str(tensor), "its type is unknown", "run shape inference first", "tap", "R107")
-            )
+            fix = "run shape inference first"
+            self.refusals.append(Refusal(str(tensor), "its type is unknown", fix, "tap", "R107"))
             return None
         name = self._fresh(f"{tensor.name}/{self.probe.op_type}")
         graph.node.append(helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._fresh(f"{name}/node")))
@@ -170,9 +164,3 @@ class _TapWriter:
 
     def _fresh(self, base: str) -> str:
         return choose_name(base, self.taken)
-
-
-def _list_values(graph: GraphProto) -> set[str]:
-    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    names.update(tensor.values.name for tensor in graph.sparse_initializer)
-    return names.union(*(node.output for node in graph.node)) - {""}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike
-from onnxq.runtime.providers import CPU
 from onnxq.runtime.session import Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
@@ -80,12 +77,12 @@ def time_models(
     rounds: int | None = None,
     seconds: float = 8.0,
     precision: float = _PRECISION,
-    provider: str = CPU,
+    provider: str = "",
 ) -> dict[str, Latency]:
     """Time models on the same feeds, as `measure_rounds` does.
 
     feeds: floats are converted to the float type that a model's input has. threads: 1 is what papers call
-    single-threaded; spinning is off. provider: of ONNX Runtime.
+    single-threaded; spinning is off. provider: of ONNX Runtime, "" for the CPU, whatever the models' own is.
     Raises ModelError for a model ORT refuses, DataError for feeds that do not fit.
     """
     sessions = {name: Session(model, threads=threads, provider=provider) for name, model in models.items()}
@@ -131,6 +128,7 @@ def measure_rounds(
 
 def count_block_runs(block: Block) -> int:
     """Run until caches are warm; returns how many runs make one measurement. block: of one run."""
+    # The fastest: the first run also allocates and fills caches.
     fastest = min(block()[0] for _ in range(_WARM_UP_RUNS))
     return int(np.clip(np.ceil(_BLOCK_SECONDS / max(fastest, 1e-7)), 1, _MOST_RUNS))
 
@@ -149,6 +147,7 @@ def _is_finished(
 
 def _estimate_spread(rounds: Sequence[Sequence[float]]) -> float:
     """Standard error of the median relative to it, from the interquartile range."""
+    # Of a normal distribution: 1.35 deviations lie between the quartiles, and 1.25 / sqrt(n) is the median's error.
     low, middle, high = np.percentile([np.mean(one) for one in rounds], (25, 50, 75))
     return float(1.25 * (high - low) / 1.35 / np.sqrt(len(rounds)) / middle)
 
@@ -164,22 +163,3 @@ def _time_runs(session: Session, feeds: Feeds, runs: int) -> list[float]:
         session.run(feeds)
         times.append(time.perf_counter() - start)
     return times
-
-
-def measure_nodes(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:
-    """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimize_graph`).
-
-    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop subgraph) counts each.
-    """
-    with ScratchFolder() as folder:
-        session = Session(model, threads=threads, provider=CPU, profile=folder / "profile")
-        for _ in range(_WARM_UP_RUNS + runs):
-            session.run(feeds)
-        events = json.loads(session.end_profiling().read_text(encoding="utf-8"))
-    found: dict[str, list[float]] = {}
-    for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
-            found.setdefault(name.removesuffix("_kernel_time"), []).append(float(event["dur"]))
-    warm = _WARM_UP_RUNS / (_WARM_UP_RUNS + runs)
-    return {name: median(times[int(len(times) * warm) :]) for name, times in found.items()}

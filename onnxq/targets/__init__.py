@@ -1,6 +1,8 @@
 """Targets: the specs that each engine accepts, and where its pairs go."""
 
+from onnxq.config import Config
 from onnxq.errors import ConfigError
+from onnxq.nearest import suggest_names
 from onnxq.targets.base import (
     USUAL_DOMAINS,
     Candidate,
@@ -28,14 +30,25 @@ TARGETS: dict[tuple[str, str], Target] = {
 
 
 def find_target(name: str, mode: str = "static") -> Target:
-    """The target of this name and mode. Raises ConfigError naming those there are."""
+    """The target of this name and mode. Raises ConfigError, with the nearest name, where there is none."""
     found = TARGETS.get((name, mode))
     if found is None:
-        names = sorted({known for known, _ in TARGETS})
-        raise ConfigError(
-            f"target {name!r}", f"unknown for mode {mode!r}", f"use one of {', '.join(names)}", code="Q312"
-        )
+        modes = [known for other, known in TARGETS if other == name]
+        if modes:
+            raise ConfigError(f"target {name!r}", f"has no mode {mode!r}", suggest_names(mode, modes), code="Q312")
+        names = {known for known, _ in TARGETS}
+        raise ConfigError(f"target {name!r}", "there is none of this name", suggest_names(name, names), code="Q312")
     return found
+
+
+def check_target(config: Config) -> None:
+    """Raise ConfigError, with file and line, for a target or mode that is not registered."""
+    try:
+        find_target(config.target, config.mode)
+    except ConfigError as error:
+        raise ConfigError(
+            config.where("target"), f"{config.target!r}: {error.cause}", error.fix, code=error.code
+        ) from error
 
 
 __all__ = [
@@ -48,6 +61,7 @@ __all__ = [
     "Shape",
     "Shapes",
     "Target",
+    "check_target",
     "describe_spec",
     "find_target",
 ]

@@ -60,7 +60,7 @@ class Candidate:
 
     def output_shape(self) -> Shape | None:
         """The shape of output 0."""
-        return self.shape_of(TensorId(self.node.outputs[0], self.node.scope))
+        return self.shape_of(self.node.result)
 
     def shape_of(self, tensor: TensorId) -> Shape | None:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
@@ -246,9 +246,9 @@ class Target:
         if self.capability(spec, role, node.op_type) is not None:
             return None
         rows = [row for row in self.capabilities if row.role is role and (not row.ops or node.op_type in row.ops)]
-        takes = "; or ".join(_describe_row(row) for row in rows) or "nothing"
+        takes = "; or ".join(_describe_row(row) for row in rows)
         reason = f"{self.name} has no {node.op_type} kernel for {describe_spec(spec)} {role}s"
-        return Refusal(node.name, reason, f"use {takes}", code="R103")
+        return Refusal(node.name, reason, f"use {takes}" if takes else "it stays float", code="R103")
 
 
 def _fits_blocks(spec: QuantSpec, row: Capability) -> bool:

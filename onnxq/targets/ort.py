@@ -9,6 +9,7 @@ Gemm with an int32 bias, which can.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
@@ -212,89 +213,53 @@ RULES: tuple[PlacementRule, ...] = (
     ),
 )
 
+_NARROW = (2, 3, 4, 5, 6, 7, 8)
+_activation = partial(Capability, role=Role.ACTIVATION)
+_weight = partial(Capability, role=Role.WEIGHT, granularity=(PerTensor, PerChannel))
 # Operators whose weight may have one scale per output channel.
-_CHANNEL = ("Conv", "Gemm", "MatMul")
+_channel = partial(_weight, ops=("Conv", "Gemm", "MatMul"))
 
 # The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES: tuple[Capability, ...] = (
-    Capability(role=Role.ACTIVATION, bits=(8,), storage=("uint8", "int8")),
-    Capability(
-        role=Role.ACTIVATION,
+    _activation(bits=(8,), storage=("uint8", "int8")),
+    _activation(
         bits=(2, 3, 4, 5, 6, 7),
         storage=("uint8", "int8"),
         warning="the Clip that enforces activations below 8 bits keeps ORT from fusing the kernel in front of it: "
         "exact, but slower than float",
     ),
-    Capability(
-        role=Role.ACTIVATION,
+    _activation(
         bits=(16,),
         storage=("uint16", "int16"),
         opset=21,
         warning="16-bit activations have no fused kernel in ORT on the CPU: exact, but slower than float",
     ),
-    Capability(
-        role=Role.WEIGHT,
-        ops=_CHANNEL,
-        bits=(2, 3, 4, 5, 6, 7, 8),
-        storage=("int8",),
-        symmetric=(True,),
-        granularity=(PerTensor, PerChannel),
-    ),
+    _channel(bits=_NARROW, storage=("int8",), symmetric=(True,)),
     # In the file only: a Cast to int8 in front of the DequantizeLinear, which ORT (1.23 on) does once, when it loads.
-    Capability(
-        role=Role.WEIGHT,
-        ops=_CHANNEL,
-        bits=(2, 3, 4),
-        storage=("int4",),
-        symmetric=(True,),
-        granularity=(PerTensor, PerChannel),
-        opset=21,
-    ),
-    Capability(
-        role=Role.WEIGHT,
-        ops=_CHANNEL,
-        bits=(2, 3, 4, 5, 6, 7, 8),
+    _channel(bits=(2, 3, 4), storage=("int4",), symmetric=(True,), opset=21),
+    _channel(
+        bits=_NARROW,
         storage=("uint8", "int8"),
-        symmetric=(True, False),
-        granularity=(PerTensor, PerChannel),
         warning="weights with a zero point cost most of the int8 gain in ORT on the CPU",
     ),
-    Capability(
-        role=Role.WEIGHT,
-        ops=_CHANNEL,
+    _channel(
         bits=(16,),
         storage=("int16",),
         symmetric=(True,),
-        granularity=(PerTensor, PerChannel),
         opset=21,
         warning="16-bit weights have no fused kernel in ORT on the CPU: exact, but slower than float",
     ),
 )
 
 # Only a MatMul has a weight-only kernel: it and the DequantizeLinear of its weight become MatMulNBits.
+_matmul = partial(_weight, ops=("MatMul",), granularity=(PerTensor, PerChannel, PerBlock), opset=21)
 WEIGHT_ONLY: tuple[Capability, ...] = (
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul",),
-        bits=(2, 3, 4),
-        storage=("int4", "uint4"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-        opset=21,
-    ),
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul",),
-        bits=(2, 3, 4, 5, 6, 7, 8),
-        storage=("int8", "uint8"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-        opset=21,
-    ),
-    Capability(
-        role=Role.WEIGHT,
+    _matmul(bits=(2, 3, 4), storage=("int4", "uint4")),
+    _matmul(bits=_NARROW, storage=("int8", "uint8")),
+    _weight(
         ops=("Conv", "Gemm"),
-        bits=(2, 3, 4, 5, 6, 7, 8),
+        bits=_NARROW,
         storage=("int8", "uint8"),
-        granularity=(PerTensor, PerChannel),
         warning="ORT has no weight-only kernel for Conv and Gemm: their weights are dequantized at every run, "
         "a smaller file for a slower model",
     ),

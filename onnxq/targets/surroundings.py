@@ -164,7 +164,7 @@ def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     # Forward a result has several readers, so more nodes are seen at the same depth.
     while pending and len(seen) < 4 * _REACH:
         at = pending.popleft()
-        for edge in index.consumers(TensorId(at.outputs[0], at.scope)):
+        for edge in index.consumers(at.result):
             reader = index.node(edge.node)
             if reader.name in seen:
                 continue
@@ -181,7 +181,7 @@ def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
 
     None where the result is not cut, or its parts do not reach attention.
     """
-    at = result = TensorId(node.outputs[0], node.scope)
+    at = result = node.result
     for _ in range(_REACH):
         readers = [index.node(edge.node) for edge in index.consumers(at)]
         if any(reader.op_type in _CUTS for reader in readers):
@@ -191,7 +191,7 @@ def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
         biased = readers[0].op_type == "Add" and len(list_computed_inputs(index, readers[0])) == 1
         if not biased and readers[0].op_type not in _MOVES:
             return None
-        at = TensorId(readers[0].outputs[0], readers[0].scope)
+        at = readers[0].result
         result = at if biased else result
     return None
 

@@ -10,6 +10,9 @@ DequantizeLinear of int32 is refused by its parser).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from onnxq.sites import Role
 from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor, QuantSpec
@@ -115,33 +118,41 @@ _MHA_OFF = (
     "attention stays float: quantized it may cost accuracy, and only all four operands and the result together make "
     "TensorRT's fused kernel"
 )
+_rule = partial(PlacementRule, output=Output.FLOAT)
+_product = partial(_rule, compute=True)
+_attention = partial(
+    _product,
+    ops=("MatMul",),
+    kernel="_gemm_mha_v2 Int8",
+    why="pairs on query, key, softmax and value, and on the result: with one missing the fused kernel falls apart",
+    data=(0, 1),
+    opt_in=_MHA_OFF,
+    attention=True,
+    together=_find_partners,
+)
 
 # In the order of precedence: of the rules for MatMul, those for one place in the graph come before the general one.
 RULES: tuple[PlacementRule, ...] = (
-    PlacementRule(
+    _product(
         name="conv",
         ops=("Conv",),
         kernel="correlation Int8",
         why="pairs on input and weight; bias, activation and the next QuantizeLinear follow in one kernel",
-        output=Output.FLOAT,
         weight=1,
         bias=2,
-        compute=True,
         check=_check_conv,
     ),
-    PlacementRule(
+    _product(
         name="gemm",
         ops=("Gemm",),
         kernel="gemm Int8",
         why="pairs on input and weight",
-        output=Output.FLOAT,
         weight=1,
         bias=2,
-        compute=True,
         check=_check_gemm,
         unpaid=_check_gemm_gain,
     ),
-    PlacementRule(
+    _product(
         name="matmul-qkv",
         ops=("MatMul",),
         kernel="gemm Int8",
@@ -149,95 +160,69 @@ RULES: tuple[PlacementRule, ...] = (
         "and dequantizes the parts",
         output=Output.PAIR,
         weight=1,
-        compute=True,
         check=_check_cut,
         unpaid=_check_matmul_gain,
         closes=lambda c: find_attention_cut(c.index, c.node),
     ),
-    PlacementRule(
+    _product(
         name="matmul",
         ops=("MatMul",),
         kernel="gemm Int8",
         why="pairs on input and weight; one pair serves all readers of the input (query, key, value)",
-        output=Output.FLOAT,
         weight=1,
-        compute=True,
         check=_check_matmul,
         unpaid=_check_matmul_gain,
     ),
-    PlacementRule(
-        name="attention-qk",
-        ops=("MatMul",),
-        kernel="_gemm_mha_v2 Int8",
-        why="pairs on query, key, softmax and value, and on the result: with one missing the fused kernel falls apart",
-        output=Output.FLOAT,
-        data=(0, 1),
-        compute=True,
-        check=_check_scores,
-        opt_in=_MHA_OFF,
-        attention=True,
-        together=_find_partners,
-    ),
-    PlacementRule(
-        name="attention-pv",
-        ops=("MatMul",),
-        kernel="_gemm_mha_v2 Int8",
-        why="pairs on query, key, softmax and value, and on the result: with one missing the fused kernel falls apart",
-        output=Output.PAIR,
-        data=(0, 1),
-        compute=True,
-        check=_check_values,
-        opt_in=_MHA_OFF,
-        attention=True,
-        together=_find_partners,
-    ),
-    PlacementRule(
+    _attention(name="attention-qk", check=_check_scores),
+    _attention(name="attention-pv", check=_check_values, output=Output.PAIR),
+    _product(
         name="product",
         ops=("MatMul",),
         kernel="gemm Int8",
         why="pairs on both operands: with one TensorRT computes in float and quantizes besides",
-        output=Output.FLOAT,
         data=(0, 1),
-        compute=True,
         check=_check_product,
         opt_in="a product of two activations stays float: int8 costs it accuracy",
     ),
-    PlacementRule(
+    _rule(
         name="residual-add",
         ops=("Add",),
         kernel="kgen reading Int8",
         why="a pair on the skip branch only: the kernel reads int8 and the float sum of its own convolution",
-        output=Output.FLOAT,
         inputs=_list_skip_inputs,
         check=_check_residual,
         follow=_takes_sum,
     ),
-    PlacementRule(
+    _rule(
         name="concat",
         ops=("Concat",),
         kernel="kgen writing Int8",
         why="inputs that have pairs for other readers share one scale with the result: bytes are copied",
-        output=Output.FLOAT,
         data=(),
         shares=True,
         joins=True,
     ),
-    PlacementRule(
+    _rule(
         name="max-pool",
         ops=("MaxPool",),
         kernel="maxpool Int8",
         why="pools bytes, and shares one scale with an input that has a pair for other readers",
-        output=Output.FLOAT,
         shares=True,
         joins=True,
         check=_check_computed_data,
     ),
 )
 
-# Operators whose weight may have one scale per output channel.
-_CHANNEL = ("Conv", "Gemm", "MatMul")
 # All in int8; below 8 bits a Clip or the values themselves keep to the range.
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
+_capability = partial(Capability, storage=("int8",), symmetric=(True,))
+_float8 = partial(_capability, storage=(FLOAT8,), opset=19)
+# Operators whose weight may have one scale per output channel.
+_CHANNEL: dict[str, Any] = {
+    "role": Role.WEIGHT,
+    "ops": ("Conv", "Gemm", "MatMul"),
+    "granularity": (PerTensor, PerChannel),
+}
 
 # Elements per scale that its int4 kernels read.
 _BLOCKS = (16, 32, 64, 128)
@@ -249,10 +234,8 @@ _FP8_TAPS = 32
 def _check_taps(shape: Shape, _: QuantSpec) -> tuple[str, str] | None:
     if math.prod(shape[2:]) <= _FP8_TAPS:
         return None
-    return (
-        f"its kernel has {math.prod(shape[2:])} taps: beyond {_FP8_TAPS} TensorRT convolves in float, not in FP8",
-        "it stays float",
-    )
+    cause = f"its kernel has {math.prod(shape[2:])} taps: beyond {_FP8_TAPS} TensorRT convolves in float, not in FP8"
+    return cause, "it stays float"
 
 
 def _check_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
@@ -265,50 +248,22 @@ def _check_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
 
 
 CAPABILITIES: tuple[Capability, ...] = (
-    Capability(role=Role.ACTIVATION, bits=_NARROW, storage=("int8",), symmetric=(True,)),
-    Capability(role=Role.OUTPUT, bits=_NARROW, storage=("int8",), symmetric=(True,)),
-    Capability(
-        role=Role.WEIGHT,
-        ops=_CHANNEL,
-        bits=_NARROW,
-        storage=("int8",),
-        symmetric=(True,),
-        granularity=(PerTensor, PerChannel),
-    ),
-    Capability(role=Role.ACTIVATION, storage=(FLOAT8,), symmetric=(True,), opset=19),
-    Capability(role=Role.OUTPUT, storage=(FLOAT8,), symmetric=(True,), opset=19),
-    Capability(
-        role=Role.WEIGHT,
-        ops=_CHANNEL,
-        storage=(FLOAT8,),
-        symmetric=(True,),
-        granularity=(PerTensor, PerChannel),
+    _capability(role=Role.ACTIVATION, bits=_NARROW),
+    _capability(role=Role.OUTPUT, bits=_NARROW),
+    _capability(**_CHANNEL, bits=_NARROW),
+    _float8(role=Role.ACTIVATION),
+    _float8(role=Role.OUTPUT),
+    _float8(
+        **_CHANNEL,
         shape=_check_taps,
-        opset=19,
         warning="FP8 kernels exist from compute capability 8.9 on; on older GPUs TensorRT refuses to build",
     ),
 )
 
+_weight = partial(_capability, role=Role.WEIGHT, ops=("MatMul", "Gemm"))
 WEIGHT_ONLY: tuple[Capability, ...] = (
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul", "Gemm"),
-        bits=(2, 3, 4),
-        storage=("int4",),
-        symmetric=(True,),
-        granularity=(PerBlock,),
-        blocks=_BLOCKS,
-        shape=_check_blocks,
-        opset=21,
-    ),
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul", "Gemm"),
-        bits=_NARROW,
-        storage=("int8",),
-        symmetric=(True,),
-        granularity=(PerTensor, PerChannel),
-    ),
+    _weight(bits=(2, 3, 4), storage=("int4",), granularity=(PerBlock,), blocks=_BLOCKS, shape=_check_blocks, opset=21),
+    _weight(bits=_NARROW, granularity=(PerTensor, PerChannel)),
 )
 
 _NO_KERNEL = {
@@ -334,16 +289,4 @@ TRT = Target(
     strict=True,
     no_kernel=_NO_KERNEL,
 )
-TRT_WEIGHT_ONLY = Target(
-    name="trt",
-    rules=RULES,
-    capabilities=WEIGHT_ONLY,
-    costs=False,
-    zero_points=False,
-    int32_bias=False,
-    quantizes_alone=False,
-    times_itself=False,
-    half=True,
-    strict=True,
-    no_kernel={},
-)
+TRT_WEIGHT_ONLY = replace(TRT, capabilities=WEIGHT_ONLY, no_kernel={})

@@ -8,7 +8,9 @@ optimizations off computes the file as it is written; speed is not considered.
 
 from __future__ import annotations
 
-from onnxq.sites import Role, TensorId
+from functools import partial
+
+from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
 
@@ -36,7 +38,7 @@ def _check_product(c: Candidate) -> str | None:
 
 def _check_two_operands(c: Candidate) -> str | None:
     # Only Softmax reads the sum: one operand is a mask.
-    readers = c.index.consumers(TensorId(c.node.outputs[0], c.node.scope))
+    readers = c.index.consumers(c.node.result)
     if readers and all(c.index.node(reader.node).op_type == "Softmax" for reader in readers):
         return "masks scores, maybe with -inf, which no range holds"
     if c.node.inputs[0] == c.node.inputs[1]:
@@ -57,105 +59,39 @@ def _check_resize(c: Candidate) -> str | None:
     return "nearest values stay on their levels" if mode in ("nearest", b"nearest") else _check_data(c)
 
 
-# Shared by the rules for products with a weight.
-_WHY = "a pair on each activation and on the weight"
-
+_WEIGHTED, _BOTH, _READ = (
+    "a pair on each activation and on the weight",
+    "a pair on both operands",
+    "a pair on what it reads",
+)
 # No kernel is named: there is no engine. Every rule computes, so that all of them are taken.
+_rule = partial(PlacementRule, kernel="", output=Output.FLOAT, compute=True)
+_AVERAGES = ("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean")
+
 RULES: tuple[PlacementRule, ...] = (
-    PlacementRule(
-        name="conv",
-        ops=("Conv", "ConvTranspose", "Gemm"),
-        kernel="",
-        why=_WHY,
-        output=Output.FLOAT,
-        weight=1,
-        compute=True,
-        check=_check_weighted,
-    ),
-    PlacementRule(
-        name="matmul",
-        ops=("MatMul",),
-        kernel="",
-        why=_WHY,
-        output=Output.FLOAT,
-        weight=1,
-        compute=True,
-        check=_check_matmul,
-    ),
-    PlacementRule(
-        name="product",
-        ops=("MatMul",),
-        kernel="",
-        why="a pair on both operands",
-        output=Output.FLOAT,
-        data=(0, 1),
-        compute=True,
-        check=_check_product,
-    ),
-    PlacementRule(
-        name="two-operands",
-        ops=("Add", "Sub", "Mul"),
-        kernel="",
-        why="a pair on both operands",
-        output=Output.FLOAT,
-        data=(0, 1),
-        compute=True,
-        check=_check_two_operands,
-    ),
-    PlacementRule(
-        name="one-operand",
-        ops=("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean"),
-        kernel="",
-        why="a pair on what it reads",
-        output=Output.FLOAT,
-        compute=True,
-        check=_check_data,
-    ),
-    PlacementRule(
-        name="softmax",
-        ops=("Softmax",),
-        kernel="",
-        why="a pair on what it reads",
-        output=Output.FLOAT,
-        compute=True,
-        check=_check_softmax,
-    ),
-    PlacementRule(
-        name="resize",
-        ops=("Resize",),
-        kernel="",
-        why="a pair on what it reads",
-        output=Output.FLOAT,
-        compute=True,
-        check=_check_resize,
-    ),
+    _rule(name="conv", ops=("Conv", "ConvTranspose", "Gemm"), why=_WEIGHTED, weight=1, check=_check_weighted),
+    _rule(name="matmul", ops=("MatMul",), why=_WEIGHTED, weight=1, check=_check_matmul),
+    _rule(name="product", ops=("MatMul",), why=_BOTH, data=(0, 1), check=_check_product),
+    _rule(name="two-operands", ops=("Add", "Sub", "Mul"), why=_BOTH, data=(0, 1), check=_check_two_operands),
+    _rule(name="one-operand", ops=_AVERAGES, why=_READ, check=_check_data),
+    _rule(name="softmax", ops=("Softmax",), why=_READ, check=_check_softmax),
+    _rule(name="resize", ops=("Resize",), why=_READ, check=_check_resize),
 )
 
-_BITS = (2, 3, 4, 5, 6, 7, 8, 16)
-_STORAGE = ("int8", "uint8", "int16", "uint16")
-_GRAINS = (PerTensor, PerChannel, PerBlock)
+_capability = partial(Capability, bits=(2, 3, 4, 5, 6, 7, 8, 16), granularity=(PerTensor, PerChannel))
+_BYTES = ("int8", "uint8")
+_WIDER = (*_BYTES, "int16", "uint16", "int4", "uint4")
 
 CAPABILITIES: tuple[Capability, ...] = (
-    Capability(role=Role.ACTIVATION, bits=_BITS, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel)),
-    Capability(role=Role.OUTPUT, bits=_BITS, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel)),
-    Capability(role=Role.WEIGHT, bits=_BITS, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel)),
+    _capability(role=Role.ACTIVATION, storage=_BYTES),
+    _capability(role=Role.OUTPUT, storage=_BYTES),
+    _capability(role=Role.WEIGHT, storage=_BYTES),
     # Types and blocks that ONNX has from opset 21 on.
-    Capability(
-        role=Role.ACTIVATION, bits=_BITS, storage=(*_STORAGE, "int4", "uint4"), granularity=(PerTensor, PerChannel),
-        opset=21,
-    ),
-    Capability(
-        role=Role.OUTPUT, bits=_BITS, storage=(*_STORAGE, "int4", "uint4"), granularity=(PerTensor, PerChannel),
-        opset=21,
-    ),
-    Capability(role=Role.WEIGHT, bits=_BITS, storage=(*_STORAGE, "int4", "uint4"), granularity=_GRAINS, opset=21),
-)  # fmt: skip
+    _capability(role=Role.ACTIVATION, storage=_WIDER, opset=21),
+    _capability(role=Role.OUTPUT, storage=_WIDER, opset=21),
+    _capability(role=Role.WEIGHT, storage=_WIDER, granularity=(PerTensor, PerChannel, PerBlock), opset=21),
+)
 
 VIRTUAL = Target(
-    name="virtual",
-    rules=RULES,
-    capabilities=CAPABILITIES,
-    costs=False,
-    quantizes_alone=False,
-    times_itself=False,
+    name="virtual", rules=RULES, capabilities=CAPABILITIES, costs=False, quantizes_alone=False, times_itself=False
 )

@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.cli import cli
 from onnxq.cli.group import LazyGroup
-from onnxq.cli.options import parse_size
 from onnxq.errors import ModelError
 from tests.processes import start
 
@@ -68,12 +67,20 @@ def test_every_command_explains_itself(command):
     assert result.stdout.startswith(f"Usage: cli {command} ")
 
 
-def test_help_loads_nothing_of_the_engine():
+@pytest.mark.parametrize(
+    ("commands", "unwanted"),
+    [
+        # The options of a command are made of the configuration, which the help of all and of `inspect` needs not.
+        ([[], ["inspect"]], {"onnx", "onnxruntime", "numpy", "torch", "pydantic", "yaml", "rich"}),
+        ([["quantize"], ["plan"], ["diff"], ["annotate-bits"]], {"onnx", "onnxruntime", "torch", "rich"}),
+    ],
+)
+def test_help_loads_nothing_of_the_engine(commands, unwanted):
     code = (
         "import sys, click\nfrom onnxq.cli import cli\n"
-        "for args in ([], ['quantize'], ['plan'], ['apply'], ['inspect'], ['annotate-bits']):\n"
+        f"for args in {commands}:\n"
         "    try:\n        cli.main([*args, '--help'])\n    except SystemExit as done:\n        assert done.code == 0\n"
-        "bad = {'onnx', 'onnxruntime', 'numpy', 'torch', 'pydantic', 'yaml', 'rich'} & set(sys.modules)\n"
+        f"bad = {unwanted} & set(sys.modules)\n"
         "sys.exit(f'loaded: {bad}' if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -90,7 +97,10 @@ USAGE = [
     (["quantize"], "Missing argument 'MODEL'"),
     (["quantize", "m.onnx", "--sampels", "3"], "--samples"),
     (["quantize", "m.onnx", "--samples", "0"], "x>=1"),
-    (["quantize", "m.onnx", "--target", "trrt"], "'ort'"),
+    (["quantize", "m.onnx", "--min-sqnr", "nan"], "must be a finite number"),
+    (["quantize", "m.onnx", "--set", "weights.bits"], "is not KEY=VALUE"),
+    (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, trt; did you mean 'trt'?"),
+    (["diff", "m.onnx", "q.onnx", "--min-agreement", "2"], "must be less than or equal to 1"),
     (["quantize", "m.onnx", "--placement", "x"], "'measured'"),
     (["quantize", "m.onnx", "--cpu", "arm"], "'avx2'"),
     (["plan", "m.onnx", "--cpu", "arm"], "'vnni'"),
@@ -111,22 +121,6 @@ def test_a_wrong_command_line_exits_with_2(args, said):
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("512MB", 512_000_000),
-        ("2GB", 2_000_000_000),
-        ("1.5GiB", 3 * 2**29),
-        ("64k", 64_000),
-        ("100", 100),
-        (" 1 gb", 10**9),
-    ],
-)
-def test_amounts_of_memory(text, count):
-    option = click.Option(["--memory-limit"])
-    assert parse_size(click.Context(cli), option, text) == count
-
-
 FAULTS = [
     (["quantize", "{d}/none.onnx"], "there is no such file"),
     (["quantize", "{d}/broken.onnx"], "broken.onnx"),
@@ -141,6 +135,12 @@ FAULTS = [
     (["quantize", "{d}/m.onnx", "-o", "{d}"], "is a folder"),
     (["plan", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with `--force`"),
     (["quantize", "{d}/m.onnx", "--config", "ort-int9"], "'ort-int8'"),
+    (["quantize", "{d}/m.onnx", "--target", "trrt"], "option: target: 'trrt': there is none of this name"),
+    (["quantize", "{d}/m.onnx", "--set", "weights.bits=9"], "option: weights.bits: 9 is not one of 2, 3"),
+    (
+        ["quantize", "{d}/m.onnx", "--set", "weight.bits=8"],
+        "option: weight.bits: unknown key\n  fix: did you mean 'weights'",
+    ),
     (["quantize", "{d}/m.onnx", "--config", "{d}/c.yaml"], "c.yaml:2: weights.bit: unknown key 'bit'"),
     (["apply", "{d}/m.onnx", "{d}/none.json"], "none.json"),
     (["annotate-bits", "{d}/m.onnx", "--bits", "zzz=8"], "matches no pair"),
@@ -201,10 +201,11 @@ def test_inspect_fits_a_narrow_terminal(tmp_path):
     from io import StringIO
 
     from onnxq.annotate import inspect_model
-    from onnxq.report import show_inspection
+    from onnxq.report import View
+    from onnxq.report.pairs import show_inspection
 
     stream = StringIO()
-    show_inspection(inspect_model(tmp_path / "m.onnx"), stream=stream, width=80)
+    show_inspection(inspect_model(tmp_path / "m.onnx"), View(stream=stream, width=80))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     (site,) = [line.split()[0] for line in lines if "encoder" in line]
@@ -246,7 +247,7 @@ def group(error: BaseException) -> LazyGroup:
     def fail() -> None:
         raise error
 
-    made = LazyGroup("t", modules={"fail": "nowhere"})
+    made = LazyGroup("t", titles={"fail": "fails"})
     made.get_command = lambda ctx, name: fail
     return made
 

@@ -113,7 +113,7 @@ def run_failing(error: BaseException) -> tuple[int, dict, str]:
     def fail(json: bool) -> None:
         raise error
 
-    group = LazyGroup("t", modules={"fail": "nowhere"})
+    group = LazyGroup("t", titles={"fail": "fails"})
     group.get_command = lambda ctx, name: fail
     result = CliRunner().invoke(group, ["fail", "--json"])
     return result.exit_code, json.loads(result.stdout)["error"], result.stderr

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 
 from onnxq.cli import cli
-from onnxq.cli.profile import _KINDS, _parse_groupings
+from onnxq.config import load_config
 from tests.codes.kit import gemm
 
 
@@ -30,19 +29,13 @@ def test_one_sample_is_one_sample(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [
-        (None, _KINDS),
-        ("", _KINDS),
-        ("node", ("node",)),
-        ("site, node,site", ("site", "node")),
-        (",segment,", ("segment",)),
-    ],
+    [("", ()), ("node", ("node",)), ("site, node,site", ("site", "node")), (",segment,", ("segment",))],
 )
-def test_groupings(text: str | None, found: tuple[str, ...]) -> None:
-    option = click.Option(["--by"])
-    assert _parse_groupings(click.Context(cli), option, text) == found
+def test_groupings(text: str, found: tuple[str, ...]) -> None:
+    assert load_config(None, {"profile.by": text}).profile.by == found
 
 
 def test_an_unknown_grouping_names_those_there_are() -> None:
-    with pytest.raises(click.BadParameter, match="'layer' is no grouping; they are node, segment, site"):
-        _parse_groupings(click.Context(cli), click.Option(["--by"]), "node,layer")
+    done = CliRunner().invoke(cli, ["profile", "m.onnx", "--by", "node,layer"])
+    assert done.exit_code == 2
+    assert "'layer' is not one of node, segment, site" in done.stderr

@@ -76,7 +76,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log = Log()
     wanted = {"data": folder / "d.npz", "config": folder / "c.yaml"}
     pipeline.quantize(
-        folder / "m.onnx", **wanted, out=folder / "m.q.onnx", plan_out=folder / "m.json", progress=log
+        folder / "m.onnx", **wanted, out=folder / "m.q.onnx", overrides={"plan_out": folder / "m.json"}, progress=log
     )  # fmt: skip
     (folder / "steps.json").write_text(json.dumps(log.begun))
     return folder
@@ -86,24 +86,26 @@ def run(work: Path, command: str, progress: Progress) -> None:
     model, quantized, data = work / "m.onnx", work / "m.q.onnx", work / "d.npz"
     config, plan = work / "c.yaml", work / "m.json"
     if command == "plan":
-        pipeline.make_plan(model, data, config, plan_out=work / "p.json", force=True, progress=progress)
+        pipeline.make_plan(model, data, config, out=work / "p.json", force=True, progress=progress)
     elif command == "apply":
-        pipeline.apply(model, plan, data, latency=False, out=work / "a.onnx", force=True, progress=progress)
+        pipeline.apply(
+            model, plan, data, overrides={"latency": False}, out=work / "a.onnx", force=True, progress=progress
+        )
     elif command == "prove":
-        pipeline.prove(quantized, engine="ort", data=data, samples=2, progress=progress)
+        pipeline.prove(quantized, overrides={"engine": "ort", "samples": 2}, data=data, progress=progress)
     elif command == "diff":
         pipeline.diff(
-            model, quantized, data, engines=["ort"], layers=True, samples=2, save=work / "out", force=True,
-            progress=progress,
+            model, quantized, data, overrides={"engines": ["ort"], "layers": True, "samples": 2}, out=work / "out",
+            force=True, progress=progress,
         )  # fmt: skip
     elif command == "profile":
-        pipeline.profile_model(model, quantized, data, by=["segment"], samples=1, progress=progress)
+        pipeline.profile_model(model, quantized, data, overrides={"by": ["segment"], "samples": 1}, progress=progress)
     elif command == "inspect":
         pipeline.inspect(quantized, progress=progress)
     elif command == "import-calibration":
         cache = work / "m.cache"
         cache.write_text("TRT-8601-EntropyCalibration2\nx: 3c010a14\n")
-        pipeline.import_calibration(cache, model, data, plan_out=work / "i.json", force=True, progress=progress)
+        pipeline.import_calibration(cache, model, data, out=work / "i.json", force=True, progress=progress)
     elif command == "build-kernels":
         build_kernels(output=work / "kernels", progress=progress)
     else:
@@ -151,7 +153,9 @@ def test_a_step_is_announced_before_its_work_begins(work: Path, monkeypatch: pyt
         (check, "time_models"),
     ):
         spied(module, name)
-    pipeline.quantize(work / "m.onnx", work / "d.npz", work / "c.yaml", effort="fast", latency=True, progress=log)
+    pipeline.quantize(
+        work / "m.onnx", work / "d.npz", work / "c.yaml", overrides={"effort": "fast", "latency": True}, progress=log
+    )
     assert at == {
         "load_model": "reading the model",
         "infer_shapes": "simplifying the graph",

@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "base.yaml").write_text("extends: ort-int8\n")
     (folder / "c.yaml").write_text("extends: base.yaml\n")
     (folder / "m.cache").write_text("TRT-8601-EntropyCalibration2\nx: 3c010a14\ny: 3d010a14\n")
-    done = onnxq.quantize(folder / "m.onnx", folder / "d.npz", effort="fast", latency=False)
+    done = onnxq.quantize(folder / "m.onnx", folder / "d.npz", overrides={"effort": "fast", "latency": False})
     done.save(folder / "q.onnx")
     (folder / "p.json").write_text(done.plan_json())
     # What is in them does not matter: they must not even be read.
@@ -92,7 +92,7 @@ _CASES = {
     "data": ("quantize m.onnx --data d.npz -o d.npz", "d.npz: is read by"),
     "sample": ("quantize m.onnx --data samples -o samples/1.npz", "samples/1.npz: is read by"),
     "plan over sample": ("quantize m.onnx --data samples --plan samples/1.npz", "samples/1.npz: is read by"),
-    "configuration": ("quantize m.onnx --data d.npz --config c.yaml --plan c.yaml", "c.yaml: is read by"),
+    "configuration": ("quantize m.onnx --data d.npz --config c.yaml --plan c.yaml", "c.yaml: is an input of"),
     "its base": ("plan m.onnx --config c.yaml -o base.yaml", "base.yaml: is read by"),
     "script": ("quantize m.onnx --data s.py:load -o s.py", "s.py: is read by"),
     "a script's data": ("quantize m.onnx --data s.py:load -o d.npz", "d.npz: is read by"),
@@ -132,8 +132,10 @@ def test_results_may_lie_among_the_samples_and_replace_earlier_ones(work: Path) 
 def test_python_callers_are_kept_from_it_too(work: Path) -> None:
     before = contents(work)
     with pytest.raises(OutputError, match="is read by"):
-        onnxq.quantize(work / "in.onnx", work / "d.npz", out=work / "o2.onnx", external_data=True, force=True)
-    result = onnxq.quantize(work / "in.onnx", work / "d.npz", effort="fast", latency=False)
+        onnxq.quantize(
+            work / "in.onnx", work / "d.npz", out=work / "o2.onnx", overrides={"external_data": True}, force=True
+        )
+    result = onnxq.quantize(work / "in.onnx", work / "d.npz", overrides={"effort": "fast", "latency": False})
     for name in ("in.onnx", "o2.onnx"):
         with pytest.raises(OutputError, match="is an input"):
             result.save(work / name, overwrite=True, external=True)

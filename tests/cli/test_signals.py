@@ -101,7 +101,7 @@ def test_the_library_leaves_signals_alone(work: Path, monkeypatch: pytest.Monkey
     before = [signal.getsignal(number) for number in _ASKING]
     monkeypatch.setattr(signal, "signal", None)  # who calls it fails
     samples = {"x": np.ones((4, 4), np.float32)}
-    onnxq.quantize(work / "m.onnx", samples, latency=False, effort="fast", out=work / "q.onnx")
+    onnxq.quantize(work / "m.onnx", samples, overrides={"latency": False, "effort": "fast"}, out=work / "q.onnx")
     assert [signal.getsignal(number) for number in _ASKING] == before
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import onnxq
+from onnxq import import_calibration
 from onnxq.config import load_config
 from onnxq.engines.builder.shapes import parse_shapes
 from onnxq.engines.prove.prove import ProveRequest, prove_model
@@ -17,7 +18,6 @@ from onnxq.evaluation.metric import parse_drop
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer
 from onnxq.passes.rewrites.passes import rewrite_model
-from onnxq.pipeline.import_cache import import_calibration
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.runtime import Session
 from onnxq.runtime.providers import check_loaded
@@ -51,7 +51,7 @@ def unknown_key(folder: Path):
 
 @reach("Q304")
 def wrong_value(folder: Path):
-    configured(folder, "target: openvino")
+    configured(folder, "bias: int16")
 
 
 @reach("Q305")
@@ -121,7 +121,7 @@ def contradiction(_: Path):
 
 @reach("Q319")
 def samples_needed(_: Path):
-    onnxq.quantize(gemm(), min_sqnr=20, latency=False)
+    onnxq.quantize(gemm(), overrides={"min_sqnr": 20, "latency": False})
 
 
 @reach("Q320")
@@ -136,7 +136,7 @@ def not_for_a_cache(folder: Path):
 
 
 def plan_of(proto: Any = None, **wanted: Any) -> onnxq.Result:
-    given = {"config": EVERYTHING, "latency": False, **wanted}
+    given = {"config": EVERYTHING, "overrides": {"latency": False}, **wanted}
     return onnxq.quantize(gemm(64, 64) if proto is None else proto, rows(8, 64), **given)
 
 

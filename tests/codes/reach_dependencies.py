@@ -74,7 +74,7 @@ def no_tensorrt(folder: Path):
     import onnxq
     from tests.codes.kit import gemm
 
-    onnxq.prove(gemm(), engine="tensorrt")
+    onnxq.prove(gemm(), overrides={"engine": "tensorrt"})
 
 
 @reach("Q806")

@@ -13,7 +13,7 @@ from onnxq.config import load_config
 from onnxq.plan import from_json, to_json
 from tests.codes.kit import FORCE, model, reach
 from tests.custom_ops.models import network as swell
-from tests.pipeline import test_unchecked
+from tests.pipeline import test_unchecked_outputs as unchecked
 from tests.pipeline.models import images, residual
 from tests.pipeline.requantized import by_onnxruntime
 from tests.pipeline.test_requantize import EVERYTHING, leaving, quantized
@@ -31,7 +31,7 @@ def no_library(_: Path):
 
 @reach("Q322")
 def missing_library(folder: Path):
-    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, ort_library=folder / "none.so")
+    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, overrides={"ort_library": folder / "none.so"})
 
 
 @reach("W123")
@@ -53,7 +53,9 @@ def rule_against_a_pair(_: Path):
 def weight_only(_: Path):
     text = "g (float[8,256] x) => (float[8,256] y) { i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v) }"
     proto = graph(text, weights={"w": (256, 256), "v": (256, 256)})
-    part = onnxq.quantize(proto, config=leaving("matmul1", config=load_config("ort-int4-weights")), latency=False)
+    part = onnxq.quantize(
+        proto, config=leaving("matmul1", config=load_config("ort-int4-weights")), overrides={"latency": False}
+    )
     return quantized(part.model).plan.left_float
 
 
@@ -83,8 +85,8 @@ def pairs_of_another_engine(folder: Path):
 
 @reach("W120")
 def words(_: Path):
-    proto = test_unchecked.network("words", test_unchecked._WORDS)
-    found = onnxq.quantize(proto, {"x": test_unchecked._X}, test_unchecked._CONFIG, **test_unchecked._FAST)
+    proto = unchecked.network("words", unchecked._WORDS)
+    found = onnxq.quantize(proto, {"x": unchecked._X}, unchecked._CONFIG, overrides=unchecked._FAST)
     return found.report.warnings
 
 
@@ -93,4 +95,4 @@ def other_bits(_: Path):
     raw: dict[str, Any] = json.loads(to_json(quantized(residual()).plan))
     weight = next(site for site in raw["sites"] if site["role"] == "weight")
     weight["spec"]["bits"] = 4
-    return onnxq.apply(residual(), from_json(json.dumps(raw)), latency=False).report.warnings
+    return onnxq.apply(residual(), from_json(json.dumps(raw)), overrides={"latency": False}).report.warnings

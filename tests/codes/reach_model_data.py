@@ -68,7 +68,7 @@ def ended(error: BaseException) -> list[object]:
     def fail(json: bool) -> None:
         raise error
 
-    group = LazyGroup("t", modules={"fail": "nowhere"})
+    group = LazyGroup("t", titles={"fail": "fails"})
     group.get_command = lambda ctx, name: fail
     code = json.loads(CliRunner().invoke(group, ["fail", "--json"]).stdout)["error"]["code"]
     return [errors.OnnxqError("", "", code=code)]
@@ -317,9 +317,11 @@ def no_proof(folder: Path):
 @reach("Q218")
 def results_of_others(folder: Path):
     path = saved(folder, model(RELU))
-    onnxq.diff(path, path, rows(2), engines=["ort"], save=folder / "out")
+    onnxq.diff(path, path, rows(2), overrides={"engines": ["ort"]}, out=folder / "out")
     (folder / "out" / "inputs.json").unlink()
-    onnxq.diff(path, path, {"x": -5 * rows(2)["x"]}, engines=["ort"], load=[folder / "out" / "results.json"])
+    onnxq.diff(
+        path, path, {"x": -5 * rows(2)["x"]}, overrides={"engines": ["ort"], "load": [folder / "out" / "results.json"]}
+    )
 
 
 @reach("Q219")

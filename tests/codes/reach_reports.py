@@ -83,7 +83,7 @@ def alone(_: Path):
 def no_scale(folder: Path):
     scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
     path = written(folder, cache(scales), "c")
-    return onnxq.import_calibration(path, network(), allow_missing=True).plan.refusals
+    return onnxq.import_calibration(path, network(), overrides={"allow_missing": True}).plan.refusals
 
 
 @reach("R107")
@@ -111,13 +111,16 @@ def no_tensorrt(_: Path):
 
 @reach("R112")
 def a_rewrite_that_does_not_fit(_: Path):
-    from onnxq.passes.assembly.guards import guard_float
+    from onnxq.passes.base import RunContext
+    from onnxq.passes.rewrites.affine import fold_scalars
 
-    return guard_float(name_nodes(gemm()), ["y"])[1].skipped
+    body = "g (float16[N,4,7,7] x) => (float16[N,6,7,7] y) { h = Conv(x, w) y = Mul(h, k) }"
+    proto = model(body, w=np.full((6, 4, 1, 1), 2, np.float16), k=np.float16([6e4]))
+    return fold_scalars(name_nodes(proto), RunContext())[1].skipped
 
 
 def renamed() -> list[Any]:
-    quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, latency=False).model
+    quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides={"latency": False}).model
     other = gemm(64, 64)
     other.graph.node[0].name = "other"
     for tensor in other.graph.initializer:
@@ -183,12 +186,12 @@ def on_request(_: Path):
 
 @reach("F105")
 def float_was_faster(_: Path):
-    return onnxq.make_plan(gemm(2, 2), rows(8, 2), placement="measured").left_float
+    return onnxq.make_plan(gemm(2, 2), rows(8, 2), overrides={"placement": "measured"}).left_float
 
 
 @reach("F106")
 def promoted(_: Path):
-    made = onnxq.quantize(gemm(64, 64), rows(32, 64), EVERYTHING, latency=False, min_sqnr=90)
+    made = onnxq.quantize(gemm(64, 64), rows(32, 64), EVERYTHING, overrides={"latency": False, "min_sqnr": 90})
     return made.plan.left_float
 
 
@@ -202,7 +205,7 @@ def an_operator_of_a_library(_: Path):
 
 @reach("W101")
 def made_up(_: Path):
-    return onnxq.quantize(gemm(64, 64), config=EVERYTHING, latency=False).report.warnings
+    return onnxq.quantize(gemm(64, 64), config=EVERYTHING, overrides={"latency": False}).report.warnings
 
 
 @reach("W102")
@@ -222,8 +225,8 @@ def slower_type(_: Path):
 
 @reach("W105")
 def bits_attribute(_: Path):
-    quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, latency=False).model
-    return onnxq.annotate_bits(quantized, bits_attribute=True).warnings
+    quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides={"latency": False}).model
+    return onnxq.annotate_bits(quantized, overrides={"bits_attribute": True}).warnings
 
 
 @reach("W106")
@@ -265,7 +268,7 @@ def slower(_: Path):
 
 @reach("W111")
 def nothing_done(_: Path):
-    return list(onnxq.quantize(gemm(2, 2), rows(8, 2), latency=False).report.alarms())
+    return list(onnxq.quantize(gemm(2, 2), rows(8, 2), overrides={"latency": False}).report.alarms())
 
 
 @reach("W112")
@@ -299,7 +302,7 @@ def another_processor(_: Path):
 
 @reach("W116")
 def without_optimizations(_: Path):
-    report = onnxq.quantize(gemm(64, 64), rows(8, 64), "trt-fp8", effort="fast").report
+    report = onnxq.quantize(gemm(64, 64), rows(8, 64), "trt-fp8", overrides={"effort": "fast"}).report
     if report.checks[0].optimized:
         pytest.skip("this ONNX Runtime's optimizations take FP8")
     return report.warnings
@@ -313,7 +316,7 @@ def joined_scales(folder: Path):
     scales["s"] = np.float32(1.5 * scales["c2"])
     config = load_config(None, {"activations": {"bits": 8, "signed": True, "scheme": "symmetric"}, "rules": [FORCE]})
     return onnxq.import_calibration(
-        written(folder, cache(scales), "c"), network_file(folder, proto), target="ort", config=config
+        written(folder, cache(scales), "c"), network_file(folder, proto), overrides={"target": "ort"}, config=config
     ).notes
 
 

@@ -40,7 +40,7 @@ def planned(proto: onnx.ModelProto, config: Any = None, **wanted: Any) -> list[A
 def nan_inside(_: Path):
     onnxq.quantize(
         model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F)),
-        rows(8, 64), EVERYTHING, latency=False,
+        rows(8, 64), EVERYTHING, overrides={"latency": False},
     )  # fmt: skip
 
 

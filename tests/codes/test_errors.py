@@ -78,9 +78,9 @@ def test_an_error_of_the_configuration_knows_file_and_line(tmp_path, text, code,
 
 def test_an_error_of_a_value_from_python_is_in_no_file() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, {"target": "nothing"})
+        load_config(None, {"bias": "nothing"})
     assert (caught.value.code, caught.value.file, caught.value.line) == ("Q304", "", None)
-    assert caught.value.subject == "option: target"
+    assert caught.value.subject == "option: bias"
 
 
 def test_an_error_of_a_plan_knows_its_line() -> None:

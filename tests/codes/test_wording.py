@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -14,7 +15,8 @@ import pytest
 import onnxq
 from onnxq import report
 from onnxq.cli import cli
-from onnxq.cli.wording import OPTIONS, name_options
+from onnxq.cli.wording import list_flags, name_options
+from onnxq.config import list_options
 from onnxq.errors import DataError
 from onnxq.wording import translate_text, use_translation
 
@@ -31,15 +33,19 @@ SOURCES = [
 ]
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
 def docstrings(path: Path) -> set[int]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    bodies = [node.body for node in ast.walk(tree) if hasattr(node, "body") and isinstance(node.body, list)]
+    bodies = [node.body for node in nodes(path) if hasattr(node, "body") and isinstance(node.body, list)]
     firsts = [body[0].value for body in bodies if body and isinstance(body[0], ast.Expr)]
     return {first.lineno for first in firsts if isinstance(first, ast.Constant)}
 
@@ -47,8 +53,9 @@ def docstrings(path: Path) -> set[int]:
 def named_parameters() -> Iterator[tuple[str, str]]:
     """Every parameter that a message names, with where."""
     for path in SOURCES:
+        documented = docstrings(path)
         for line, text in strings(path):
-            if "\n" in text or line in docstrings(path):
+            if "\n" in text or line in documented:
                 continue
             for name in re.findall(r"`(\w+)=", text):
                 yield f"{path.relative_to(ROOT).as_posix()}:{line}", name
@@ -68,12 +75,13 @@ def test_the_library_names_no_option_of_the_command_line(path) -> None:
 
 def test_every_parameter_a_message_names_has_its_option_and_is_there() -> None:
     functions = [getattr(onnxq, name) for name in onnxq.__all__ if inspect.isfunction(getattr(onnxq, name))]
-    functions += [onnxq.Result.save, report.show_report, report.show_plan]
+    functions += [onnxq.Result.save, report.View]
     there = {name for function in functions for name in inspect.signature(function).parameters}
+    there |= {option.name for option in list_options()}
     found = {name: where for where, name in named_parameters()}
-    assert {where: name for name, where in found.items() if name not in OPTIONS} == {}
-    assert set(OPTIONS) - there == set()
-    assert set(OPTIONS.values()) - KNOWN == set()
+    assert {where: name for name, where in found.items() if name not in list_flags()} == {}
+    assert set(list_flags()) - there == set()
+    assert set(list_flags().values()) - KNOWN == set()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_default_is_the_preset_ort_int8_and_equals_the_types_defaults():
 FAULTS = [
     ("typo of a value's name", "activations:\n  symetric: true\n", ["activations.symetric", "scheme: symmetric"], 2),
     ("typo of a key", "weigths:\n  bits: 8\n", ["unknown key 'weigths'", "'weights'"], 1),
-    ("key of another section", "data:\n  granularity: x\n", ["data.granularity", "known: batch"], 2),
+    ("key of another section", "data:\n  granularity: x\n", ["data.granularity", "known: allow_missing, batch"], 2),
     ("typo inside a rule", "rules:\n  - nod: x\n    set: {bits: 8}\n", ["rules[0].nod", "'node'"], 2),
     ("typo inside set", "rules:\n  - node: x\n    set: {bit: 8}\n", ["rules[0].set.bit", "'bits'"], 3),
     ("typo of a value", "placement: measurd", ["'measurd' is not one of", "'measured'"], 1),
@@ -56,7 +56,7 @@ FAULTS = [
     ("between one thing", "rules:\n  - between: [a]\n    set: {bits: 8}", ["rules[0].between[1]"], 2),
     ("line is not theirs", "rules:\n  - node: x\n    line: 3\n    set: {bits: 8}", ["unknown key 'line'"], 3),
     ("source is not theirs", "source: x", ["unknown key 'source'"], 1),
-    ("rules is a list", "rules: 3", ["rules", "must be a valid array"], 1),
+    ("rules is a list", "rules: 3", ["rules", "must be a list"], 1),
     ("same key twice", "bias: int32\nbias: float", ["bias", "given twice, first in line 1"], 2),
     ("no YAML", "weights: [1", ["not YAML"], 1),
     ("no mapping", "- a\n- b", ["must be a mapping"], 1),

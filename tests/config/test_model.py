@@ -1,15 +1,17 @@
 """The configuration as a value."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.config import TensorConfig, load_config
+from onnxq.config import Config, TensorConfig, load_config
 from onnxq.errors import ConfigError
-from onnxq.spec import PerBlock, PerChannel, PerTensor
+from onnxq.sites import Role
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
 
 
 def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
@@ -66,3 +68,104 @@ def test_config_is_frozen_and_hashable():
     with pytest.raises(ValueError, match="frozen"):
         config.target = "trt"
     assert hash(config.weights) == hash(load_config().weights)
+
+
+FULL = """target: trt
+mode: static
+activations: {bits: 8, scheme: symmetric, signed: true, granularity: tensor, observer: {name: mse}}
+weights: {bits: 8, narrow_range: true, granularity: channel}
+bias: float
+saturation: allow
+attention: auto
+effort: high
+weight_bits: 8
+skip: [smoothquant, bias_absorption]
+rules:
+  - node: [stem, /head/]
+    role: [weight, output]
+    scope: If_0.*
+    set: {bits: 8, observer: mse}
+  - between: [a, b]
+    set: {float: true}
+"""
+
+
+def test_every_key_is_read(tmp_path):
+    config = load_config(write(tmp_path, FULL))
+    assert (config.target, config.bias, config.saturation, config.attention) == ("trt", "float", "allow", "auto")
+    assert (config.effort, config.weight_bits, config.skip) == ("high", (8,), ("smoothquant", "bias_absorption"))
+    first, second = config.rules
+    assert (first.node, first.role, first.scope) == (("stem", "/head/"), (Role.WEIGHT, Role.OUTPUT), ("If_0.*",))
+    assert (first.set.bits, first.set.observer) == (8, ObserverSpec("mse"))
+    assert (second.between, second.set.float) == (("a", "b"), True)
+    assert config.weights.narrow_range
+    assert config.activations.is_signed
+
+
+@pytest.mark.parametrize("again", ["dump", "override", "pickle", "copy"])
+def test_a_configuration_survives(tmp_path, again):
+    config = load_config(write(tmp_path, FULL))
+    if again == "dump":
+        other = Config.model_validate(config.model_dump())
+    elif again == "override":
+        other = load_config(config, {"data.seed": 0})
+        # The places of the file are kept, so that later errors name its lines.
+        assert str(other.where("rules[1].between")) == f"{tmp_path / 'c.yaml'}:16: rules[1].between"
+    elif again == "pickle":
+        other = pickle.loads(pickle.dumps(config))
+    else:
+        other = config.model_copy(update={"effort": "high"})
+    assert other.model_dump() == config.model_dump()
+    assert hash(other) == hash(config)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"granularity": "block"}, "granularity 'block' needs a block_size"),
+        ({"block_size": 4}, "block_size is only for granularity 'block', not 'tensor'"),
+        ({"granularity": "block", "block_size": 1}, "greater than or equal to 2"),
+        ({"signed": False, "narrow_range": True}, "narrow_range drops the lowest level of a signed type"),
+        ({"bits": 9}, "9 is not one of 2, 3, 4, 5, 6, 7, 8, 16"),
+        ({"bits": "8"}, "'8' is not one of"),
+        ({"bits": 8, "storage": "int4"}, "cannot hold 8-bit"),
+        ({"signed": False, "storage": "int8"}, "int8"),
+        ({"scheme": "asymetric"}, "did you mean 'asymmetric'"),
+        ({"granularity": "chanel"}, "did you mean 'channel'"),
+        ({"observer": {"k": 1}}, "a mapping with `name`"),
+    ],
+)
+def test_a_wish_that_contradicts_itself(wish, said):
+    with pytest.raises(ConfigError) as caught:
+        load_config("virtual-int8", {"weights": {"granularity": "tensor", **wish}})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wish", "spec"),
+    [
+        ({}, QuantSpec()),
+        ({"scheme": "asymmetric"}, QuantSpec(signed=False, symmetric=False)),
+        ({"signed": False}, QuantSpec(signed=False)),
+        ({"bits": 4, "storage": "int4"}, QuantSpec(bits=4, storage="int4")),
+        ({"storage": "float8e4m3fn"}, QuantSpec(storage="float8e4m3fn")),
+        ({"bits": 16}, QuantSpec(bits=16)),
+        ({"narrow_range": True}, QuantSpec(narrow_range=True)),
+        ({"granularity": "channel"}, QuantSpec(granularity=PerChannel(1))),
+        ({"granularity": "block", "block_size": 8}, QuantSpec(granularity=PerBlock(1, 8))),
+    ],
+)
+def test_a_wish_is_a_spec(wish, spec):
+    assert TensorConfig(**wish).spec(1) == spec
+
+
+def test_names_and_lists_of_one_are_the_same():
+    one, many = (load_config(None, {"skip": given, "weight_bits": 4}) for given in ("rounding", ["rounding"]))
+    assert one == many
+    assert (one.skip, one.weight_bits) == (("rounding",), (4,))
+
+
+def test_any_name_is_a_target_until_it_is_looked_up():
+    assert load_config("virtual-int8", {"target": "my-engine"}).target == "my-engine"
+    with pytest.raises(ConfigError, match="target: must be a valid string, not 3"):
+        load_config(None, {"target": 3})

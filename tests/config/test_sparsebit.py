@@ -77,6 +77,20 @@ def test_exceptions_become_rules_with_their_lines(tmp_path: Path) -> None:
     assert [role.value for role in aciq.role] == ["activation"]
 
 
+def test_every_mapping_of_the_exceptions_counts_the_first_match_wins(tmp_path: Path) -> None:
+    """A list of several mappings is the same as one mapping of all their patterns, each with its own line."""
+    config = read(
+        tmp_path,
+        'W:\n  SPECIFIC:\n    - {"stem": ["QUANTIZER.BIT", 8]}\n    - {"head": ["QUANTIZER.BIT", 4],\n'
+        '       "stem": ["QUANTIZER.BIT", 2]}\n',
+    )
+    assert [(rule.node, rule.set.bits, rule.line) for rule in config.rules] == [
+        (("/^stem$/",), 8, 3),
+        (("/^head$/",), 4, 4),
+        (("/^stem$/",), 2, 5),
+    ]
+
+
 def test_defaults_are_sparsebits(tmp_path: Path) -> None:
     config = read(tmp_path, "BACKEND: tensorrt\nW: {QSCHEME: per-channel-symmetric, QUANTIZER: {BIT: 8}}\n"
                             "A: {QSCHEME: per-tensor-symmetric, QUANTIZER: {BIT: 8}}\n")  # fmt: skip
@@ -106,7 +120,9 @@ def test_a_section_switched_off_stays_float(tmp_path: Path, off: str) -> None:
         ("BACKEND: openvino\n", ("q.yaml:1", "openvino")),
         ("SCHEDULE:\n  BN_TUNING: True\n", ("q.yaml:2", "batchnorm_tuning")),
         ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT"]}]\n', ("q.yaml:2", "keys and values")),
-        ('W:\n  SPECIFIC: {"a": ["QUANTIZER.BIT", 8]}\n', ("q.yaml:2", "list with one mapping")),
+        ('W:\n  SPECIFIC:\n    - {"a": ["QUANTIZER.BIT", 8]}\n    - {"b": 3}\n', ("q.yaml:4", "keys and values")),
+        ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT", 8]}, 3]\n', ("q.yaml:2", "W.SPECIFIC[1]", "a mapping of patterns")),
+        ('W:\n  SPECIFIC: {"a": ["QUANTIZER.BIT", 8]}\n', ("q.yaml:2", "list of mappings")),
         ("W: 3\n", ("q.yaml:1", "must be a mapping")),
     ],
 )

@@ -14,7 +14,7 @@ import onnxruntime
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.numerics.saturation import multiply_saturating
+from tests.numerics.reference import multiply_saturating
 
 Array = np.ndarray[Any, Any]
 Multiply = Callable[[Array, Array], Array]

@@ -128,7 +128,7 @@ def samples(proto: onnx.ModelProto, count: int = 32, seed: int = 1) -> dict[str,
 
 
 def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid", **wanted: Any) -> onnxq.Result:
-    """The network with every site quantized that the target takes. wanted: what else `onnxq.quantize` takes."""
+    """The network with every site quantized that the target takes. wanted: further overrides."""
     config = Config.model_validate(
         {
             "effort": effort,
@@ -138,7 +138,7 @@ def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid", **w
         }
     )
     proto = net(name)
-    return onnxq.quantize(proto, samples(proto), config, latency=False, **wanted)
+    return onnxq.quantize(proto, samples(proto), config, overrides={"latency": False, **wanted})
 
 
 def answers(proto: onnx.ModelProto, feeds: dict[str, Array], *, optimize: bool) -> dict[str, Array]:

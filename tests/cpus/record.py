@@ -47,6 +47,6 @@ def _networks() -> list[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
         for effort in ("fast", "balanced"):
             fresh = samples(net(name), count=8, seed=7)
             found.append((f"{name}-{effort}", quantized(name, effort=effort).model, fresh))
-    digits = onnxq.quantize(DIGITS / "digits.onnx", DIGITS / "digits.npz", Config(), latency=False)
+    digits = onnxq.quantize(DIGITS / "digits.onnx", DIGITS / "digits.npz", Config(), overrides={"latency": False})
     images = np.load(DIGITS / "digits_eval.npz")["image"][:64]
     return [*found, ("digits", digits.model, {"image": images})]

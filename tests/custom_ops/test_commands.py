@@ -45,7 +45,9 @@ def test_quantize_runs_the_operator_and_quantizes_around_it(quantized: Path) -> 
 
 def test_all_of_the_accuracy_passes_run_with_it(work: Path, library: Path) -> None:
     result = onnxq.quantize(
-        work / "model.onnx", work / "samples.npz", effort="high", latency=False, ort_library=library
+        work / "model.onnx",
+        work / "samples.npz",
+        overrides={"effort": "high", "latency": False, "ort_library": library},
     )
     assert all(check.sqnr_db[1] > 20 for check in result.report.checks)
     assert operators(result.model)["Swell"] == 2
@@ -76,16 +78,15 @@ def test_diff_and_profile(quantized: Path, library: Path, command: str, section:
 
 
 def test_diff_looks_inside(quantized: Path, library: Path) -> None:
-    found = onnxq.diff(
-        quantized / "model.onnx", quantized / "model.q.onnx", quantized / "samples.npz", engines=("ort",), layers=True,
-        bisect=True, samples=2, ort_library=[library],
-    )  # fmt: skip
+    inside = {"engines": ("ort",), "layers": True, "bisect": True, "samples": 2, "ort_library": [library]}
+    models = (quantized / "model.onnx", quantized / "model.q.onnx")
+    found = onnxq.diff(*models, quantized / "samples.npz", overrides=inside)
     assert "s" in {layer.name for layer in found.layers}
 
 
 def test_prove_hands_the_library_to_the_process_that_builds(quantized: Path, library: Path) -> None:
     model = quantized / "model.q.onnx"
-    proof = onnxq.prove(model, engine="ort", ort_library=library)
+    proof = onnxq.prove(model, overrides={"engine": "ort", "ort_library": library})
     assert proof.built
     assert "Swell" in {kernel.kind for kernel in proof.kernels}
     without = run("prove", model, "--engine", "ort")
@@ -127,9 +128,9 @@ def test_weights_alone_need_no_library_and_the_summary_says_that_nothing_ran(
 
 
 def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, library: Path) -> None:
-    how = {"config": "ort-int8-weights", "latency": False}
-    alone = onnxq.quantize(work / "model.onnx", **how)
-    checked = onnxq.quantize(work / "model.onnx", ort_library=library, **how)
+    how = {"latency": False}
+    alone = onnxq.quantize(work / "model.onnx", config="ort-int8-weights", overrides=how)
+    checked = onnxq.quantize(work / "model.onnx", config="ort-int8-weights", overrides={**how, "ort_library": library})
     assert not alone.report.checks
     assert checked.report.checks
     assert "NOTHING WAS RUN" not in " ".join(checked.report.warnings)
@@ -137,7 +138,7 @@ def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, li
     assert mine == theirs
 
 
-@pytest.mark.parametrize("asked", [{"data": "samples.npz"}, {"min_sqnr": 20.0}, {"config": "ort-int8"}])
+@pytest.mark.parametrize("asked", [{"data": "samples.npz"}, {"overrides": {"min_sqnr": 20.0}}, {"config": "ort-int8"}])
 def test_what_needs_a_run_is_refused_without_the_library(
     work: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:
@@ -158,7 +159,9 @@ def test_the_answers_are_those_of_the_operator(work: Path, library: Path) -> Non
     import onnxruntime
 
     result = onnxq.quantize(
-        work / "model.onnx", work / "samples.npz", effort="fast", latency=False, ort_library=library
+        work / "model.onnx",
+        work / "samples.npz",
+        overrides={"effort": "fast", "latency": False, "ort_library": library},
     )
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(library))

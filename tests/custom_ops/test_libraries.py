@@ -1,4 +1,4 @@
-"""Libraries of custom operators: in every session of a block, and faults in words."""
+"""Libraries of custom operators: in every session of a model and of those made from it, and faults in words."""
 
 from __future__ import annotations
 
@@ -10,19 +10,37 @@ import pytest
 
 from onnxq.config import load_config
 from onnxq.errors import ConfigError, ModelError
-from onnxq.runtime import Session, UnknownOperatorError, list_open_libraries, use_libraries
+from onnxq.graph import add_libraries, get_index, infer_shapes, name_nodes, strip_weights
+from onnxq.graph.light import list_libraries
+from onnxq.runtime import Session, UnknownOperatorError, check_libraries, optimize_graph, tap_tensors
+from onnxq.sites import TensorId
 from tests.custom_ops.models import network
 
 
-def test_sessions_inside_a_block_have_the_operator_and_those_outside_do_not(library: Path) -> None:
+@pytest.mark.parametrize("light", [False, True])
+def test_sessions_of_a_model_with_libraries_have_the_operator_and_others_do_not(library: Path, light: bool) -> None:
     feeds = {"x": np.ones((1, 3, 16, 16), np.float32)}
-    with use_libraries([library]), use_libraries([str(library)]):
-        assert list_open_libraries() == (str(library),)
-        values = Session(network(), optimize=False).run(feeds, ["y"])
+    libraries = check_libraries([library, str(library)])
+    assert libraries == (str(library),)
+    model = add_libraries(strip_weights(network()) if light else network(), libraries)
+    values = Session(model, optimize=False).run(feeds, ["y"])
     assert np.isfinite(values["y"]).all()
-    assert list_open_libraries() == ()
     with pytest.raises(UnknownOperatorError):
         Session(network())
+
+
+def test_models_made_from_one_with_libraries_have_them_too(library: Path) -> None:
+    model = add_libraries(network(), (str(library),))
+    made = strip_weights(infer_shapes(name_nodes(model)))
+    assert list_libraries(made) == list_libraries(get_index(made).model) == (str(library),)
+    assert "Swell" in {node.op_type for node in optimize_graph(made).graph.node}
+    tapped = tap_tensors(made, [TensorId("s")], only=True)
+    Session(tapped.proto)
+    assert list_libraries(network()) == ()
+
+
+def test_a_file_is_run_with_libraries_that_are_given(library: Path, work: Path) -> None:
+    Session(work / "model.onnx", libraries=[str(library)])
 
 
 def test_the_error_names_the_operator_its_domain_and_what_to_give() -> None:
@@ -45,8 +63,7 @@ def test_a_package_that_has_the_operators_is_named() -> None:
 
 def test_a_bare_file_name_is_one_in_the_working_directory(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(library.parent)
-    with use_libraries([library.name]):
-        Session(network())
+    assert check_libraries([library.name]) == (str(library),)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no library at all"])
@@ -54,8 +71,8 @@ def test_what_is_no_library_is_an_error_in_words(tmp_path: Path, content: bytes 
     path = tmp_path / "ops.so"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught, use_libraries([path]):
-        pytest.fail("the block must not begin")
+    with pytest.raises(ConfigError) as caught:
+        check_libraries([path])
     assert caught.value.subject == f"operator library {path}"
     assert ("no such file" if content is None else "cannot load it") in caught.value.cause
     assert caught.value.fix

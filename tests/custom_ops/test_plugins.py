@@ -18,12 +18,15 @@ from tests.engines import kit
 
 pytestmark = kit.needs_rtx
 SHAPES = {"x": ((1, 3, 16, 16), (4, 3, 16, 16), (8, 3, 16, 16))}
+SIZES = "x:1x3x16x16,4x3x16x16,8x3x16x16"
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory, library: Path) -> onnxq.Result:
     """The network for TensorRT; its custom operator is computed by ONNX Runtime's library."""
-    return onnxq.quantize(network(), target="trt", effort="fast", latency=False, ort_library=library)
+    return onnxq.quantize(
+        network(), overrides={"target": "trt", "effort": "fast", "latency": False, "ort_library": library}
+    )
 
 
 def test_custom_operators_stay_float_with_a_line_and_their_tensors_get_ranges(quantized: onnxq.Result) -> None:
@@ -35,14 +38,14 @@ def test_custom_operators_stay_float_with_a_line_and_their_tensors_get_ranges(qu
 
 
 def test_an_engine_is_built_with_a_plugin(quantized: onnxq.Result, plugin: Path) -> None:
-    proof = onnxq.prove(quantized.model, plugin=plugin, shapes=SHAPES, require_int8=["Conv"])
+    proof = onnxq.prove(quantized.model, overrides={"plugin": plugin, "shapes": SIZES, "require_int8": "Conv"})
     assert proof.built, proof.build.reason
     assert proof.holds
     assert proof.by_kind()["custom_layer"] >= 1
 
 
 def test_without_the_plugin_the_node_is_named(quantized: onnxq.Result) -> None:
-    proof = onnxq.prove(quantized.model, shapes=SHAPES)
+    proof = onnxq.prove(quantized.model, overrides={"shapes": SIZES})
     assert not proof.built
     assert (proof.build.node, proof.build.needs_plugin) == ("s/Swell", True)
 
@@ -50,7 +53,7 @@ def test_without_the_plugin_the_node_is_named(quantized: onnxq.Result) -> None:
 def test_diff_builds_with_it(quantized: onnxq.Result, plugin: Path, tmp_path: Path) -> None:
     if find_engine() != "tensorrt-rtx":
         pytest.skip("only TensorRT for RTX builds without a GPU")
-    engine = build_trt(quantized.model, SHAPES, tmp_path, capability=(8, 6), plugins=[str(plugin)])
+    engine = build_trt(quantized.model, SHAPES, tmp_path, capability=(8, 6), plugins=(str(plugin),))
     assert engine.stat().st_size > 1000
 
 
@@ -60,7 +63,7 @@ def test_a_file_that_is_no_plugin_is_an_error_in_words(tmp_path: Path, content: 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match="plugin") as caught:
-        onnxq.prove(kit.conv(), plugin=[path])
+        onnxq.prove(kit.conv(), overrides={"plugin": [path]})
     assert caught.value.code == "Q322"
     assert str(path) in caught.value.cause
 
@@ -75,5 +78,5 @@ def test_the_option_and_the_configuration(quantized: onnxq.Result, plugin: Path,
 
 def test_onnx_runtime_has_no_plugins(plugin: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        onnxq.prove(kit.conv(), engine="ort", plugin=plugin)
+        onnxq.prove(kit.conv(), overrides={"engine": "ort", "plugin": plugin})
     assert caught.value.code == "Q317"

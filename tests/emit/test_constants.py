@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.emit.constants import STORAGE_TYPES, numpy_type, quantize_constant
+from onnxq.emit.constants import numpy_type, quantize_constant
 from onnxq.errors import PlanError
+from onnxq.graph.weights import TENSOR_TYPES
 from onnxq.numerics import weight_qparams
 from onnxq.plan import SitePlan
 from onnxq.sites import Role, TensorId
@@ -24,7 +25,7 @@ def site(spec: QuantSpec = SPEC, role: Role = Role.WEIGHT, **fields: object) -> 
 
 @pytest.mark.parametrize("storage", list(STORAGE_BITS))
 def test_every_storage_has_a_type_in_onnx_and_in_numpy(storage: str) -> None:
-    assert TensorProto.DataType.Name(STORAGE_TYPES[storage]).lower() == storage
+    assert TensorProto.DataType.Name(TENSOR_TYPES[storage]).lower() == storage
     bits, signed = STORAGE_BITS[storage]
     kind = numpy_type(QuantSpec(bits=bits, signed=signed, storage=storage))
     assert kind == {"float8e4m3fn": np.float32, "int4": np.int8, "uint4": np.uint8}.get(storage, storage)

@@ -26,7 +26,7 @@ def initializers(model: onnx.ModelProto) -> dict[str, TensorProto]:
 
 
 def test_pairs_are_named_after_their_sites() -> None:
-    model = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
+    model = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
     names = {node.name: node for node in model.graph.node}
     q, dq = names["r/QuantizeLinear"], names["r/DequantizeLinear"]
     assert list(q.input) == ["r", "r/scale", "r/zero_point"]
@@ -42,7 +42,7 @@ def test_pairs_are_named_after_their_sites() -> None:
 
 
 def test_model_metadata_is_keyed_by_node() -> None:
-    model = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
+    model = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
     held = {entry.key: entry.value for entry in model.metadata_props}
     bits = json.loads(held["onnxq.bits"])
     nodes = {node.name for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")}
@@ -55,7 +55,7 @@ def test_model_metadata_is_keyed_by_node() -> None:
 def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
     """Not only noted: a value beyond the narrow range saturates at it; what that costs is said."""
     asked = config(activations={"bits": bits, "scheme": "asymmetric"})
-    result = onnxq.quantize(residual(), images(), asked, latency=False)
+    result = onnxq.quantize(residual(), images(), asked, overrides={"latency": False})
     site = next(s for s in result.plan.sites if str(s.site) == "x")
     assert site.qparams is not None
     model = onnx.ModelProto()
@@ -69,14 +69,16 @@ def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
 
 
 def test_narrow_activations_of_a_matmul_still_fuse() -> None:
-    result = onnxq.quantize(linear(), TOKENS, config(activations={"bits": 6, "scheme": "asymmetric"}), latency=False)
+    result = onnxq.quantize(
+        linear(), TOKENS, config(activations={"bits": 6, "scheme": "asymmetric"}), overrides={"latency": False}
+    )
     assert Counter(n.op_type for n in optimize_graph(result.model).graph.node)["MatMulIntegerToFloat"] == 2
 
 
 @pytest.mark.parametrize("bits", [2, 4, 6])
 def test_narrow_weights_use_only_their_levels(bits: int) -> None:
     result = onnxq.quantize(
-        residual(), images(), config(weights={"bits": bits, "granularity": "channel"}), latency=False
+        residual(), images(), config(weights={"bits": bits, "granularity": "channel"}), overrides={"latency": False}
     )
     stored = numpy_helper.to_array(initializers(result.model)["w1/quantized"])
     assert stored.dtype == np.int8
@@ -87,7 +89,7 @@ def test_narrow_weights_use_only_their_levels(bits: int) -> None:
 def test_packed_weights_are_half_as_large_and_compute_the_same() -> None:
     """int4 in the file, int8 in the kernel: the Cast between them is gone once ONNX Runtime has loaded the file."""
     wide, packed = (
-        onnxq.quantize(residual(), images(), config(weights=wish), latency=False)
+        onnxq.quantize(residual(), images(), config(weights=wish), overrides={"latency": False})
         for wish in ({"bits": 4, "granularity": "channel"}, {"bits": 4, "storage": "int4", "granularity": "channel"})
     )
     held = initializers(packed.model)
@@ -105,7 +107,7 @@ def test_packed_weights_are_half_as_large_and_compute_the_same() -> None:
 
 def test_sixteen_bit_activations_raise_the_opset_and_warn() -> None:
     asked = config(activations={"bits": 16, "scheme": "asymmetric"}, bias="float")
-    result = onnxq.quantize(residual(), images(), asked, latency=False)
+    result = onnxq.quantize(residual(), images(), asked, overrides={"latency": False})
     assert result.model.opset_import[0].version == 21
     assert min(result.report.checks[0].sqnr_db) > 38
     assert any("16-bit" in warning for warning in result.report.warnings)
@@ -116,7 +118,7 @@ def test_narrow_range_and_symmetric_activations() -> None:
         activations={"bits": 8, "scheme": "symmetric", "signed": True, "narrow_range": True},
         weights={"bits": 8, "granularity": "channel", "narrow_range": True},
     )
-    result = onnxq.quantize(residual(), images(), asked, latency=False)
+    result = onnxq.quantize(residual(), images(), asked, overrides={"latency": False})
     assert min(result.report.checks[0].sqnr_db) > 25
     assert numpy_helper.to_array(initializers(result.model)["w1/quantized"]).min() >= -127
     zero = numpy_helper.to_array(initializers(result.model)["x/zero_point"])
@@ -125,7 +127,9 @@ def test_narrow_range_and_symmetric_activations() -> None:
 
 
 def test_per_tensor_weights() -> None:
-    result = onnxq.quantize(residual(), images(), config(weights={"granularity": "tensor"}), latency=False)
+    result = onnxq.quantize(
+        residual(), images(), config(weights={"granularity": "tensor"}), overrides={"latency": False}
+    )
     assert list(initializers(result.model)["w1/scale"].dims) == []
     assert min(result.report.checks[0].sqnr_db) > 25
 
@@ -167,7 +171,7 @@ TOKENS = {"x": np.random.default_rng(2).standard_normal((8, 6, 128)).astype(np.f
 )  # fmt: skip
 def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int], least: float) -> None:
     result = onnxq.quantize(
-        linear(), TOKENS, Config.model_validate({"mode": "weight-only", "weights": wish}), latency=False
+        linear(), TOKENS, Config.model_validate({"mode": "weight-only", "weights": wish}), overrides={"latency": False}
     )
     held = initializers(result.model)
     assert held["w/quantized"].data_type == dtype
@@ -180,7 +184,7 @@ def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int]
 
 def test_an_unsupported_wish_is_refused_with_what_there_is() -> None:
     wish = {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "channel"}
-    result = onnxq.quantize(residual(), images(), config(weights=wish), latency=False)
+    result = onnxq.quantize(residual(), images(), config(weights=wish), overrides={"latency": False})
     assert not result.plan.sites
     reasons = {refusal.reason for refusal in result.plan.refusals}
     assert any("no Conv kernel for 4-bit asymmetric uint4 per channel weights" in reason for reason in reasons)
@@ -194,7 +198,7 @@ def test_bias_overflow_is_prevented_by_the_weight_scale() -> None:
     values[3] = 0
     values[4] = 1e-30
     weight.CopyFrom(numpy_helper.from_array(values, "w1"))
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     assert min(result.report.checks[0].sqnr_db) > 28
     assert result.report.checks[0].agreement_db > 35
 
@@ -217,7 +221,7 @@ def test_a_branch_quantizes_for_itself_what_it_captures(given_out: bool, taken: 
     proto.graph.initializer.extend(initializers(residual())[f"{name}{k}"] for name in "wb" for k in range(3))
     # Both branches must be calibrated; what is compared is one of them.
     feeds = [{"x": images(2, k)["x"], "c": np.asarray(bool(k % 2))} for k in range(4)]
-    result = onnxq.quantize(proto, feeds, EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, feeds, EVERYTHING, overrides={"latency": False})
     sites = {str(site.site) for site in result.plan.sites}
     assert {"r", "h/If.then_branch::q/Conv/in0"} <= sites
     x = {"x": images(2, 9)["x"], "c": np.asarray(taken)}

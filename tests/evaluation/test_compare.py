@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxq.errors import VerificationError
-from onnxq.evaluation.compare import ModelErrors, check_interface, compare_models
+from onnxq.evaluation.compare import ModelErrors, check_interface, compare_models, pair_outputs
 
 
 class _Gives:
@@ -77,3 +77,40 @@ def test_interfaces_must_be_the_same() -> None:
     for other in (model("z", 4), model("y", 5)):
         with pytest.raises(VerificationError):
             check_interface(model("y", 4), other)  # type: ignore[arg-type]
+
+
+def test_outputs_that_the_other_model_lacks_and_strings_have_no_pair() -> None:
+    reference = {"y": np.ones(2), "gone": np.ones(2), "words": np.array(["a"]), "flag": np.array([True])}
+    found = dict(pair_outputs({}, reference, {**reference, "gone": "text", "flag": np.array([False])}))
+    assert list(found) == ["y", "gone", "flag"]
+    assert [one.shape for one in found["gone"][0]] == [(1,), (0,)]
+    del reference["gone"]
+    assert list(pair_outputs({}, {"gone": np.ones(2)}, reference)) == []
+
+
+def test_places_in_nested_values_pair_up_by_key_and_position() -> None:
+    reference = [{"b": np.ones(1), "a": 2.0}, (3, np.float32(4))]
+    other = [{"a": 2.5, "b": np.zeros(1)}, [3, np.float32(5)]]
+    ((_, pairs),) = pair_outputs({}, {"y": reference}, {"y": other})
+    assert [(float(np.sum(one)), float(np.sum(two))) for one, two in pairs] == [(2.0, 2.5), (1.0, 0.0), (3, 3), (4, 5)]
+
+
+def test_only_positions_that_the_mask_keeps_are_compared() -> None:
+    mask = np.array([[1, 1, 0, 0]])
+    one, two = np.arange(8.0).reshape(1, 4, 2), np.zeros((1, 4, 2))
+    ((_, pairs),) = pair_outputs({"attention_mask": mask}, {"y": one}, {"y": two})
+    assert pairs[0][0].tolist() == [[[0.0, 1.0], [2.0, 3.0]]]
+    # Of other shapes nothing is left out: they differ as they are.
+    ((_, pairs),) = pair_outputs({"attention_mask": mask}, {"y": one}, {"y": two[:, :3]})
+    assert pairs[0][0].shape == (1, 4, 2)
+
+
+def test_noise_that_differs_from_sample_to_sample_makes_others_likely_worse() -> None:
+    even, uneven = ModelErrors(), ModelErrors()
+    for k in range(4):
+        even.update({}, {"y": np.ones(100)}, {"y": np.full(100, 1.1)})
+        uneven.update({}, {"y": np.ones(100)}, {"y": np.full(100, 1.2 if k == 0 else 1.0)})
+    assert even.worst_db() == pytest.approx(uneven.worst_db())
+    assert even.likely_db() == pytest.approx(20.0)
+    # Mean noise 0.01, standard deviation 0.02, so the standard error is as large as the mean.
+    assert uneven.likely_db() == pytest.approx(20.0 - 10 * np.log10(2.0))

@@ -10,15 +10,22 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import Rule, TensorConfig
+from onnxq.config.commands import ProfileConfig
+from onnxq.config.faults import list_words
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.profile import KINDS
+from onnxq.evaluation.sensitivity import group_by_node, list_groups, split_segments
+from onnxq.evaluation.toggled import Switch
 from onnxq.runtime import Session
+from onnxq.sites import Role
 from tests.engines.diff.models import chain, pairs
 from tests.engines.diff.models import samples as rows
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -36,12 +43,12 @@ ROUGH = EVERYTHING.model_copy(
 
 @pytest.fixture(scope="module")
 def result() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), ROUGH, latency=False)
+    return onnxq.quantize(residual(), images(), ROUGH, overrides={"latency": False})
 
 
 @pytest.fixture(scope="module")
 def profile(result: onnxq.Result) -> onnxq.Profile:
-    return onnxq.profile_model(residual(), result.model, images(), samples=4)
+    return onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 4})
 
 
 def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> None:
@@ -59,7 +66,7 @@ def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> Non
 
 def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, result: onnxq.Result) -> None:
     plain = Session(residual(), optimize=False)
-    taken = onnxq.profile_model(residual(), result.model, images(), samples=16, by=["site"])
+    taken = onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 16, "by": ["site"]})
     found = compare_models(
         {"": (plain, Session(result.model, optimize=False))}, [{"x": s[None]} for s in images()["x"]]
     )[""]
@@ -69,12 +76,12 @@ def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, resu
 
 
 def test_the_same_again(profile: onnxq.Profile, result: onnxq.Result) -> None:
-    again = onnxq.profile_model(residual(), result.model, images(), samples=4)
+    again = onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 4})
     assert again.groups == profile.groups
 
 
 def test_a_plan_and_the_model_it_made_give_the_same(profile: onnxq.Profile, result: onnxq.Result) -> None:
-    by_plan = onnxq.profile_model(residual(), plan=result.plan, data=images(), samples=4)
+    by_plan = onnxq.profile_model(residual(), plan=result.plan, data=images(), overrides={"samples": 4})
     assert by_plan.groups == profile.groups
 
 
@@ -83,8 +90,10 @@ def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
     first = next(t for t in proto.graph.initializer if t.name == "w1")
     scaled = numpy_helper.to_array(first) * np.geomspace(0.02, 50, 32).astype(np.float32)[:, None, None, None]
     first.CopyFrom(numpy_helper.from_array(scaled, "w1"))
-    made = onnxq.quantize(proto, images(24), EVERYTHING.model_copy(update={"effort": "balanced"}), latency=False)
-    found = onnxq.profile_model(proto, made.model, images(), samples=2, by=["node"])
+    made = onnxq.quantize(
+        proto, images(24), EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
+    )
+    found = onnxq.profile_model(proto, made.model, images(), overrides={"samples": 2, "by": ["node"]})
     assert found.outputs[0].float_db > 80
     assert found.warnings == ()
 
@@ -92,7 +101,7 @@ def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
 def test_segments_find_what_sites_hide() -> None:
     """Three rough sites in a row: leaving one out brings little back, leaving the segment out nearly all."""
     config = EVERYTHING.model_copy(update={"weights": TensorConfig(granularity="channel", bits=2, narrow_range=True)})
-    found = onnxq.profile_model(residual(), data=images(), config=config, samples=4)
+    found = onnxq.profile_model(residual(), data=images(), config=config, overrides={"samples": 4})
     segment, site = found.of("segment")[0], found.of("site")[0]
     assert segment.gain_db > site.gain_db + 2
     assert len(segment.sites) > len(site.sites)
@@ -100,10 +109,10 @@ def test_segments_find_what_sites_hide() -> None:
 
 def test_groupings() -> None:
     quantized = pairs(chain())
-    found = onnxq.profile_model(chain(), quantized, rows(), by=["node"])
+    found = onnxq.profile_model(chain(), quantized, rows(), overrides={"by": ["node"]})
     assert {one.kind for one in found.groups} == {"node"}
-    with pytest.raises(ConfigError, match="no such grouping"):
-        onnxq.profile_model(chain(), quantized, rows(), by=["nodes"])
+    with pytest.raises(ConfigError, match="'nodes' is not one of node, segment, site"):
+        onnxq.profile_model(chain(), quantized, rows(), overrides={"by": ["nodes"]})
 
 
 def test_what_cannot_be_switched_is_said() -> None:
@@ -156,6 +165,52 @@ def test_the_command_quantizes_by_itself_and_warns_of_made_up_inputs(work: Path)
 
 
 def test_every_grouping_is_offered() -> None:
-    from onnxq.cli.profile import _KINDS
+    assert tuple(list_words(ProfileConfig.model_fields["by"].annotation)) == KINDS
 
-    assert _KINDS == KINDS
+
+def switch(site: str, *readers: str, weight: bool = False) -> Switch:
+    return Switch(site, Role.WEIGHT if weight else Role.ACTIVATION, readers, ("Conv",), f"feed/{site}")
+
+
+def row(count: int) -> list[Switch]:
+    """A chain of nodes n0, n1 …: each reads an activation and a weight, the last one an activation alone."""
+    return [
+        one
+        for k in range(count)
+        for one in (switch(f"t{k}", f"n{k}"), *([switch(f"w{k}", f"n{k}", weight=True)] if k < count - 1 else []))
+    ]
+
+
+@given(st.integers(1, 40), st.sampled_from([2, 4, 8]))
+@settings(max_examples=25)
+def test_segments_cover_the_network_once_with_two_weights_at_least(count: int, parts: int) -> None:
+    nodes = group_by_node(row(count))
+    found = split_segments(nodes, parts)
+    weights = count - 1
+    assert bool(found) is (weights > parts)
+    if not found:
+        return
+    assert len(found) <= parts
+    members = [one for segment in found for one in segment.switches]
+    assert members == [one for held in nodes.values() for one in held]
+    sizes = [sum(one.role is Role.WEIGHT for one in segment.switches) for segment in found]
+    assert min(sizes[:-1]) == max(sizes[:-1]) >= 2
+    assert sizes[-1] <= sizes[0]
+    assert found[0].name == f"n0 … n{sizes[0] - 1}"
+
+
+def test_groups_that_hold_the_same_switches_are_measured_once() -> None:
+    shared = switch("t", "a", "b")
+    switches = [shared, switch("w", "a", weight=True), switch("s", "c")]
+    found = {(one.kind, one.name): {s.site for s in one.switches} for one in list_groups(switches)}
+    assert found == {
+        ("node", "a"): {"t", "w"}, ("node", "b"): {"t"}, ("node", "c"): {"s"}, ("site", "w"): {"w"},
+    }  # fmt: skip
+    assert {one.name for one in list_groups(switches, ["site"])} == {"t", "w", "s"}
+    assert list_groups((), KINDS) == ()
+
+
+def test_activations_alone_are_cut_into_segments_by_nodes() -> None:
+    nodes = group_by_node([switch(f"t{k}", f"n{k}") for k in range(6)])
+    assert [one.name for one in split_segments(nodes, 2)] == ["n0 … n2", "n3 … n5"]
+    assert split_segments(nodes, 6) == []

@@ -13,7 +13,8 @@ from onnxq.config import Config, load_config
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy
 from onnxq.evaluation.compare import ModelErrors, compare_models
 from onnxq.evaluation.slices import SliceSums
-from onnxq.report import describe_unmet, show_difference, show_report
+from onnxq.report import View, show_report
+from onnxq.report.diffs import describe_unmet, show_difference
 from tests.evaluation.heads import head, samples
 
 RNG = np.random.default_rng(0)
@@ -149,29 +150,29 @@ CONFIG: Config = load_config("trt-int8").model_copy(
 def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
     """As a whole the output is fine; its scores are not, and promotion goes on until they are."""
     model, data = head(noisy=9.0), samples()
-    plain = onnxq.quantize(model, data, CONFIG, latency=False)
+    plain = onnxq.quantize(model, data, CONFIG, overrides={"latency": False})
     (check,) = plain.report.checks
     assert check.parts[0] == "[:, 4:, :]"
     assert check.sqnr_db[0] == pytest.approx(25, abs=1.5)
     assert check.whole_db[0] > 36
     shown = io.StringIO()
-    show_report(plain.report, stream=shown, width=200)
+    show_report(plain.report, View(stream=shown, width=200))
     assert "output0[:, 4:, :] is the part of output0 that is farthest; as a whole it has 3" in shown.getvalue()
 
-    found = onnxq.diff(model, plain.model, data, engines=("ort",), min_sqnr=32)
+    found = onnxq.diff(model, plain.model, data, overrides={"engines": ("ort",), "min_sqnr": 32})
     (unmet, *_) = found.unmet
     assert (unmet.output, unmet.part) == ("output0", "[:, 4:, :]")
     assert "SQNR in dB of [:, 4:, :] is 2" in describe_unmet(found, unmet)
     shown = io.StringIO()
-    show_difference(found, stream=shown, width=200)
+    show_difference(found, View(stream=shown, width=200))
     assert "output0[:, 4:, :]" in shown.getvalue()
     shown = io.StringIO()
-    show_difference(found, as_json=True, stream=shown)
+    show_difference(found, View(as_json=True, stream=shown))
     error = json.loads(shown.getvalue())["outputs"][0]["accuracy"][0]
     assert error["part"] == "[:, 4:, :]"
     assert error["whole_db"] > error["sqnr_db"] + 10
 
-    better = onnxq.quantize(model, data, CONFIG, latency=False, min_sqnr=32)
+    better = onnxq.quantize(model, data, CONFIG, overrides={"latency": False, "min_sqnr": 32})
     promotion = better.report.promotion
     assert promotion is not None
     assert promotion.met
@@ -180,7 +181,7 @@ def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
 
 
 def test_a_wish_that_does_not_hold_names_the_part() -> None:
-    found = onnxq.quantize(head(noisy=9.0), samples(), CONFIG, latency=False, min_sqnr=500)
+    found = onnxq.quantize(head(noisy=9.0), samples(), CONFIG, overrides={"latency": False, "min_sqnr": 500})
     promotion = found.report.promotion
     assert promotion is not None
     assert not promotion.met

@@ -36,7 +36,7 @@ def close(a: dict[str, np.ndarray], b: dict[str, np.ndarray], least: float = 100
 
 @pytest.fixture(scope="module")
 def made() -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    result = onnxq.quantize(residual(), images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
     return load_state(residual()).model, result.model
 
 
@@ -75,7 +75,9 @@ def _witness() -> tuple:
     if not _CACHE:
         # Without int32 biases, which cannot be told apart from their weights.
         config = EVERYTHING.model_copy(update={"bias": "float"})
-        _CACHE.append((load_state(residual()), onnxq.quantize(residual(), images(), config, latency=False)))
+        _CACHE.append(
+            (load_state(residual()), onnxq.quantize(residual(), images(), config, overrides={"latency": False}))
+        )
     return _CACHE[0]
 
 
@@ -87,7 +89,7 @@ def test_corrected_biases_are_switched_with_their_node() -> None:
         skip=("cross_layer_equalization", "smoothquant"),
         weights=TensorConfig(granularity="channel", bits=4, narrow_range=True),
     )
-    result = onnxq.quantize(residual(), images(24), config, latency=False)
+    result = onnxq.quantize(residual(), images(24), config, overrides={"latency": False})
     assert result.plan.biases
     plain = load_state(residual()).model
     board = toggle_model(plain, result.model)
@@ -99,7 +101,7 @@ def test_corrected_biases_are_switched_with_their_node() -> None:
 
 def test_inside_branches() -> None:
     data = [{"x": s[None], "flag": np.array(k % 2 == 0)} for k, s in enumerate(images()["x"])]
-    result = onnxq.quantize(branches(), data, EVERYTHING, latency=False)
+    result = onnxq.quantize(branches(), data, EVERYTHING, overrides={"latency": False})
     plain = load_state(branches()).model
     board = toggle_model(plain, result.model)
     assert board.fixed == ()
@@ -118,7 +120,7 @@ def test_inside_branches() -> None:
 def test_other_kinds_of_pairs(preset: str) -> None:
     data = [{"x": part} for part in np.split(samples(48)["x"], 12)]
     config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules, "effort": "fast"})
-    result = onnxq.quantize(chain(), data, config, latency=False)
+    result = onnxq.quantize(chain(), data, config, overrides={"latency": False})
     plain = load_state(chain(), target=result.plan.target).model
     board = toggle_model(plain, result.model)
     feeds = {"x": samples(4, seed=3)["x"]}

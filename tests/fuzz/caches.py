@@ -20,10 +20,9 @@ from onnxq.engines.diff.results import load_results
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof, SiteState
 from onnxq.engines.prove.trt_kernels import read_layers_message
-from onnxq.interop import write_cache
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
-from onnxq.report import proof_json
+from onnxq.report.proofs import proof_json
 from onnxq.spec import PerChannel, QuantSpec
 from tests.fuzz.case import Wrong
 from tests.fuzz.graph_edits import edit_model
@@ -31,6 +30,7 @@ from tests.fuzz.judge import check_file, check_plan, open_session
 from tests.fuzz.mutate import mutate_bytes, mutate_text, mutate_tree
 from tests.fuzz.nets import copied, feeds, net
 from tests.interop.marked import Net
+from tests.interop.models import write_cache
 
 _LAYERS = """Layers:
 Name: node_0 + node_2, LayerType: CaskConvolution, Inputs: [ { Name: x, Dimensions: [1,3,8,8], Datatype: Int8 }], \
@@ -81,7 +81,7 @@ def _write_cache(rng: Random, folder: Path) -> None:
 def _run_cache(folder: Path, work: Path) -> Iterable[str]:
     path, out = folder / "model.onnx", work / "out.onnx"
     given = feeds(net("conv")) if (folder / "cache.txt").stat().st_size % 2 else None
-    found = onnxq.import_calibration(folder / "cache.txt", path, given, allow_missing=given is None)
+    found = onnxq.import_calibration(folder / "cache.txt", path, given, overrides={"allow_missing": given is None})
     check_plan(found.plan)
     lines = (folder / "cache.txt").read_text(encoding="utf-8-sig").splitlines()
     said = {line.rpartition(":")[0].strip(): line.rpartition(":")[2].strip() for line in lines if ":" in line}
@@ -90,7 +90,7 @@ def _run_cache(folder: Path, work: Path) -> Iterable[str]:
         taken = site.qparams is not None and site.qparams.origin == ORIGIN
         if taken and name in said and int(np.float32(site.qparams.scale).view(np.uint32)) != int(said[name], 16):
             raise Wrong(f"the scale of a tensor is not the cache's: {name}")
-    onnxq.apply(path, found.plan, given, latency=False, out=out)
+    onnxq.apply(path, found.plan, given, overrides={"latency": False}, out=out)
     check_file(out, optimize=False)
     return ["out.onnx"]
 
@@ -121,7 +121,7 @@ def _write_markers(rng: Random, folder: Path) -> None:
 def _run_markers(folder: Path, work: Path) -> Iterable[str]:
     found = onnxq.strip_markers(folder / "model.onnx")
     check_plan(found.plan)
-    onnxq.apply(found.model, found.plan, latency=False, out=work / "out.onnx")
+    onnxq.apply(found.model, found.plan, overrides={"latency": False}, out=work / "out.onnx")
     if _runs(found.model):  # without samples `apply` runs neither
         check_file(work / "out.onnx", source=found.model)
     return ["out.onnx"]
@@ -150,7 +150,7 @@ def _run_notes(folder: Path, work: Path) -> Iterable[str]:
     onnxq.annotate_bits(path, out=out)
     check_file(out)
     if path.stat().st_size % 4 == 0:
-        onnxq.diff(net("conv"), path, feeds(net("conv")), engines=["ort"])
+        onnxq.diff(net("conv"), path, feeds(net("conv")), overrides={"engines": ["ort"]})
     return ["out.onnx"]
 
 
@@ -177,7 +177,13 @@ def _run_proof(folder: Path, work: Path) -> Iterable[str]:
 @cache
 def _results() -> str:
     with tempfile.TemporaryDirectory() as folder:
-        onnxq.diff(net("conv"), net("pairs"), feeds(net("conv")), engines=["ort"], save=Path(folder) / "saved", keep=1)
+        onnxq.diff(
+            net("conv"),
+            net("pairs"),
+            feeds(net("conv")),
+            overrides={"engines": ["ort"], "keep": 1},
+            out=Path(folder) / "saved",
+        )
         return (Path(folder) / "saved" / "results.json").read_text(encoding="utf-8")
 
 
@@ -187,7 +193,9 @@ def _write_results(rng: Random, folder: Path) -> None:
 
 def _run_results(folder: Path, work: Path) -> Iterable[str]:
     load_results(folder / "results.json")
-    onnxq.diff(net("conv"), net("pairs"), feeds(net("conv")), engines=["ort"], load=[folder / "results.json"])
+    onnxq.diff(
+        net("conv"), net("pairs"), feeds(net("conv")), overrides={"engines": ["ort"], "load": [folder / "results.json"]}
+    )
     return []
 
 

@@ -110,9 +110,9 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
         return []
     samples = feeds(onnx.load(path))
     if verb == "plan":
-        onnxq.make_plan(path, samples, config, plan_out=work / "plan.json")
+        onnxq.make_plan(path, samples, config, out=work / "plan.json")
         return ["plan.json"]
-    result = onnxq.quantize(path, samples, config, latency=False, out=out)
+    result = onnxq.quantize(path, samples, config, overrides={"latency": False}, out=out)
     # Few bits are asked for and given: how far the answers may go is for the one who asks.
     judged = loaded.weights.bits == 8 and loaded.activations.bits == 8
     check_result(result, out, path, samples if judged else (), target=loaded.target)

@@ -239,6 +239,6 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
     """Quantize on the samples. The answers are judged on good ones, by onnxq's own check on these."""
     path, out = folder / "model.onnx", work / "out.onnx"
     given = folder / json.loads((folder / "case.json").read_text())["data"]
-    result = onnxq.quantize(path, given, folder / "config.yaml", latency=False, threads=1, out=out)
+    result = onnxq.quantize(path, given, folder / "config.yaml", overrides={"latency": False, "threads": 1}, out=out)
     check_result(result, out, path, ())
     return ["out.onnx"]

@@ -85,7 +85,7 @@ def check_result(
     except Exception:
         # Mended while it was read: external data taken in, nodes sorted and named, initializers that were inputs too.
         original = open_session(name_nodes(load_model(source).proto), optimize=False)
-    worst = math.inf
+    totals: dict[int, np.ndarray] = {}
     for feeds in samples:
         try:
             before = original.run(None, dict(feeds))
@@ -94,7 +94,9 @@ def check_result(
         if any(_has_nan(one) for one in before):  # a rounding decides which values are NaN and which are not
             return
         after = quantized.run(None, dict(feeds))
-        worst = min(worst, *(_sqnr(one, other) for one, other in zip(before, after, strict=True)), math.inf)
+        for at, (one, other) in enumerate(zip(before, after, strict=True)):
+            totals[at] = totals.get(at, 0) + _energies(one, other)
+    worst = min((_sqnr(signal, noise) for signal, noise in totals.values()), default=math.inf)
     if worst < FAR_DB and not warned:
         raise Wrong(f"the answers are far from the float model's: {worst:.1f} dB, and nothing says so")
 
@@ -122,10 +124,10 @@ def check_plan(plan: onnxq.Plan) -> None:
         raise Wrong("the plan changes when it is written and read")
 
 
-def _sqnr(before: object, after: object) -> float:
-    """dB over the finite values; inf for what has no numbers."""
+def _energies(before: object, after: object) -> np.ndarray:
+    """Signal and noise of one sample over the finite values; zeros for what has no numbers."""
     if not isinstance(before, np.ndarray) or before.dtype.kind not in "fiub" or before.size == 0:
-        return math.inf
+        return np.zeros(2)
     assert isinstance(after, np.ndarray)
     if before.shape != after.shape or before.dtype != after.dtype:
         raise Wrong(f"an output was {before.dtype}{before.shape} and is {after.dtype}{after.shape}")
@@ -134,9 +136,14 @@ def _sqnr(before: object, after: object) -> float:
     finite = np.abs(np.nan_to_num(ref, nan=np.inf)) < 1e36
     ref, got = ref[finite], got[finite]
     if not np.isfinite(got).all():
+        return np.array([0.0, math.inf])
+    return np.array([(ref**2).sum(), ((got - ref) ** 2).sum()])
+
+
+def _sqnr(signal: float, noise: float) -> float:
+    """dB; inf where there is nothing to lose beyond float32's precision of the greatest value."""
+    if math.isinf(noise):
         return -math.inf
-    # Beyond float32's precision of the greatest value there is nothing to lose.
-    noise, signal = float(((got - ref) ** 2).sum()), float((ref**2).sum())
-    if noise <= signal * 1e-12 or noise == 0.0 or signal == 0.0 or not math.isfinite(signal):
+    if noise <= signal * 1e-12 or signal == 0.0 or not math.isfinite(signal):
         return math.inf
     return 10 * math.log10(signal / noise)

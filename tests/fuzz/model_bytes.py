@@ -66,8 +66,8 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
         return ["out.onnx"]
     samples = feeds(onnx.load(path, load_external_data=False))
     if verb == "plan":
-        onnxq.make_plan(path, samples, plan_out=work / "plan.json")
+        onnxq.make_plan(path, samples, out=work / "plan.json")
         return ["plan.json"]
-    result = onnxq.quantize(path, samples, effort="fast", latency=False, threads=1, out=out)
+    result = onnxq.quantize(path, samples, overrides={"effort": "fast", "latency": False, "threads": 1}, out=out)
     check_result(result, out, path, samples)
     return ["out.onnx"]

@@ -56,10 +56,12 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
         config = onnxq.load_config(work / "forced.yaml")
         (work / "forced.yaml").unlink()
     if case["verb"] == "plan":
-        onnxq.make_plan(source, samples, config, plan_out=work / "plan.json")
+        onnxq.make_plan(source, samples, config, out=work / "plan.json")
         return ["plan.json"]
     before = proto.SerializeToString()
-    result = onnxq.quantize(source, samples, config, effort=case["effort"], latency=False, threads=1, out=out)
+    result = onnxq.quantize(
+        source, samples, config, overrides={"effort": case["effort"], "latency": False, "threads": 1}, out=out
+    )
     check_result(result, out, path, samples, target=config.target)
     assert proto.SerializeToString() == before, "the caller's ModelProto was changed"
     return ["out.onnx"]

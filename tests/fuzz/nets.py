@@ -143,7 +143,9 @@ def _constants() -> onnx.ModelProto:
 
 
 def _paired() -> onnx.ModelProto:
-    return onnxq.quantize(net("conv"), feeds(net("conv")), effort="fast", latency=False, threads=1).model
+    return onnxq.quantize(
+        net("conv"), feeds(net("conv")), overrides={"effort": "fast", "latency": False, "threads": 1}
+    ).model
 
 
 _MADE: dict[str, Callable[[], onnx.ModelProto]] = {"functions": _functions, "constants": _constants, "pairs": _paired}

@@ -26,7 +26,7 @@ def _plan(name: str, numbers: bool) -> str:
     if not numbers:
         return to_json(onnxq.make_plan(proto, feeds(proto), onnxq.Config(effort="fast")))
     effort = "balanced" if name == "conv" else "fast"
-    return onnxq.quantize(proto, feeds(proto), effort=effort, latency=False, threads=1).plan_json()
+    return onnxq.quantize(proto, feeds(proto), overrides={"effort": effort, "latency": False, "threads": 1}).plan_json()
 
 
 def make_case(rng: Random, folder: Path) -> str:
@@ -77,11 +77,8 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
         path,
         plan,
         data,
-        new_weights=case["new_weights"],
-        latency=False,
-        threads=1,
+        overrides={"new_weights": case["new_weights"], "latency": False, "threads": 1, "plan_out": work / "plan.json"},
         out=out,
-        plan_out=work / "plan.json",
     )
     # Without samples nobody has looked at the answers; a plan may ask for any scale.
     check_result(result, out, path, samples if case["data"] else (), target=result.plan.target)

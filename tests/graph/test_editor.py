@@ -79,14 +79,13 @@ def test_edits_keep_what_graphsurgeon_drops() -> None:
     editor.insert_node("", "Neg", ["a"], ["a2"], name="new", after="a", metadata={"why": "test"})
     editor.rewire(TensorId("a"), "a2")
     editor.rename_tensor(TensorId("f"), "f2")
-    editor.node_metadata("a", {"more": "1"})
     editor.model_metadata({"onnxq.plan": "{}"})
     result = editor.export()
     checker.check_model(result)
     by_name = {node.name: node for node in result.graph.node}
     assert [node.name for node in result.graph.node] == ["a", "new", "f", "q", "d", "if"]
     assert by_name["a"].doc_string == "a node"
-    assert {p.key: p.value for p in by_name["a"].metadata_props} == {"k": "v", "more": "1"}
+    assert {p.key: p.value for p in by_name["a"].metadata_props} == {"k": "v"}
     assert {p.key: p.value for p in by_name["new"].metadata_props} == {"why": "test"}
     assert {p.key: p.value for p in result.metadata_props} == {"k": "v", "onnxq.plan": "{}"}
     assert result.graph.quantization_annotation[0].tensor_name == "f2"

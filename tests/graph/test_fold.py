@@ -344,4 +344,4 @@ def test_a_transpose_of_another_rank_is_left_to_the_engine() -> None:
 def test_a_cast_to_an_attribute_of_no_function_is_left_to_the_engine() -> None:
     proto = model("g (float[N,3] x) => (float[N,4] y) { [t] t = Cast<to: int = @kind>(w) [m] y = MatMul(x, t) }", w=W)
     with pytest.raises(ModelError, match="'t'"):
-        onnxq.quantize(proto, {"x": np.ones((2, 3), F)}, effort="fast", latency=False)
+        onnxq.quantize(proto, {"x": np.ones((2, 3), F)}, overrides={"effort": "fast", "latency": False})

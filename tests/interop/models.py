@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from onnxq.interop import write_cache
+from onnxq.interop.trt_cache import HEADER
+from onnxq.plan import Plan
 from onnxq.runtime import Session
+from onnxq.sites import Role
 
 BODY = """g (float[N,16,8,8] input) => (float[M,10] logits) <int64[2] rows = {-1, 16}> {
     c1 = Conv <pads=[1,1,1,1]>(input, w0, b0)
@@ -21,6 +25,18 @@ BODY = """g (float[N,16,8,8] input) => (float[M,10] logits) <int64[2] rows = {-1
     logits = Gemm <transB=1>(f, w2, b2)
 }"""
 OWN = "(Unnamed Layer* 12) [Constant]_output"
+
+
+def write_cache(scales: Mapping[str, float | np.float32]) -> str:
+    """The text of TensorRT's cache with these scales by tensor name, float32 bit for bit."""
+    lines = [f"{name}: {int(np.float32(scale).view(np.uint32)):08x}" for name, scale in scales.items()]
+    return "\n".join([HEADER, *lines]) + "\n"
+
+
+def collect_scales(plan: Plan) -> dict[str, np.float32]:
+    """The scales of a plan's activations, by tensor name."""
+    sites = [site for site in plan.sites if site.role not in (Role.WEIGHT, Role.BIAS) and site.qparams is not None]
+    return {site.quantized_tensor.name: np.float32(site.qparams.scale) for site in sites}
 
 
 def network(seed: int = 0) -> onnx.ModelProto:

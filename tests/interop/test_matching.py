@@ -17,13 +17,13 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
-from onnxq.interop import ORIGIN, Imported, UnmatchedKind, collect_scales, read_cache, write_cache
+from onnxq.interop import ORIGIN, Imported, UnmatchedKind, read_cache
 from onnxq.interop.trt_cache import parse_cache
-from onnxq.pipeline.import_cache import import_calibration
+from onnxq.pipeline import import_calibration
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from tests.interop.models import OWN, cache, network, ranges, samples
+from tests.interop.models import OWN, cache, collect_scales, network, ranges, samples, write_cache
 
 FOLDED = "c1"  # its BatchNormalization is folded into the convolution, which then writes n1
 
@@ -70,7 +70,9 @@ def test_the_model_has_the_very_scales_of_the_cache(folder: Path) -> None:
 
 def test_weights_are_those_of_quantize(folder: Path) -> None:
     mine = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx").plan
-    theirs = onnxq.quantize(folder / "m.onnx", samples(), target="trt", effort="fast", latency=False).plan
+    theirs = onnxq.quantize(
+        folder / "m.onnx", samples(), overrides={"target": "trt", "effort": "fast", "latency": False}
+    ).plan
     weights = [site for site in theirs.sites if site.role is Role.WEIGHT]
     assert weights
     for site in weights:
@@ -92,7 +94,7 @@ def test_every_name_is_accounted_for(folder: Path) -> None:
 
 def test_the_answers_are_those_of_int8(folder: Path) -> None:
     found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
-    result = onnxq.apply(folder / "m.onnx", found.plan, samples(), latency=False)
+    result = onnxq.apply(folder / "m.onnx", found.plan, samples(), overrides={"latency": False})
     assert min(result.report.checks[0].sqnr_db) > 25
 
 
@@ -145,7 +147,7 @@ def test_samples_fill_what_is_missing(folder: Path, tmp_path: Path) -> None:
 
 def test_what_lacks_a_scale_may_stay_float(folder: Path, tmp_path: Path) -> None:
     scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
-    found = imported(folder, tmp_path, scales, allow_missing=True)
+    found = imported(folder, tmp_path, scales, overrides={"allow_missing": True})
     assert [one.tensor for one in found.missing] == ["r1"]
     assert "node_c2" in found.missing[0].done
     assert found.plan.calibrated
@@ -177,7 +179,9 @@ def test_a_group_takes_the_largest_scale(tmp_path: Path) -> None:
     scales = ranges(proto)
     scales["s"] = np.float32(1.5 * scales["c2"])
     (tmp_path / "m.cache").write_text(cache(scales))
-    found = onnxq.import_calibration(tmp_path / "m.cache", tmp_path / "m.onnx", target="ort", config=_forced())
+    found = onnxq.import_calibration(
+        tmp_path / "m.cache", tmp_path / "m.onnx", overrides={"target": "ort"}, config=_forced()
+    )
     assert "c2, s share one scale and differ in the cache: the largest, of s, is used" in found.notes
     assert {one.site: one.name for one in found.matched}["c2"] == "s"
     groups: dict[str, set[bytes]] = {}
@@ -201,12 +205,12 @@ def test_ort_gets_symmetric_pairs(folder: Path) -> None:
     assert activations
     assert {site.spec.storage for site in activations} == {"int8"}
     assert not any(site.qparams.zero_point.any() for site in activations if site.qparams is not None)
-    result = onnxq.apply(folder / "m.onnx", found.plan, samples(), latency=False)
+    result = onnxq.apply(folder / "m.onnx", found.plan, samples(), overrides={"latency": False})
     assert min(result.report.checks[0].sqnr_db) > 25
 
 
 def test_the_default_for_ort_is_symmetric(folder: Path) -> None:
-    plan = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", target="ort").plan
+    plan = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", overrides={"target": "ort"}).plan
     assert plan.target == "ort"
     assert all(site.spec.symmetric for site in plan.sites)
 
@@ -299,7 +303,7 @@ def test_inputs_are_never_overwritten(folder: Path, tmp_path: Path) -> None:
         assert "never overwritten" in done.stderr
         assert (folder / path).read_bytes() == before
     with pytest.raises(OutputError):
-        onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", plan_out=folder / "m.cache", force=True)
+        onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", out=folder / "m.cache", force=True)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import CalibrationError
-from onnxq.interop import collect_scales, read_cache, write_cache
+from onnxq.interop import read_cache
 from onnxq.interop.trt_cache import HEADER, parse_cache
-from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import QParams, QuantSpec
+from tests.interop.models import write_cache
 
 BITS = st.integers(0x2C000000, 0x53000000)  # 2e-12 to 5e11
 NAMES = st.text(
@@ -143,31 +141,8 @@ def test_no_bytes_end_in_anything_but_our_error(data: bytes) -> None:
             continue
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_no_useless_scale_is_written(scale: float) -> None:
-    with pytest.raises(CalibrationError, match="finite number above 0"):
-        write_cache({"x": scale})
-
-
-@pytest.mark.parametrize("name", ["", " x", "x\n", "a\nb"])
-def test_no_name_is_written_that_could_not_be_read(name: str) -> None:
-    with pytest.raises(CalibrationError, match="cannot stand"):
-        write_cache({name: 0.5})
-
-
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="No such file"):
         read_cache(tmp_path / "none.cache")
     with pytest.raises(CalibrationError, match="directory"):
         read_cache(tmp_path)
-
-
-@pytest.mark.parametrize("scope", ["", "If_0.then_branch"])
-def test_names_with_colons_stay_whole(scope: str) -> None:
-    """Inputs of one reader are written under the name of their tensor, as the exporter gave it."""
-    site = SitePlan(
-        site=Edge("attention", 1, scope), role=Role.ACTIVATION, spec=QuantSpec(),
-        qparams=QParams(np.float32(0.5), np.int32(0)), tensor=TensorId("onnx::MatMul_12", scope),
-    )  # fmt: skip
-    plan = Plan(target="trt", model="m", topology="t", weights="w", sites=(site,))
-    assert collect_scales(plan) == {"onnx::MatMul_12": np.float32(0.5)}

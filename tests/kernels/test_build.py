@@ -51,6 +51,12 @@ def forget() -> object:
     host._find_library.cache_clear()
 
 
+def write_script(path: Path, line: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
 @needs_gxx
 def test_the_host_library_is_built_once_and_speaks_this_interface(own_cache: Path) -> None:
     library = load_host()
@@ -92,9 +98,7 @@ def test_without_a_compiler_there_is_a_reason() -> None:
 
 @pytest.mark.usefixtures("fresh_cache")
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = tmp_path / "cxx"
-    bad.write_text("#!/bin/sh\ncase $1 in --version) echo cxx 1;; *) echo it broke >&2; exit 3;; esac\n")
-    bad.chmod(bad.stat().st_mode | stat.S_IXUSR)
+    bad = write_script(tmp_path / "cxx", "case $1 in --version) echo cxx 1;; *) echo it broke >&2; exit 3;; esac")
     monkeypatch.setenv("CXX", str(bad))
     assert host_library() is None
     assert "it broke" in host_reason()
@@ -122,7 +126,9 @@ def test_the_key_tells_machines_and_compilers_apart(monkeypatch: pytest.MonkeyPa
 
 
 @needs_gxx
-def test_an_installed_wheel_finds_its_sources_and_what_was_built_with_them(tmp_path: Path) -> None:
+def test_an_installed_wheel_finds_its_sources_and_what_was_built_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As pip lays it out: onnxq beside onnxq_cuda, in which the wheel's builder has put a library."""
     ignore = shutil.ignore_patterns("__pycache__", "prebuilt")
     shutil.copytree(ROOT / "onnxq", tmp_path / "onnxq", ignore=ignore)
@@ -142,6 +148,8 @@ def test_an_installed_wheel_finds_its_sources_and_what_was_built_with_them(tmp_p
         ).stdout.split()
 
     assert said() == [str(tmp_path / "onnxq_cuda"), "None"]
+    hasty = write_script(tmp_path / "cxx", f'exec {GXX} "$@" -O0')
+    monkeypatch.setenv("CXX", str(hasty))
     if host._read_features() >= host._V3:
         place = tmp_path / "onnxq_cuda" / "prebuilt"
         place.mkdir()
@@ -159,7 +167,7 @@ def _nvrtc() -> Nvrtc:
     return found
 
 
-@pytest.mark.parametrize("arch", [75, 90, 120])
+@pytest.mark.parametrize("arch", [75, 90])
 def test_nvrtc_compiles_without_a_driver(arch: int, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_find_prebuilt", lambda number: None)
     compiler = _nvrtc()
@@ -184,18 +192,20 @@ def test_a_gpu_newer_than_nvrtc_gets_ptx(own_cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nvcc_compiles_for_every_generation(own_cache: Path) -> None:
+def test_nvcc_compiles_for_the_oldest_and_the_newest_gpus(own_cache: Path) -> None:
     try:
         _, version, known = device.find_nvcc()
     except MissingDependencyError as error:
         pytest.skip(error.cause)
-    entry = device.build_fatbin(tuple(one for one in ARCHS if one in known))
+    # The sources tell apart GPUs with and without bfloat16: before generation 80, and from there on.
+    generations = [one for one in ARCHS if one in known]
+    entry = device.build_fatbin((generations[0], generations[-1]))
     data = entry.path.read_bytes()
     assert data[:4] == b"\x50\xed\x55\xba"
     assert version == entry.key["compiler"]
     # A later minor number of the same generation runs it, another generation does not.
-    assert device_image("sm_87").data == data
-    assert device._find_prebuilt(75) is not None
+    assert device_image(f"sm_{generations[-1] + 1}").data == data
+    assert device._find_prebuilt(generations[0]) is not None
     assert device._find_prebuilt(70) is None
     with pytest.raises(ConfigError, match="knows"):
         device.build_fatbin((3,))

@@ -81,9 +81,12 @@ def addresses() -> Sanitizer:
     return Sanitizer("AddressSanitizer", "libasan.so", {"ASAN_OPTIONS": "exitcode=67:detect_leaks=0"})
 
 
-THREADS = ("-fsanitize=thread", "-DEMU_THREADS")
+# Compiling takes most of these tests' time, and a quarter of it without optimization.
+PLAIN = ("-O0", "-g1")
+THREADS = ("-fsanitize=thread", "-DEMU_THREADS", *PLAIN)
+UNDEFINED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *PLAIN)
 # Threads here too: fibers jump between stacks, which AddressSanitizer takes for a fault.
-ADDRESSES = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DEMU_THREADS")
+ADDRESSES = (*UNDEFINED, "-DEMU_THREADS")
 
 
 def test_threads_meet_only_at_barriers(threads: Sanitizer, emulation: Emulation) -> None:
@@ -117,7 +120,7 @@ def test_no_access_leaves_its_array(addresses: Sanitizer, emulation: Emulation) 
 )
 def test_the_cpu_twin_stays_in_its_arrays(addresses: Sanitizer, tmp_path: Path, flags: tuple[str, ...]) -> None:
     library = tmp_path / "twin.so"
-    options = ("-std=c++17", "-O1", "-g", "-shared", "-fPIC", *ADDRESSES[:2], *flags)
+    options = ("-std=c++17", "-shared", "-fPIC", *UNDEFINED, *flags)
     source = sources.find_folder() / sources.HOST[0]
     subprocess.run([str(GXX), *options, "-o", str(library), str(source)], check=True)
     done = addresses.run(library, TWIN)
@@ -141,7 +144,7 @@ def test_a_barrier_not_all_threads_reach_is_an_error(emulation: Emulation) -> No
         text = text.replace(early, "if (lane != 0) return;")
         return text.replace(tree, f"if (index >= call.segments) return;\n{tree}")
 
-    for options in ((), ("-DEMU_THREADS", "-pthread")):
+    for options in (PLAIN, ("-DEMU_THREADS", "-pthread", *PLAIN)):
         command = [sys.executable, "-c", CHILD, str(emulation(*options, edit=parted, kinds=KINDS))]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert "a barrier was not reached by all threads" in done.stderr

@@ -24,8 +24,9 @@ from onnxq.numerics import (
     round_within_sum,
     weight_qparams,
 )
-from onnxq.numerics.saturation import MOST, multiply_saturating
+from onnxq.numerics.saturation import MOST
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
+from tests.numerics.reference import multiply_saturating
 
 Array = np.ndarray[Any, Any]
 INT8 = QuantSpec(bits=8, granularity=PerChannel(0))

@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my.yaml").write_text("extends: ort-int8\nactivations: {observer: percentile}\n")
     scales = "".join(f"{name}: 3d010a14\n" for name in "xcry")
     (tmp_path / "trt.cache").write_text(f"TRT-8601-EntropyCalibration2\n{scales}")
-    weights = onnxq.quantize("model.onnx", config="ort-int8-weights", latency=False)
+    weights = onnxq.quantize("model.onnx", config="ort-int8-weights", overrides={"latency": False})
     weights.save("other.qdq.onnx")
     return tmp_path
 

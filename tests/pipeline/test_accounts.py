@@ -10,7 +10,7 @@ import onnxq
 from onnxq.config import Config
 from onnxq.passes.equalization import trial
 from onnxq.passes.registry import PASSES
-from onnxq.report import show_report
+from onnxq.report import View, show_report
 from tests.pipeline.models import EVERYTHING, images, residual
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
@@ -18,12 +18,12 @@ BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 
 def shown(result: onnxq.Result) -> str:
     stream = io.StringIO()
-    show_report(result.report, stream=stream)
+    show_report(result.report, View(stream=stream))
     return stream.getvalue()
 
 
 def test_every_pass_has_a_line_and_none_has_two() -> None:
-    result = onnxq.quantize(residual(), images(24), BALANCED, latency=False)
+    result = onnxq.quantize(residual(), images(24), BALANCED, overrides={"latency": False})
     names = [line.partition(":")[0] for line in result.report.accounts]
     assert names == [entry.name for entry in PASSES if entry.name in names]
     wanted = {"cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "sensitive_ops", "rounding"}
@@ -36,7 +36,7 @@ def test_every_pass_has_a_line_and_none_has_two() -> None:
 def test_a_rollback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([30.0, 20.0, 30.0, 30.0, 30.0])
     monkeypatch.setattr(trial, "_score", lambda *_: next(scores))
-    text = shown(onnxq.quantize(residual(), images(24), BALANCED, latency=False))
+    text = shown(onnxq.quantize(residual(), images(24), BALANCED, overrides={"latency": False}))
     assert "cross_layer_equalization: rolled back: 30.0 to 20.0 dB in a trial" in text
 
 
@@ -47,4 +47,4 @@ def test_a_dry_run_says_what_it_leaves_out(config: Config, told: bool) -> None:
 
 
 def test_no_account_where_nothing_was_asked_for() -> None:
-    assert onnxq.quantize(residual(), images(8), EVERYTHING, latency=False).report.accounts == ()
+    assert onnxq.quantize(residual(), images(8), EVERYTHING, overrides={"latency": False}).report.accounts == ()

@@ -40,7 +40,7 @@ def samples(proto: onnx.ModelProto, count: int = 8) -> list[dict[str, np.ndarray
 
 
 def quantized(proto: onnx.ModelProto, config: Config = EVERYTHING) -> onnxq.Result:
-    return onnxq.quantize(proto, samples(proto), config, latency=False)
+    return onnxq.quantize(proto, samples(proto), config, overrides={"latency": False})
 
 
 def named(name: str) -> onnx.ModelProto:
@@ -83,7 +83,7 @@ def test_a_file_of_onnxruntime_is_refused_too(form: str, tmp_path: Path) -> None
     proto = by_onnxruntime(tmp_path, form, per_channel=form == "QDQ")
     counted = "16 pairs" if form == "QDQ" else "1 pair and 6 operators"
     with pytest.raises(onnxq.OnnxqError, match=f"already quantized: {counted} kept"):
-        onnxq.quantize(proto, images(), latency=False)
+        onnxq.quantize(proto, images(), overrides={"latency": False})
 
 
 # --- partly quantized
@@ -110,7 +110,7 @@ def test_what_is_float_joins_the_pairs_that_are_there(name: str, left: str) -> N
 
 def test_the_passes_of_default_effort_leave_kept_pairs_alone() -> None:
     part = quantized(residual(), leaving("c/Conv", "y/Gemm")).model
-    done = onnxq.quantize(part, images(), BALANCED, latency=False)
+    done = onnxq.quantize(part, images(), BALANCED, overrides={"latency": False})
     assert_kept(part, done.model)
     assert kernels(done.model) == kernels(quantized(residual()).model)
     assert {edge.node for site in done.plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()} == {
@@ -120,10 +120,10 @@ def test_the_passes_of_default_effort_leave_kept_pairs_alone() -> None:
 
 def test_pairs_for_tensorrt_are_joined() -> None:
     config = load_config("trt-int8", {"activations.observer": "minmax", "effort": "fast"})
-    whole = onnxq.quantize(residual(), images(), config, latency=False)
+    whole = onnxq.quantize(residual(), images(), config, overrides={"latency": False})
     for left in ("a/Conv", "c/Conv", "d/Conv"):
-        part = onnxq.quantize(residual(), images(), leaving(left, config=config), latency=False)
-        done = onnxq.quantize(part.model, images(), config, latency=False)
+        part = onnxq.quantize(residual(), images(), leaving(left, config=config), overrides={"latency": False})
+        done = onnxq.quantize(part.model, images(), config, overrides={"latency": False})
         assert_kept(part.model, done.model)
         assert set(pair_bytes(done.model)) == set(pair_bytes(whole.model))
 
@@ -131,7 +131,7 @@ def test_pairs_for_tensorrt_are_joined() -> None:
 @pytest.mark.parametrize(("form", "per_channel"), [("QDQ", False), ("QDQ", True), ("QOperator", True)])
 def test_what_onnxruntime_left_float_is_quantized(form: str, per_channel: bool, tmp_path: Path) -> None:
     part = by_onnxruntime(tmp_path, form, per_channel=per_channel, leave=("a/Conv", "c/Conv", "y/Gemm"))
-    done = onnxq.quantize(part, images(), EVERYTHING, latency=False)
+    done = onnxq.quantize(part, images(), EVERYTHING, overrides={"latency": False})
     found = kernels(done.model)
     assert (found["QLinearConv"], found["QGemm"]) == (3, 1)
     assert not {"Conv", "Gemm", "Clip"} & set(found)
@@ -143,7 +143,7 @@ def test_kernels_that_onnxruntime_makes_between_pairs_by_itself_stay(tmp_path: P
     """Nothing is put between kept pairs where the plan leaves a node float."""
     part = by_onnxruntime(tmp_path, "QDQ", leave=("c/Conv", "a/Conv"))
     config = leaving("c/Conv", config=EVERYTHING)
-    done = onnxq.quantize(part, images(), config, latency=False)
+    done = onnxq.quantize(part, images(), config, overrides={"latency": False})
     assert kernels(done.model)["QLinearConv"] == kernels(part)["QLinearConv"] + 1
     assert kernels(done.model)["Clip"] == 0
 
@@ -164,7 +164,7 @@ def test_float_weights_behind_pairs_are_kept_so() -> None:
     """The style of ModelOpt: the weight is a float initializer that goes through QuantizeLinear in the graph."""
     proto = model(MODELOPT, weights={"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)})
     config = load_config("trt-int8", {"activations.observer": "minmax"})
-    done = onnxq.quantize(proto, samples(proto), config, latency=False)
+    done = onnxq.quantize(proto, samples(proto), config, overrides={"latency": False})
     assert_kept(proto, done.model)
     assert [str(site.site) for site in done.plan.sites] == ["r", "v"]
     assert done.report.already == "already quantized: 2 pairs kept"
@@ -178,7 +178,7 @@ def test_weight_only_nodes_stay_weight_only() -> None:
     }"""
     proto = model(text, weights={"w": (256, 256), "v": (256, 256)})
     config = load_config("ort-int4-weights")
-    part = onnxq.quantize(proto, samples(proto), leaving("matmul1", config=config), latency=False).model
+    part = onnxq.quantize(proto, samples(proto), leaving("matmul1", config=config), overrides={"latency": False}).model
     done = quantized(part)
     assert_kept(part, done.model)
     assert [str(site.site) for site in done.plan.sites] == ["i", "w"]
@@ -186,7 +186,7 @@ def test_weight_only_nodes_stay_weight_only() -> None:
     assert kernels(done.model)["MatMulIntegerToFloat"] == 1
     reasons = {one.subject: one.reason for one in done.plan.left_float}
     assert "its weight is already quantized" in reasons["matmul3"]
-    packed = onnxq.quantize(part, samples(proto), config, latency=False)
+    packed = onnxq.quantize(part, samples(proto), config, overrides={"latency": False})
     assert_kept(part, packed.model)
     assert [str(site.site) for site in packed.plan.sites] == ["w"]
 
@@ -251,7 +251,7 @@ def test_a_plan_does_not_fit_other_kept_numbers() -> None:
     scale.CopyFrom(numpy_helper.from_array(np.float32(2) * numpy_helper.to_array(scale), "r/scale"))
     with pytest.raises(onnxq.OnnxqError, match="computed from other weights than this model's"):
         onnxq.apply(other, plan)
-    own = onnxq.apply(other, plan, new_weights=True)
+    own = onnxq.apply(other, plan, overrides={"new_weights": True})
     assert_kept(other, own.model)
     bias = next(site for site in own.plan.sites if site.role is Role.BIAS)
     was = next(site for site in plan.sites if site.role is Role.BIAS)
@@ -283,11 +283,11 @@ def test_new_pairs_have_the_type_of_the_old_ones(tmp_path: Path) -> None:
 def test_pairs_that_the_target_does_not_read_are_named(tmp_path: Path) -> None:
     part = by_onnxruntime(tmp_path, "QDQ", leave=("a/Conv",))
     config = load_config("trt-int8", {"activations.observer": "minmax", "effort": "fast"})
-    done = onnxq.quantize(part, images(), config, latency=False)
+    done = onnxq.quantize(part, images(), config, overrides={"latency": False})
     assert_kept(part, done.model)
     assert any("kept, though trt does not read them" in warning for warning in done.report.warnings)
-    fitting = onnxq.quantize(residual(), images(), leaving("a/Conv", config=config), latency=False)
-    again = onnxq.quantize(fitting.model, images(), config, latency=False)
+    fitting = onnxq.quantize(residual(), images(), leaving("a/Conv", config=config), overrides={"latency": False})
+    again = onnxq.quantize(fitting.model, images(), config, overrides={"latency": False})
     assert not any("does not read them" in warning for warning in again.report.warnings)
 
 
@@ -339,7 +339,7 @@ def test_pairs_inside_branches_are_kept() -> None:
     proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     value = np.random.default_rng(1).standard_normal((8, 1, 32, 8, 8)).astype(np.float32)
     feeds = [{"c": np.asarray(k % 2 == 0), "x": one} for k, one in enumerate(value)]
-    first = onnxq.quantize(name_nodes(proto), feeds, EVERYTHING, latency=False)
+    first = onnxq.quantize(name_nodes(proto), feeds, EVERYTHING, overrides={"latency": False})
     assert len(first.plan.sites) > 2
     with pytest.raises(onnxq.OnnxqError, match="already quantized: "):
-        onnxq.quantize(first.model, feeds, EVERYTHING, latency=False)
+        onnxq.quantize(first.model, feeds, EVERYTHING, overrides={"latency": False})

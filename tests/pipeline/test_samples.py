@@ -11,7 +11,6 @@ from onnx import parser
 
 from onnxq.config import load_config
 from onnxq.pipeline.prepared import load_state
-from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, make_config
 from onnxq.pipeline.samples import read_data
 
 
@@ -61,8 +60,7 @@ def test_nothing_is_kept_for_choices_where_nothing_is_chosen() -> None:
 
 
 def test_what_samples_leaves_over_is_used_first() -> None:
-    config = make_config("ort-int8", None, DEFAULT_OPTIONS).model_copy(update={"effort": "balanced"})
-    config = config.model_copy(update={"data": config.data.model_copy(update={"samples": 16})})
+    config = load_config("ort-int8", {"data.samples": 16})
     data = np.repeat(np.arange(64, dtype=np.float32)[:, None, None], 4, axis=2)
     inputs = read_data(PREPARED, {"x": data}, config)
     assert len(inputs.calibration) == len(inputs.ranges) == 16

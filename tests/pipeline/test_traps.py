@@ -75,7 +75,7 @@ def test_names_that_are_taken_are_not_reused() -> None:
     next(t for t in proto.graph.initializer if t.name == "s").name = "r/scale"
     proto.graph.node[0].name = "r/QuantizeLinear"
     config = Config(skip=("scalars",), rules=EVERYTHING.rules)
-    result = onnxq.quantize(proto, images(), config, latency=False)
+    result = onnxq.quantize(proto, images(), config, overrides={"latency": False})
     good(result)
     names = Counter(node.name for node in result.model.graph.node)
     assert max(names.values()) == 1
@@ -94,7 +94,7 @@ def test_tied_embedding_keeps_its_table_and_quantizes_the_head() -> None:
         {"table": table, "b": normal(500)},
     )
     ids = np.random.default_rng(0).integers(0, 500, (8, 16))
-    result = onnxq.quantize(proto, {"ids": ids.reshape(-1)}, EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, {"ids": ids.reshape(-1)}, EVERYTHING, overrides={"latency": False})
     good(result)
     assert kernels(result)["QGemm"] == 1
     held = {t.name: t.data_type for t in result.model.graph.initializer}
@@ -112,7 +112,7 @@ def test_one_weight_on_two_axes() -> None:
         {"w": weight, "b": normal(128)},
     )
     data = {"x": np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)}
-    result = onnxq.quantize(proto, data, EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
     good(result)
     axes = {
         site.consumers[0].node: site.spec.granularity.axis  # type: ignore[index, union-attr]
@@ -132,7 +132,7 @@ def test_tied_weight_on_one_axis_is_stored_once() -> None:
         {"w": normal(128, 128)},
     )
     data = {"x": np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)}
-    result = onnxq.quantize(proto, data, EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
     good(result)
     assert [str(site.site) for site in result.plan.sites if str(site.role) == "weight"] == ["w"]
 
@@ -150,7 +150,7 @@ def test_overflow_in_an_activation_names_tensor_and_sample(bad: float) -> None:
     data = images()
     data["x"][5, 0, 0, 0] = 200.0
     with pytest.raises(CalibrationError, match=r"(?s)\be\b.*sample 5"):
-        onnxq.quantize(proto, data, EVERYTHING, holdout=1)
+        onnxq.quantize(proto, data, EVERYTHING, overrides={"holdout": 1})
 
 
 def test_nan_in_the_data_names_input_and_sample() -> None:
@@ -177,7 +177,7 @@ def test_ragged_samples(observer: str) -> None:
     data = [{"x": rng.standard_normal((1, length, 128)).astype(np.float32)} for length in (3, 17, 5, 9, 17, 4, 8, 31)]
     wish = Config().activations.model_copy(update={"observer": onnxq.Config.model_validate(
         {"activations": {"scheme": "asymmetric", "observer": observer}}).activations.observer})  # fmt: skip
-    result = onnxq.quantize(proto, data, Config(activations=wish, rules=EVERYTHING.rules), latency=False)
+    result = onnxq.quantize(proto, data, Config(activations=wish, rules=EVERYTHING.rules), overrides={"latency": False})
     good(result, 18.0 if observer == "entropy" else 26.0)
 
 
@@ -207,7 +207,7 @@ def test_weights_that_are_no_initializers(form: str) -> None:
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del proto.graph.node[:]
     proto.graph.node.extend(copies)
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     good(result)
     assert kernels(result)["QLinearConv"] == 2
     weights = [site for site in result.plan.sites if str(site.role) == "weight"]
@@ -219,7 +219,7 @@ def test_nodes_without_names() -> None:
     proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
     assert all(not node.name for node in proto.graph.node)
     rules = (Rule(tensor="y", set={"float": True}), *EVERYTHING.rules)  # type: ignore[arg-type]
-    result = onnxq.quantize(proto, images(), Config(rules=rules), latency=False)
+    result = onnxq.quantize(proto, images(), Config(rules=rules), overrides={"latency": False})
     names = [node.name for node in result.model.graph.node]
     assert all(names)
     assert len(set(names)) == len(names)
@@ -230,7 +230,7 @@ def test_duplicate_names() -> None:
     proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
     for node in proto.graph.node:
         node.name = "same"
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     good(result)
     names = [node.name for node in result.model.graph.node]
     assert len(set(names)) == len(names)
@@ -262,7 +262,7 @@ def branches() -> onnx.ModelProto:
 def test_the_branch_that_ran_is_quantized_the_other_refused() -> None:
     """Both branches call a tensor `inner`; they are two tensors."""
     data = [{"x": sample[None], "flag": np.array(True)} for sample in images()["x"]]
-    result = onnxq.quantize(branches(), data, EVERYTHING, latency=False)
+    result = onnxq.quantize(branches(), data, EVERYTHING, overrides={"latency": False})
     good(result)
     scopes = {site.site.scope for site in result.plan.sites}
     assert scopes == {"If.then_branch"}
@@ -277,7 +277,7 @@ def test_the_branch_that_ran_is_quantized_the_other_refused() -> None:
 
 def test_both_branches_when_the_data_reaches_both() -> None:
     data = [{"x": s[None], "flag": np.array(k % 2 == 0)} for k, s in enumerate(images()["x"])]
-    result = onnxq.quantize(branches(), data, EVERYTHING, latency=False, holdout=2)
+    result = onnxq.quantize(branches(), data, EVERYTHING, overrides={"latency": False, "holdout": 2})
     good(result)
     assert {site.site.scope for site in result.plan.sites} == {"If.then_branch", "If.else_branch"}
 
@@ -288,7 +288,7 @@ def test_float16_model_fuses_and_keeps_its_types(tmp_path: Path) -> None:
         {"w": normal(32, 32, 3, 3).astype(np.float16), "v": normal(32, 32, 3, 3).astype(np.float16)},
     )
     data = {"x": images()["x"].astype(np.float16)}
-    result = onnxq.quantize(proto, data, EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
     good(result)
     assert kernels(result)["QLinearConv"] == 2
     assert result.model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
@@ -304,16 +304,16 @@ def test_adding_a_tensor_to_itself() -> None:
         }""",
         {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)},
     )
-    good(onnxq.quantize(proto, images(), EVERYTHING, latency=False))
+    good(onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False}))
 
 
 def test_existing_pairs_are_kept_and_never_doubled() -> None:
     proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    whole = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    whole = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     first = Rule(tensor=("w",), set={"float": True})  # type: ignore[arg-type]
     part = EVERYTHING.model_copy(update={"rules": (first, *EVERYTHING.rules)})
-    once = onnxq.quantize(proto, images(), part, latency=False)
-    twice = onnxq.quantize(once.model, images(), EVERYTHING, latency=False)
+    once = onnxq.quantize(proto, images(), part, overrides={"latency": False})
+    twice = onnxq.quantize(once.model, images(), EVERYTHING, overrides={"latency": False})
     pairs = ("QuantizeLinear", "DequantizeLinear")
     count, again, kept = (
         Counter(node.op_type for node in result.model.graph.node if node.op_type in pairs)
@@ -327,7 +327,7 @@ def test_activation_nodes_keep_their_names() -> None:
     """The Relu is still there under its name, though the engine folds it (elsewhere it is deleted from the file)."""
     proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
     proto.graph.node[1].name = "my_relu"
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     assert "my_relu" in {node.name for node in result.model.graph.node}
     assert "Relu" not in kernels(result)
 
@@ -336,22 +336,22 @@ def test_input_model_file_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)}), path)
     before = path.read_bytes()
-    onnxq.quantize(path, images(), EVERYTHING, latency=False, out=tmp_path / "q.onnx")
+    onnxq.quantize(path, images(), EVERYTHING, overrides={"latency": False}, out=tmp_path / "q.onnx")
     assert path.read_bytes() == before
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "q.onnx"}
 
 
 def test_same_inputs_same_bytes() -> None:
     proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    first = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
-    second = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    first = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
+    second = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     assert first.model.SerializeToString(deterministic=True) == second.model.SerializeToString(deterministic=True)
     assert first.plan_json() == second.plan_json()
 
 
 def test_dynamic_batch_stays_dynamic() -> None:
     proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     assert result.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     session = Session(result.model)
     for batch in (1, 5):

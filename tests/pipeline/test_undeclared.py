@@ -44,19 +44,19 @@ def test_without_shapes_the_samples_say_what_shapes_there_are() -> None:
     proto = network()
     proto.graph.input[0].type.tensor_type.ClearField("shape")
     proto.graph.output[0].ClearField("type")
-    result = onnxq.quantize(proto, {"x": SAMPLES}, **HOW)
-    whole = onnxq.quantize(network(), {"x": SAMPLES}, **HOW)
+    result = onnxq.quantize(proto, {"x": SAMPLES}, overrides=HOW)
+    whole = onnxq.quantize(network(), {"x": SAMPLES}, overrides=HOW)
     assert result.report.pairs == whole.report.pairs > 0
     np.testing.assert_array_equal(runs(result)[0], runs(whole)[0])
     with pytest.raises(onnxq.OnnxqError, match=r"input 'x': .*of any shape"):
-        onnxq.quantize(proto, **HOW)
+        onnxq.quantize(proto, overrides=HOW)
 
 
 def test_version_3_is_quantized_whether_its_weights_are_inputs_or_not() -> None:
     bare, listed = network(opset=8, ir=3), network(opset=8, ir=3)
     for name, value in WEIGHTS.items():
         listed.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape))
-    answers = [runs(onnxq.quantize(proto, {"x": SAMPLES}, **HOW))[0] for proto in (bare, listed)]
+    answers = [runs(onnxq.quantize(proto, {"x": SAMPLES}, overrides=HOW))[0] for proto in (bare, listed)]
     np.testing.assert_array_equal(*answers)
 
 
@@ -66,10 +66,10 @@ def test_a_tensor_of_no_elements_is_carried_along() -> None:
     past = helper.make_tensor_value_info("past", onnx.TensorProto.FLOAT, [0, 32, 16, 16])
     proto.graph.input.append(past)
     samples = [{"x": one[None], "past": np.zeros((0, 32, 16, 16), np.float32)} for one in SAMPLES]
-    result = onnxq.quantize(proto, samples, **HOW)
+    result = onnxq.quantize(proto, samples, overrides=HOW)
     assert result.report.pairs
     assert result.report.checks[0].sqnr_db[0] > 25
-    empty = onnxq.quantize(network(x="float[0,3,16,16]"), **HOW)
+    empty = onnxq.quantize(network(x="float[0,3,16,16]"), overrides=HOW)
     assert runs(empty, SAMPLES[:0])[0].size == 0
 
 
@@ -93,7 +93,7 @@ LAST = {"Clip": 10, "Dropout": 11, "Pad": 10, "Slice": 9, "TopK": 9, "Upsample":
 def test_old_opsets_are_brought_up_to_date(name: str, opset: int) -> None:
     proto = network(OLD[name], opset=opset)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    result = onnxq.quantize(proto, {"x": SAMPLES}, **HOW)
+    result = onnxq.quantize(proto, {"x": SAMPLES}, overrides=HOW)
     assert result.report.rewrites[0] == f"opset: {opset} -> 13"
     assert result.report.pairs
     assert result.report.checks[0].sqnr_db[0] > 20
@@ -101,4 +101,4 @@ def test_old_opsets_are_brought_up_to_date(name: str, opset: int) -> None:
 
 def test_an_opset_that_onnx_runtime_no_longer_runs_is_refused_in_words() -> None:
     with pytest.raises(onnxq.OnnxqError, match=r"Relu.*ONNX Runtime cannot load it"):
-        onnxq.quantize(network(opset=5), {"x": SAMPLES}, **HOW)
+        onnxq.quantize(network(opset=5), {"x": SAMPLES}, overrides=HOW)

@@ -27,7 +27,7 @@ NEW = [pytest.param(opset, marks=pytest.mark.recent_ort) for opset in (23, 24)]
 
 @pytest.mark.parametrize("opset", [*range(11, 23), *NEW])
 def test_every_opset(opset: int) -> None:
-    result = onnxq.quantize(residual(opset=opset), images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(residual(opset=opset), images(), EVERYTHING, overrides={"latency": False})
     good(result)
     version = result.model.opset_import[0].version
     assert version == max(opset, 13)
@@ -39,7 +39,7 @@ def test_old_models_list_their_weights_as_inputs() -> None:
     proto.ir_version = 3
     for tensor in proto.graph.initializer:
         proto.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     good(result)
     assert [value.name for value in result.model.graph.input] == ["x"]
 
@@ -64,7 +64,7 @@ def test_functions_are_inlined_and_quantized() -> None:
     for name in ("w", "v"):
         weight = rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
         proto.graph.initializer.append(numpy_helper.from_array(weight, name))
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     good(result)
     assert Counter(n.op_type for n in optimize_graph(result.model).graph.node)["QLinearConv"] == 2
 
@@ -102,7 +102,7 @@ def test_a_loop_body_is_refused_and_the_rest_quantized() -> None:
     )
     proto = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     data = {"x": rng.standard_normal((32, 128)).astype(np.float32)}
-    result = onnxq.quantize(proto, data, EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
     good(result)
     assert {site.site.scope for site in result.plan.sites} == {""}
     refused = {refusal.subject: refusal.reason for refusal in result.plan.refusals}
@@ -115,7 +115,9 @@ def test_external_data_in_and_out(tmp_path: Path) -> None:
     target.parent.mkdir()
     onnx.save(residual(), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
     files = {path: path.read_bytes() for path in source.parent.iterdir()}
-    result = onnxq.quantize(source, images(), EVERYTHING, latency=False, out=target, external_data=True)
+    result = onnxq.quantize(
+        source, images(), EVERYTHING, overrides={"latency": False, "external_data": True}, out=target
+    )
     good(result)
     assert {path: path.read_bytes() for path in source.parent.iterdir()} == files
     assert {path.name for path in target.parent.iterdir()} == {"m.onnx", "m.onnx.data"}
@@ -151,7 +153,7 @@ def test_batch_norm_and_hard_swish_are_folded_first() -> None:
     for name in ("scale", "bias", "mean", "var"):
         value = rng.uniform(0.5, 1.5, 32).astype(np.float32)
         proto.graph.initializer.append(numpy_helper.from_array(value, name))
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     good(result)
     ops = Counter(node.op_type for node in result.model.graph.node)
     assert ops["HardSwish"] == 1
@@ -160,10 +162,10 @@ def test_batch_norm_and_hard_swish_are_folded_first() -> None:
 
 
 def test_no_data_means_a_warning_nobody_can_miss() -> None:
-    result = onnxq.quantize(residual(), config=EVERYTHING, latency=False)
+    result = onnxq.quantize(residual(), config=EVERYTHING, overrides={"latency": False})
     assert result.report.synthetic
     assert "SYNTHETIC" in result.plan.warnings[0]
-    again = onnxq.quantize(residual(), config=EVERYTHING, latency=False)
+    again = onnxq.quantize(residual(), config=EVERYTHING, overrides={"latency": False})
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
 
 
@@ -178,6 +180,6 @@ def test_lost_answers_are_said() -> None:
     for name in ("w1", "w2"):
         value = numpy_helper.to_array(held[name]) / scales.reshape(1, 32, 1, 1)
         held[name].CopyFrom(numpy_helper.from_array(value, name))
-    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
     assert min(result.report.checks[0].sqnr_db) < 10
     assert any("far from the float model's" in alarm for alarm in result.report.alarms())

@@ -23,7 +23,7 @@ from onnxq.plan import (
     to_json,
 )
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, TensorId
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_numpy_storage
 
 names = st.text(min_size=1, max_size=12)
 sites = st.one_of(
@@ -167,7 +167,7 @@ def test_levels_and_biases_survive(storage: str, shape: list[int], seed: int) ->
     rng = np.random.default_rng(seed)
     bits = int(re.sub(r"\D", "", storage))
     signed = not storage.startswith("u")
-    kind = np.dtype(storage.replace("int4", "int8"))
+    kind = np.dtype(find_numpy_storage(storage))
     low = -(2 ** (bits - 1)) if signed else 0
     values = rng.integers(low, low + 2**bits, shape).astype(kind)
     spec = QuantSpec(bits=bits, signed=signed, storage=storage)

@@ -21,7 +21,7 @@ BOMB = base64.b64encode(zlib.compress(bytes(50_000_000), 9)).decode()
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return onnxq.quantize(residual(), images(), EVERYTHING, latency=False).plan
+    return onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).plan
 
 
 @pytest.fixture(scope="module")

@@ -75,14 +75,14 @@ def test_the_site_is_named(plan: Plan, role: Role, change: Change, cause: str) -
 
 
 def test_an_int32_bias_is_refused(plan: Plan) -> None:
-    ort = onnxq.quantize(residual(), images(), latency=False).plan
+    ort = onnxq.quantize(residual(), images(), overrides={"latency": False}).plan
     bias = next(site for site in ort.sites if site.role is Role.BIAS)
     with pytest.raises(PlanError, match="float only"):
         onnxq.apply(residual(), plan.with_sites((*plan.sites, replace(bias, derived=None))))
 
 
 def test_ort_plans_are_not_held_to_it() -> None:
-    result = onnxq.quantize(residual(), images(), latency=False)
+    result = onnxq.quantize(residual(), images(), overrides={"latency": False})
     assert any(site.qparams is not None and site.qparams.zero_point.any() for site in result.plan.sites)
 
 

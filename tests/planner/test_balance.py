@@ -63,7 +63,7 @@ def drafted(name: str, **config: object) -> OnnxPlacement:
 
 
 def balance(name: str, cpu: str = "any") -> Balance:
-    return find_balance(CutProblem(drafted(name).units), {}, cpu)
+    return find_balance(CutProblem(drafted(name).ops), {}, cpu)
 
 
 nets = st.tuples(
@@ -78,7 +78,7 @@ nets = st.tuples(
 def test_one_graph_for_all_kinds_is_no_slower_than_float_on_any_and_says_where_it_loses(
     shape: tuple[int, int, list[str]],
 ) -> None:
-    found = find_balance(CutProblem(state_placement(net(*shape), Config()).units), {})
+    found = find_balance(CutProblem(state_placement(net(*shape), Config()).ops), {})
     assert {one.cpu for one in found.forecasts} == set(CPU_COSTS)
     for one in found.forecasts:
         assert one.placed_us <= one.float_us + 1e-6
@@ -98,7 +98,7 @@ def test_where_the_kinds_disagree_the_graph_for_all_loses_least_on_its_worst_kin
     shapes = [(64, 4, ["residual"] * 4), (32, 14, ["point", "depthwise", "point"] * 3), (24, 20, ["residual"] * 6)]
     differ = 0
     for shape in shapes:
-        problem = CutProblem(state_placement(net(*shape), Config()).units)
+        problem = CutProblem(state_placement(net(*shape), Config()).ops)
         own = {cpu: find_balance(problem, {}, cpu) for cpu in CPU_COSTS}
         differ += own["avx2"].chosen != own["vnni"].chosen
         worst = max(one.loss for one in find_balance(problem, {}).forecasts)
@@ -138,8 +138,8 @@ def test_what_the_person_forces_is_quantized_on_every_kind() -> None:
 def test_beside_what_is_forced_nothing_makes_another_kind_slower() -> None:
     """The first of two convolutions that lose without VNNI is forced; the second is not taken along."""
     named = net(24, 10, ["swish", "swish"])
-    problem = CutProblem(state_placement(named, Config()).units)
-    first = problem.units.units[0].name
+    problem = CutProblem(state_placement(named, Config()).ops)
+    first = problem.ops.all[0].name
     found = find_balance(problem, {first: True})
     assert found.chosen == {first}
     assert find_balance(problem, {}).chosen == frozenset()
@@ -156,18 +156,18 @@ def test_the_plan_names_the_kind_it_was_made_for() -> None:
 @pytest.mark.parametrize("layers", [["dense", "swish", "residual"], ["point", "depthwise", "point", "residual"]])
 @pytest.mark.parametrize("channels", [16, 32, 64])
 def test_the_cut_is_the_best_of_all_placements(channels: int, layers: list[str], cpu: str) -> None:
-    problem = CutProblem(state_placement(net(channels, 14, layers), Config()).units)
+    problem = CutProblem(state_placement(net(channels, 14, layers), Config()).ops)
     costs = problem.costs(CPU_COSTS[cpu])
 
     def energy(chosen: frozenset[str]) -> float:
         """Predicted time, and what int8 must earn besides."""
-        margin = sum(0.03 * costs.units[name].float_us for name in chosen)
-        margin += 0.2 * sum(unit.rule.compute for unit in problem.units.units if unit.name in chosen)
+        margin = sum(0.03 * costs.ops[name].float_us for name in chosen)
+        margin += 0.2 * sum(op.rule.compute for op in problem.ops if op.name in chosen)
         return problem.time_us(costs, chosen) + margin
 
-    every = [unit.name for unit in problem.units.units]
+    every = [op.name for op in problem.ops]
     subsets = itertools.chain.from_iterable(itertools.combinations(every, k) for k in range(len(every) + 1))
-    adds = {unit.name for unit in problem.units.units if not unit.rule.compute}
+    adds = {op.name for op in problem.ops if not op.rule.compute}
     # An Add alone may not start a region: only placements that hold what it reads count.
     legal = [frozenset(one) for one in subsets if not adds & set(one) or set(one) >= set(every)]
     chosen = problem.minimum_cut(costs, {})
@@ -175,7 +175,7 @@ def test_the_cut_is_the_best_of_all_placements(channels: int, layers: list[str],
 
 
 def test_a_weighted_sum_weighs_times() -> None:
-    problem = CutProblem(drafted("swish").units)
+    problem = CutProblem(drafted("swish").ops)
     one, other = (problem.costs(table) for table in CPU_COSTS.values())
     both = add_costs([(one, 0.25), (other, 2.0)])
     chosen = problem.minimum_cut(both, {})

@@ -81,7 +81,9 @@ def test_the_filters_in_front_of_a_transform_belong_to_the_front_end() -> None:
         y = Conv <pads=[0,0]>(logged, w1)
     }"""
     for target in ("trt", "ort"):
-        plan = onnxq.make_plan(build(text, {"w0": (64, 64, 4), "w1": (64, 64, 1), "w2": (64, 64, 3)}), target=target)
+        plan = onnxq.make_plan(
+            build(text, {"w0": (64, 64, 4), "w1": (64, 64, 1), "w2": (64, 64, 3)}), overrides={"target": target}
+        )
         assert {name for name, rule in refused(plan).items() if rule == "log-front-end"} == {"filtered", "cqt"}
 
 
@@ -101,7 +103,7 @@ def test_a_filter_is_found_whichever_path_to_the_transform_is_looked_at_first(or
         y = Conv(logged, w2)
     }}"""
     shapes = {"w0": (64, 64, 4), "w1": (64, 128, 4), "w2": (64, 64, 1)}
-    rules = refused(onnxq.make_plan(build(text, shapes), target="trt"))
+    rules = refused(onnxq.make_plan(build(text, shapes), overrides={"target": "trt"}))
     assert {name for name, rule in rules.items() if rule == "log-front-end"} == {"filtered", "cqt"}
 
 

@@ -1,36 +1,106 @@
-"""Candidates of a measured placement: all of them different, those of TensorRT by its rules."""
+"""Placements that are timed against each other: what each takes along, and what none may overrule."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
 
-from onnxq.config import load_config
-from onnxq.graph import name_nodes
-from onnxq.plan import PlacementChoice
-from onnxq.planner import Choice, state_placement
-from tests.engines import kit
-from tests.pipeline.models import residual
+import onnx
+
+from tests.planner.kit import draft, network
+
+# A stem, a depthwise and a pointwise convolution, a squeeze-excite gate, a grouped convolution and a linear layer.
+TEXT = """g (float[1,3,56,56] x) => (float[1,10] y) {
+    stem = Conv<pads=[1,1,1,1]>(x, w0) a = Relu(stem)
+    depthwise = Conv<pads=[1,1,1,1], group=64>(a, w1) b = Relu(depthwise)
+    point = Conv(b, w2) c = Relu(point)
+    m = GlobalAveragePool(c) squeeze = Conv(m, w3) d = Relu(squeeze) excite = Conv(d, w4) gate = Sigmoid(excite)
+    e = Mul(c, gate)
+    grouped = Conv<group=4>(e, w5) f = Relu(grouped)
+    n = GlobalAveragePool(f) flat = Flatten(n) y = Gemm(flat, w6)
+}"""
+WEIGHTS = {
+    "w0": (64, 3, 3, 3), "w1": (64, 1, 3, 3), "w2": (128, 64, 1, 1), "w3": (16, 128, 1, 1), "w4": (128, 16, 1, 1),
+    "w5": (128, 32, 1, 1), "w6": (128, 10),
+}  # fmt: skip
+CONVS = {"stem", "depthwise", "point", "squeeze", "excite", "grouped"}
 
 
-@pytest.mark.parametrize("target", ["ort", "trt"])
-def test_candidates_differ_and_hold_the_rules_and_nothing(target: str) -> None:
-    problem = state_placement(name_nodes(residual()), load_config(f"{target}-int8"))
+def net() -> onnx.ModelProto:
+    return network(TEXT, **WEIGHTS)
+
+
+def products(candidates: Mapping[str, frozenset[str]]) -> dict[str, set[str]]:
+    return {name: set(chosen) & (CONVS | {"y"}) for name, chosen in candidates.items()}
+
+
+def test_each_strategy_takes_the_products_it_names() -> None:
+    found = products(draft(net()).candidates())
+    assert found["none"] == set()
+    assert found["all"] == CONVS | {"y"}
+    # The others leave these out; which of them are no news beside the rules' own choice depends on the cost tables.
+    left = {
+        "all-but-stem": {"stem"},
+        "all-but-first-two": {"stem", "depthwise"},
+        "all-but-first-three": {"stem", "depthwise", "point"},
+        "no-one-channel-input": {"depthwise"},
+        "no-grouped-no-gates": {"depthwise", "grouped", "squeeze", "excite"},
+        "large-pointwise-and-linear": {"stem", "depthwise", "squeeze", "excite", "grouped"},
+        "linear-only": CONVS,
+    }
+    assert found.keys() <= {"none", "rules", "all", *left}
+    for name in found.keys() - {"none", "all", "rules"}:
+        assert found[name] == (CONVS | {"y"}) - left[name], name
+    assert len(found) >= 7
+
+
+def test_no_two_are_alike_and_the_rules_own_choice_is_the_default_plan() -> None:
+    problem = draft(net())
     found = problem.candidates()
-    assert found["none"] == frozenset()
     assert len(set(found.values())) == len(found)
-    assert found["rules"]
-    assert any(0 < len(chosen) < len(found["rules"]) for chosen in found.values())
+    weights = {str(site.site) for site in problem.default().sites if str(site.role) == "weight"}
+    names = {
+        "stem": "w0",
+        "depthwise": "w1",
+        "point": "w2",
+        "squeeze": "w3",
+        "excite": "w4",
+        "grouped": "w5",
+        "y": "w6",
+    }
+    assert {names[one] for one in found["rules"] & names.keys()} == weights
 
 
-def test_tensorrts_may_have_attention_and_keep_what_was_asked_for() -> None:
-    body = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] o) {
+def test_what_the_person_decides_holds_in_all_of_them_and_exclusions_do_not() -> None:
+    rules = ({"node": "point", "set": {"float": True}}, {"node": "depthwise", "set": {"quantize": True}})
+    found = draft(net(), *rules).candidates()
+    for name, chosen in found.items():
+        if name != "none":
+            assert "point" not in chosen
+            assert "depthwise" in chosen
+    # By rule the stem stays float; the clock may see it otherwise.
+    assert "stem" not in found["rules"]
+    assert "stem" in found["all"]
+
+
+def test_what_the_target_refuses_stays_float_everywhere() -> None:
+    wish = {"tensor": "w2", "set": {"bits": 4, "storage": "uint4", "signed": False, "scheme": "asymmetric"}}
+    assert all("point" not in chosen for chosen in draft(net(), wish).candidates().values())
+
+
+def test_tensorrts_candidates_follow_its_rules_with_fewer_operators() -> None:
+    found = products(draft(net(), preset="trt-int8").candidates())
+    assert found["none"] == set()
+    assert found["rules"] >= CONVS
+    assert found["all-but-stem"] == found["rules"] - {"stem"}
+    assert len(set(map(frozenset, found.values()))) == len(found)
+    forced = draft(net(), {"op": "Conv", "set": {"quantize": True}}, preset="trt-int8").candidates()
+    assert all(chosen >= CONVS for name, chosen in forced.items() if name != "none")
+
+
+def test_tensorrt_may_have_attention() -> None:
+    text = """g (float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] o) {
         t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }"""
-    found = state_placement(kit.graph(body), load_config("trt-int8", {"attention": "auto"})).candidates()
-    assert {"t/MatMul", "o/MatMul"} <= found["attention"]
+    found = draft(network(text), preset="trt-int8", attention="auto").candidates()
+    assert {"t", "o"} <= found["attention"]
     assert not found["rules"]
-    forced = {"rules": [{"op": "Conv", "set": {"quantize": True}}]}
-    problem = state_placement(name_nodes(residual()), load_config("trt-int8", forced))
-    convolutions = {unit.name for unit in problem.units.units if unit.node.op_type == "Conv"}
-    assert all(convolutions <= chosen for name, chosen in problem.candidates().items() if name != "none")
-    plan = problem.placed(Choice(problem.candidates()["rules"]), PlacementChoice())
-    assert plan.sites
+    assert "attention" not in draft(network(text), preset="trt-int8", attention="float").candidates()

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
+from onnxq.report import View
+from onnxq.report.terminal import print_renderable
 
-def shown(show: Callable[..., None], *values: Any, width: int | None = 80, **options: Any) -> str:
-    """What `show` prints to its stream, 80 columns wide; width None: as in a pipe."""
+
+def shown(show: Callable[..., None], found: Any, *, width: int | None = 80, **options: Any) -> str:
+    """What `show` prints to its stream, 80 columns wide; width None: as in a pipe. options: of a View, or of `show`."""
     out = io.StringIO()
-    show(*values, stream=out, width=width, **options)
+    show(found, make_view(options, stream=out, width=width), **options)
     return out.getvalue()
 
 
-def warned(show: Callable[..., None], *values: Any, **options: Any) -> tuple[str, str]:
+def printed(content: Any, *, width: int | None = 80) -> str:
+    """What a table or sheet is, printed."""
+    out = io.StringIO()
+    print_renderable(content, out, width)
+    return out.getvalue()
+
+
+def warned(show: Callable[..., None], found: Any, **options: Any) -> tuple[str, str]:
     """What `show` prints to its stream and to the stream of warnings."""
     out, err = io.StringIO(), io.StringIO()
-    show(*values, stream=out, errors=err, width=80, **options)
+    show(found, make_view(options, stream=out, errors=err, width=80), **options)
     return out.getvalue(), err.getvalue()
+
+
+def make_view(options: dict[str, Any], **more: Any) -> View:
+    """A View of those of the options that are its own; they are taken out."""
+    own = {one.name: options.pop(one.name) for one in fields(View) if one.name in options}
+    return View(**own, **more)

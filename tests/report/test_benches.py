@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
-from onnxq.report import bench_json, show_bench
+from onnxq.report.benches import bench_json, show_bench
 from onnxq.runtime import Latency
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned

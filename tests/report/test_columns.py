@@ -19,7 +19,11 @@ from onnxq import pipeline, report
 from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
 from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
 from onnxq.report.columns import fit_words, shorten_name
-from onnxq.report.terminal import MORE, make_table, print_renderable, select_rows
+from onnxq.report.diffs import show_difference
+from onnxq.report.pairs import show_inspection
+from onnxq.report.profiles import show_profile
+from onnxq.report.proofs import show_proof
+from onnxq.report.terminal import MORE, View, make_table, print_renderable, select_rows
 
 LAYERS, WIDTH = 6, 80
 PREFIX = "/model/decoder/language_model/layers"
@@ -51,11 +55,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     data = {"x": rng.standard_normal((4, 8, 64)).astype(np.float32)}
     np.savez(folder / "d.npz", **data)
     target = folder / "m.q.onnx"
-    pipeline.quantize(folder / "m.onnx", data, folder / "c.yaml", effort="fast", latency=False, out=target)
+    pipeline.quantize(
+        folder / "m.onnx", data, folder / "c.yaml", overrides={"effort": "fast", "latency": False}, out=target
+    )
     return {
         "plan": pipeline.make_plan(folder / "m.onnx", folder / "d.npz", folder / "c.yaml"),
         "inspect": pipeline.inspect(target),
-        "prove": pipeline.prove(target, engine="ort"),
+        "prove": pipeline.prove(target, overrides={"engine": "ort"}),
         "profile": profile(),
         "diff": difference(),
     }
@@ -63,17 +69,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 SHOW = {
     "plan": report.show_plan,
-    "inspect": report.show_inspection,
-    "prove": report.show_proof,
-    "profile": report.show_profile,
-    "diff": report.show_difference,
+    "inspect": show_inspection,
+    "prove": show_proof,
+    "profile": show_profile,
+    "diff": show_difference,
 }
 
 
 def shown(name: str, made: Made, **how: object) -> str:
     """What a command prints."""
     stream = io.StringIO()
-    SHOW[name](made[name], stream=stream, **how)
+    SHOW[name](made[name], report.View(stream=stream, **how))
     return stream.getvalue()
 
 
@@ -189,7 +195,8 @@ def test_names_are_cut_where_they_still_differ() -> None:
 
 
 def test_first_rows() -> None:
-    assert select_rows("abc", None) == ("abc", "")
-    assert select_rows("abc", 2) == ("ab", "and 1 more; a larger `top=…` shows them")
-    assert select_rows("abc", None, 1) == ("a", f"and 2 more; {MORE}")
-    assert select_rows("abc", 5, 1) == ("abc", "")
+    assert select_rows("abc", View()) == ("abc", "")
+    assert select_rows("abc", View(top=2)) == ("ab", "and 1 more; a larger `top=…` shows them")
+    assert select_rows("abc", View(), 1) == ("a", f"and 2 more; {MORE}")
+    assert select_rows("abc", View(verbose=True), 1) == ("abc", "")
+    assert select_rows("abc", View(top=5), 1) == ("abc", "")

@@ -6,8 +6,10 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
+
 from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run, Unmet
-from onnxq.report import difference_json, show_difference
+from onnxq.report.diffs import describe_unmet, difference_json, find_unmet_tolerance, show_difference
 from onnxq.sites import Refusal
 from tests.report.kit import shown, warned
 
@@ -110,3 +112,38 @@ def test_json_says_whether_it_holds() -> None:
     assert set(found) == {*Difference.__dataclass_fields__, "schema", "holds", "error", "messages"}
     nothing = replace(FOUND, outputs=(replace(OUTPUT, accuracy=(error(OFF, "float", math.inf),)),))
     assert json.loads(difference_json(nothing))["outputs"][0]["accuracy"][0]["sqnr_db"] == "inf"
+
+
+LOW = Unmet(output="y", run=ON, measure="SQNR in dB", value=31.5, wanted=40)
+
+
+@pytest.mark.parametrize(
+    ("unmet", "text"),
+    [
+        (LOW, "as ORT runs it: SQNR in dB is 31.5, at least 40 is wanted"),
+        (replace(LOW, part="[:, 4:, :]"), "as ORT runs it: SQNR in dB of [:, 4:, :] is 31.5, at least 40 is wanted"),
+        (replace(LOW, measure="max abs", at_most=True), "as ORT runs it: max abs is 31.5, at most 40 is wanted"),
+        (replace(LOW, value=math.nan), "as ORT runs it: SQNR in dB is nothing comparable, at least 40 is wanted"),
+    ],
+)
+def test_a_tolerance_in_words(unmet: Unmet, text: str) -> None:
+    assert describe_unmet(FOUND, unmet) == text
+
+
+def test_the_first_tolerance_is_the_error_and_the_others_are_counted() -> None:
+    assert find_unmet_tolerance(FOUND) is None
+    one = find_unmet_tolerance(replace(FOUND, unmet=(LOW,)))
+    assert one is not None
+    assert (one.code, one.subject, one.cause) == ("Q703", "output y", describe_unmet(FOUND, LOW))
+    for more, tail in ((1, "; and 1 more tolerance not met"), (2, "; and 2 more tolerances not met")):
+        error = find_unmet_tolerance(replace(FOUND, unmet=(LOW,) * (more + 1)))
+        assert error is not None
+        assert error.cause.endswith(tail)
+
+
+def test_an_engine_that_must_run_and_did_not_is_the_error() -> None:
+    error = find_unmet_tolerance(replace(FOUND, missing=("trt",)))
+    assert error is not None
+    assert (error.code, error.subject) == ("Q704", "engine trt")
+    assert error.cause == "must run, and did not: TensorRT is not installed"
+    assert error.fix == "pip install 'onnxq[trt]'"

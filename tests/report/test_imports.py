@@ -6,7 +6,7 @@ import json
 
 from onnxq.interop import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.plan import Plan
-from onnxq.report import import_json, show_import
+from onnxq.report.imports import import_json, show_import
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 
@@ -47,7 +47,7 @@ not in the model       5: gone_0 (line 6), nearest gone
                        gone_1 (line 7)
                        gone_2 (line 8)
                        gone_3 (line 9)
-                       … and 1 more (`verbose=True` lists them all)
+                       and 1 more; `verbose=True` lists them all
 not used               2 are not quantized
 warning[W118]: two scales were joined
 """

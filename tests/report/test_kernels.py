@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from onnxq.kernels import Built
-from onnxq.report import kernels_json, show_kernels
+from onnxq.report.kernels import find_missing_kernels, kernels_json, show_kernels
 from tests.report.kit import shown, warned
 
 BUILT = (
@@ -51,3 +54,22 @@ def test_json_holds_every_field() -> None:
     assert [one["state"] for one in found["kernels"]] == ["built", "there", "missing"]
     assert set(found["kernels"][0]) == set(Built.__dataclass_fields__)
     assert found["kernels"][1]["archs"] == ["sm_80", "sm_90"]
+
+
+@pytest.mark.parametrize(
+    ("built", "asked", "subject"),
+    [
+        (BUILT, True, ""),
+        ((*BUILT, MISSING), False, ""),  # a machine without nvcc is no fault
+        ((*BUILT, MISSING), True, "CUDA kernels"),
+        ((replace(BUILT[0], state="missing", reason="no g++"), BUILT[1]), True, ""),
+        ((replace(BUILT[0], state="missing", reason="no g++"), MISSING), False, "CPU kernels"),
+        ((MISSING,), False, "CUDA kernels"),
+    ],
+)
+def test_what_is_missing_is_a_fault_where_it_was_asked_for_or_nothing_is_there(
+    built: tuple[Built, ...], asked: bool, subject: str
+) -> None:
+    found = find_missing_kernels(built, asked=asked)
+    assert (found.subject if found else "") == subject
+    assert found is None or found.cause in ("no g++", MISSING.reason)

@@ -88,7 +88,7 @@ def test_unknown_length_counts_seconds() -> None:
 def test_no_two_seconds_without_a_name() -> None:
     """Whatever the steps are: two seconds after the last line the innermost one is named, and every ten after that."""
     shown, clock, stream = lines()
-    with shown("quantizing"), shown("sweeping"):
+    with shown("quantizing"), shown("rounding"):
         clock.now += 1
         with shown("judging", 4) as task:
             task.advance()

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 from onnxq.annotate import OperatorInfo, Origin, PairInfo, WeightSums
-from onnxq.report import inspection_json, show_inspection
+from onnxq.report.pairs import inspection_json, show_inspection
 from onnxq.sites import Caution, Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from tests.report.kit import shown, warned

@@ -65,7 +65,7 @@ plan        2 sites for ort: 1 activation, 1 weight (without numbers:
             calibration adds them)
 prepare     fold_constants
 placement   rules
-guarded     a, b, c, d and 2 more
+guarded     a, b, c, d, and 2 more; `verbose=True` lists them all
 refused     1 x [R101] no kernel (Softmax_3)
                 fix: leave it float
 left float  2 x [F102] would not pay (Add_1, Add_2)

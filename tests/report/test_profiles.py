@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from onnxq.evaluation.profile import GroupCost, OutputCost, Profile
-from onnxq.report import profile_json, show_profile
+from onnxq.report.profiles import profile_json, show_profile
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 

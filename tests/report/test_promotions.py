@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxq.passes.journal import Promotion, PromotionStep
-from onnxq.report.promotions import describe_promotion, make_promotion
-from onnxq.report.terminal import print_renderable
-from tests.report.kit import shown
+from onnxq.report import Report
+from onnxq.report.promotions import describe_promotion, find_unmet_accuracy, make_promotion
+from tests.report.kit import printed
 
 STEPS = (
     PromotionStep(
@@ -29,7 +29,7 @@ before and after on 8 samples kept for choosing
 
 
 def test_the_table_at_80_columns() -> None:
-    assert shown(print_renderable, make_promotion(MET)) == TABLE
+    assert printed(make_promotion(MET)) == TABLE
 
 
 def test_what_does_not_hold_is_said_with_its_reason() -> None:
@@ -45,8 +45,18 @@ def test_a_metric_has_its_own_figures_and_the_float_models() -> None:
     assert describe_promotion(metric) == (
         "accuracy drops by at most 0.01: holds with 0.9123 (float 0.92); nothing had to be promoted"
     )
-    assert shown(print_renderable, make_promotion(metric)).strip().replace("\n", " ") == describe_promotion(metric)
+    assert printed(make_promotion(metric)).strip().replace("\n", " ") == describe_promotion(metric)
 
 
 def test_nothing_promoted_though_the_request_fails() -> None:
     assert describe_promotion(replace(MET, met=False, steps=(), operators=0)).endswith("; nothing was promoted")
+
+
+def test_only_an_accuracy_that_was_asked_for_can_be_missed() -> None:
+    missed = replace(MET, met=False, value=27.94)
+    assert find_unmet_accuracy(Report()) is None
+    assert find_unmet_accuracy(Report(promotion=missed)) is None
+    assert find_unmet_accuracy(Report(promotion=replace(MET, required=True))) is None
+    error = find_unmet_accuracy(Report(promotion=replace(missed, required=True)))
+    assert error is not None
+    assert (error.code, error.subject, error.cause) == ("Q709", "accuracy", describe_promotion(missed))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from onnxq.annotate import WeightSums
 from onnxq.engines.prove.proof import (
     Build,
@@ -12,12 +14,13 @@ from onnxq.engines.prove.proof import (
     Kernel,
     NodeProof,
     Proof,
+    Reduced,
     Requirement,
     SiteProof,
     SiteState,
     Tensor,
 )
-from onnxq.report import proof_json, show_proof
+from onnxq.report.proofs import find_unmet_requirement, proof_json, show_proof
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 
@@ -125,3 +128,51 @@ def test_json_is_keyed_by_name() -> None:
     assert found["counts"]["kernels"] == 1
     assert [one["code"] for one in found["warnings"]] == ["W112", "W107"]
     assert not json.loads(proof_json(replace(PROOF, require_exact=True)))["holds"]
+
+
+REFUSED = replace(PROOF, build=replace(PROOF.build, state=BuildState.REFUSED, reason="no plugin Foo", node="Foo_1"))
+REDUCED = Reduced(nodes=("a",), ops=("Conv",), builds=3, seconds=1.0)
+FLOAT = Requirement(dtype="int8", pattern="MatMul", nodes=(NODES[1].node,), unmet=(NODES[1].node,))
+
+
+@pytest.mark.parametrize(
+    ("proof", "code", "subject", "cause", "fix"),
+    [
+        (REFUSED, "Q705", "node Foo_1", "refused: no plugin Foo", "`reduce=True` finds the smallest part"),
+        (
+            replace(REFUSED, build=replace(REFUSED.build, node="")),
+            "Q705", "/models/m.q.onnx", "refused: no plugin Foo", "`out=…` keeps the log",
+        ),
+        (
+            replace(REFUSED, build=replace(REFUSED.build, reduced=REDUCED)),
+            "Q705", "node Foo_1", "refused", "`out=…` keeps the log",
+        ),
+        (
+            replace(PROOF, requirements=(*PROOF.requirements, FLOAT)),
+            "Q706", f"`require='int8'`: {NODES[1].node}", "not in int8 (1 in all)", "its input is not quantized",
+        ),
+        (replace(PROOF, require_exact=True), "Q707", "`require_exact=True`", "1 of 8 rows of 1 weight", "7-bit"),
+    ],
+)  # fmt: skip
+def test_what_does_not_hold_is_an_error(proof: Proof, code: str, subject: str, cause: str, fix: str) -> None:
+    error = find_unmet_requirement(proof)
+    assert error is not None
+    assert (error.code, error.subject) == (code, subject)
+    assert cause in error.cause
+    assert fix in error.fix
+
+
+def test_of_many_nodes_some_are_named() -> None:
+    nodes = tuple(replace(NODES[1], node=f"n{k}") for k in range(7))
+    unmet = Requirement(
+        dtype="int8", pattern="*", nodes=tuple(n.node for n in nodes), unmet=tuple(n.node for n in nodes)
+    )
+    error = find_unmet_requirement(replace(PROOF, nodes=nodes, requirements=(unmet,)))
+    assert error is not None
+    assert error.subject.endswith(": n0, n1, n2, n3, n4, …")
+    assert error.cause == "not in int8 (7 in all)"
+
+
+def test_what_holds_is_none() -> None:
+    assert find_unmet_requirement(PROOF) is None
+    assert find_unmet_requirement(replace(PROOF, require_exact=True, weights=())) is None

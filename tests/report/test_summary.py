@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from onnxq.passes.journal import StageCost
-from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, show_report, to_json
+from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, View, show_report, to_json
 from onnxq.report.model import group_reasons
 from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
 from onnxq.sites import Caution, LeftFloat, Refusal, Role
+from tests.report.kit import make_view
 
 LONG = "encoder/layer.11/attention/self/query/MatMul_output_0_with_a_name_far_wider_than_a_terminal_of_80_columns"
 REPORT = Report(
@@ -48,7 +49,7 @@ class Terminal(io.StringIO):
 
 def shown(report: Report, **how) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
-    show_report(report, stream=out, errors=err, **how)
+    show_report(report, make_view(how, stream=out, errors=err), **how)
     return out.getvalue(), err.getvalue()
 
 
@@ -102,7 +103,7 @@ def test_pipe_gets_plain_text_and_a_terminal_colours():
     assert "\x1b" not in plain
     assert all(line == line.rstrip() for line in plain.splitlines())
     terminal = Terminal()
-    show_report(replace(REPORT, synthetic=True), stream=terminal)
+    show_report(replace(REPORT, synthetic=True), View(stream=terminal))
     assert "\x1b[" in terminal.getvalue()
 
 
@@ -201,7 +202,7 @@ def test_an_empty_report_is_shown():
 def test_letters_the_stream_cannot_encode_do_no_harm():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    show_report(replace(REPORT, source="größe.onnx"), stream=stream)
+    show_report(replace(REPORT, source="größe.onnx"), View(stream=stream))
     stream.flush()
     assert b"gr??e.onnx" in raw.getvalue()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Group
 
 from onnxq.annotate import WeightSums
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
-from onnxq.report import saturation_summary
-from onnxq.report.sums import explain_saturation, format_cost, make_sums_tables
-from onnxq.report.terminal import print_renderable
+from onnxq.report import View
+from onnxq.report.sums import explain_saturation, format_cost, make_sums_tables, saturation_summary
 from onnxq.sites import Refusal
-from tests.report.kit import shown
+from tests.report.kit import printed
 
 FIRST = WeightSums(
     node="/features/features.0/conv/Conv",
@@ -58,25 +58,25 @@ Conv_2
 """
 
 
-def printed(*arguments: object) -> str:
-    return shown(print_renderable, Group(*make_sums_tables(*arguments)))
+def table(weights: list[WeightSums], cost: Cost | None, **view: Any) -> str:
+    return printed(Group(*make_sums_tables(weights, cost, View(**view))))
 
 
 def test_only_what_can_overflow_is_listed() -> None:
-    assert printed([FIRST, EXACT, SAFE], None, False) == PLAIN
+    assert table([FIRST, EXACT, SAFE], None) == PLAIN
 
 
 def test_verbose_lists_all_with_how_often_they_did() -> None:
-    assert printed([FIRST, EXACT, SAFE], COST, True) == VERBOSE
+    assert table([FIRST, EXACT, SAFE], COST, verbose=True) == VERBOSE
 
 
 def test_nothing_to_list_prints_nothing() -> None:
-    assert printed([EXACT, SAFE], None, False) == ""
-    assert printed([], COST, True) == ""
+    assert table([EXACT, SAFE], None) == ""
+    assert table([], COST, verbose=True) == ""
 
 
 def test_top_counts_what_it_hides() -> None:
-    assert "and 2 more; a larger `top=…` shows them" in printed([FIRST, EXACT, SAFE], None, True, 1)
+    assert "and 2 more; a larger `top=…` shows them" in table([FIRST, EXACT, SAFE], None, verbose=True, top=1)
 
 
 @pytest.mark.parametrize(

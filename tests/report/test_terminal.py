@@ -8,20 +8,22 @@ import pytest
 from rich.text import Text
 
 from onnxq.report.terminal import (
+    View,
     format_bytes,
     format_decibel,
     format_milliseconds,
     format_scale,
     format_seconds,
     format_warning,
+    join_lines,
     make_sheet,
     make_table,
-    print_renderable,
+    show_result,
 )
 from onnxq.report.terminal import write_stream as write_text
 from onnxq.sites import Caution
 from onnxq.wording import use_translation
-from tests.report.kit import shown
+from tests.report.kit import printed
 
 ROWS = [
     ("/model/layers.0/self_attn/q_proj/MatMul_output_0", "MatMul", "38.2 dB", "a rule of the configuration says so"),
@@ -58,17 +60,17 @@ y
 
 
 def test_a_table_at_80_columns() -> None:
-    assert shown(print_renderable, made()) == AT_80
+    assert printed(made()) == AT_80
 
 
 def test_a_narrow_table_puts_names_above_their_rows() -> None:
-    text = shown(print_renderable, made(), width=40)
+    text = printed(made(), width=40)
     assert text == AT_40
     assert max(map(len, text.splitlines())) <= 40
 
 
 def test_a_pipe_gets_one_line_for_each_row_and_every_letter() -> None:
-    lines = shown(print_renderable, made(), width=None).splitlines()
+    lines = printed(made(), width=None).splitlines()
     assert len(lines) == 1 + len(ROWS)
     for line, row in zip(lines[1:], ROWS, strict=True):
         assert all(cell in line for cell in row)
@@ -90,7 +92,7 @@ def test_a_sheet_indents_its_contents_as_one_column() -> None:
         ("passes", Text("one\ntwo")),
         ("table", make_table(("a", "b"), [("1", "2")])),
     ]
-    assert shown(print_renderable, make_sheet(rows)) == SHEET
+    assert printed(make_sheet(rows)) == SHEET
 
 
 def test_a_warning_has_its_code_and_the_words_of_its_reader() -> None:
@@ -139,3 +141,50 @@ def test_letters_that_a_stream_cannot_encode_become_question_marks() -> None:
 )
 def test_numbers_at_the_edges_of_their_units(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("view", "out", "err"),
+    [
+        ({}, "the result\nmind this\n", ""),
+        ({"verbose": True}, "the result\nmind this\n", ""),
+        ({"quiet": True}, "", "mind this\n"),
+        ({"as_json": True}, "{}\n", "mind this\n"),
+        ({"as_json": True, "quiet": True}, "{}\n", "mind this\n"),
+    ],
+)
+@pytest.mark.parametrize("loud", [True, False])
+def test_warnings_are_seen_in_every_form(view: dict[str, bool], out: str, err: str, loud: bool) -> None:
+    streams = io.StringIO(), io.StringIO()
+    shown = View(**view, stream=streams[0], errors=streams[1])  # type: ignore[arg-type]
+    show_result(shown, lambda: "{}\n", [Text("the result")], iter([Text("mind this")] if loud else []))
+    wanted = (out, err) if loud else (out.replace("mind this\n", ""), "")
+    assert (streams[0].getvalue(), streams[1].getvalue()) == wanted
+
+
+def test_a_result_that_is_not_shown_is_not_made() -> None:
+    def parts() -> object:
+        raise AssertionError
+        yield Text("")
+
+    for view in ({"quiet": True}, {"as_json": True}):
+        stream = io.StringIO()
+        show_result(View(**view, stream=stream), lambda: "{}", parts(), [])  # type: ignore[arg-type]
+        assert stream.getvalue() == ("{}" if "as_json" in view else "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "verbose", "text"),
+    [
+        ([], False, ""),
+        (["a", "b"], False, "a\nb"),
+        (["a", "b", "c", "d"], False, "a\nb\nand 2 more; `verbose=True` lists them all"),
+        (["a", "b", "c", "d"], True, "a\nb\nc\nd"),
+    ],
+)
+def test_lines_beyond_the_usual_are_counted(lines: list[str], verbose: bool, text: str) -> None:
+    assert join_lines(lines, verbose, 2).plain == text
+
+
+def test_names_stand_in_one_line() -> None:
+    assert join_lines("abcd", False, 3, ", ").plain == "a, b, c, and 1 more; `verbose=True` lists them all"

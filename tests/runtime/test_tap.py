@@ -130,7 +130,7 @@ def test_loop_bodies_give_all_iterations_stacked() -> None:
     found = run(proto, {"trips": np.array(3), "x": x})
     assert refusals == ()
     np.testing.assert_array_equal(found[outputs[tensor]], np.stack([2 * x, -4 * x, 8 * x]))
-    assert tensor not in observe_shapes(loop, {"trips": np.array(3), "x": x})
+    assert tensor not in observe_shapes(loop, [{"trips": np.array(3), "x": x}])
 
 
 def test_scan_bodies_give_all_iterations_stacked() -> None:
@@ -200,7 +200,7 @@ def test_a_tensor_that_is_not_there_is_named_with_its_neighbours() -> None:
 
 def test_shapes_are_those_of_the_run_and_need_no_values() -> None:
     feeds = {"outer": np.array(True), "inner": np.array(False), "x": X}
-    shapes = observe_shapes(NESTED, feeds)
+    shapes = observe_shapes(NESTED, [feeds])
     assert shapes[TensorId("x")] == shapes[TensorId("p")] == shapes[TWICE] == (2, 4)
     assert CUBE not in shapes
     assert HALF not in shapes
@@ -217,7 +217,7 @@ def test_a_scalar_is_told_from_a_branch_that_did_not_run() -> None:
                 else_branch = b () => (float yb) { [n] s = ReduceMin<keepdims = 0>(x) [i] yb = Identity(s) }>
         }"""
     )
-    shapes = observe_shapes(scalar, {"c": np.array(True), "x": np.ones(3, np.float32)})
+    shapes = observe_shapes(scalar, [{"c": np.array(True), "x": np.ones(3, np.float32)}])
     assert shapes[TensorId("t", THEN)] == ()
     assert TensorId("s", "choose.else_branch") not in shapes
 
@@ -230,7 +230,7 @@ def test_constants_and_integers_have_no_observed_shape() -> None:
             [m] y = Mul(x, k)
         }"""
     )
-    assert set(observe_shapes(mixed, {"x": X})) == {TensorId("x"), TensorId("y")}
+    assert set(observe_shapes(mixed, [{"x": X}])) == {TensorId("x"), TensorId("y")}
 
 
 @settings(max_examples=25, deadline=None)

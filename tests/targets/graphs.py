@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
+
+from onnxq.graph import GraphIndex
+from onnxq.targets import Candidate, Target
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
@@ -183,3 +188,16 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
         2,
     ),
 }
+
+
+# Weights that the text of a node may name.
+CONSTANTS = {"w": (8, 8, 1, 1), "m": (8, 8), "b": (8,), "s": (2, 3, 4), "one": (1,), "f": (4,), "column": (8, 1)}
+
+
+def judge(target: Target, text: str, node: str = "n") -> tuple[str | None, str]:
+    """The rule of the target that takes a node of a graph, and the reason why none does, "" without one."""
+    words = set(re.findall(r"\w+", text.partition("{")[2]))
+    proto = model(text, weights={name: shape for name, shape in CONSTANTS.items() if name in words})
+    index = GraphIndex(onnx.shape_inference.infer_shapes(proto))
+    rule, reason = target.rule_for(Candidate(index.node(node), index, {}))
+    return None if rule is None else rule.name, "" if reason is None else reason.reason

@@ -1,6 +1,6 @@
-"""The kernels TensorRT-RTX makes of a model, ahead of time and without a GPU, each build in a fresh process.
+"""The kernels TensorRT-RTX makes of models, ahead of time and without a GPU, in child processes.
 
-A failed build poisons the next one of the same process, and some graphs crash the library.
+A failed build poisons the next one of the same process, and some graphs crash the library: a child ends with the first.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,13 +43,25 @@ class Kernel:
 
 def kernels(model: onnx.ModelProto, folder: Path, *, sm: int = 86) -> list[Kernel]:
     """Build for compute capability `sm`; AssertionError with TensorRT's words when it refuses."""
-    path = folder / "model.onnx"
-    onnx.save(model, path)
-    done = subprocess.run(
-        [sys.executable, __file__, str(path), str(sm)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return [_kernel(line) for line in json.loads(done.stdout).splitlines()[1:] if "LayerType: " in line]
+    made, words = _build([model], folder, sm)
+    assert made, words
+    return made[0]
+
+
+def kernels_by_name(models: Mapping[str, onnx.ModelProto], folder: Path) -> dict[str, list[Kernel]]:
+    """The kernels of models up to the first that is refused, in one process: loading the library takes longest."""
+    return dict(zip(models, _build(list(models.values()), folder, 86)[0], strict=False))
+
+
+def _build(models: Sequence[onnx.ModelProto], folder: Path, sm: int) -> tuple[list[list[Kernel]], str]:
+    paths = [folder / f"model{k}.onnx" for k in range(len(models))]
+    for model, path in zip(models, paths, strict=True):
+        onnx.save(model, path)
+    command = [sys.executable, __file__, str(sm), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    texts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"Layers:')]
+    made = [[_kernel(line) for line in text.splitlines()[1:] if "LayerType: " in line] for text in texts]
+    return made, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def _kernel(line: str) -> Kernel:
@@ -64,7 +77,11 @@ def _kernel(line: str) -> Kernel:
     )
 
 
-def _main(path: str, sm: str) -> int:
+def _main(sm: str, *paths: str) -> int:
+    return next((1 for path in paths if _print_layers(path, sm)), 0)
+
+
+def _print_layers(path: str, sm: str) -> int:
     import tensorrt_rtx as trt
 
     said: list[str] = []
@@ -96,7 +113,7 @@ def _main(path: str, sm: str) -> int:
     if builder.build_serialized_network(network, config) is None:
         print(said[-5:])
         return 1
-    print(json.dumps(next(text for text in reversed(said) if text.startswith("Layers:"))))
+    print(json.dumps(next(text for text in reversed(said) if text.startswith("Layers:"))), flush=True)
     return 0
 
 

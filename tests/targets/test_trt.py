@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ import onnxq
 from onnxq.config import load_config
 from onnxq.plan import AttentionKind
 from onnxq.sites import Role
-from onnxq.targets.trt import RULES
-from tests.targets.graphs import model
-from tests.targets.rtx import kernels, needs_rtx
+from onnxq.targets.trt import RULES, TRT
+from tests.targets.graphs import judge, model
+from tests.targets.rtx import Kernel, kernels, kernels_by_name, needs_rtx
 from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
@@ -43,9 +44,11 @@ def float_model(name: str) -> onnx.ModelProto:
     return proto
 
 
+@cache
 def quantized(name: str) -> onnxq.Result:
+    """One result for all tests of a case, which change nothing in it."""
     proto = float_model(name)
-    return onnxq.quantize(proto, samples(proto), CONFIG)
+    return onnxq.quantize(proto, samples(proto), CONFIG, overrides={"latency": False})
 
 
 def attention(config: onnxq.Config = CONFIG) -> onnxq.Result:
@@ -108,12 +111,18 @@ def test_the_file_says_only_what_tensorrt_reads(name: str) -> None:
             assert held[node.input[0]].dims[axis] == scale.dims[0]
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Kernel]]:
+    return kernels_by_name({name: quantized(name).model for name in CASES}, tmp_path_factory.mktemp("rtx"))
+
+
 @needs_rtx
 @pytest.mark.trt
 @pytest.mark.parametrize("name", CASES)
-def test_tensorrt_makes_int8_kernels(name: str, tmp_path: Path) -> None:
+def test_tensorrt_makes_int8_kernels(name: str, built: dict[str, list[Kernel]], tmp_path: Path) -> None:
     case = CASES[name]
-    heavy = [kernel for kernel in kernels(quantized(name).model, tmp_path) if kernel.heavy]
+    made = built.get(name) or kernels(quantized(name).model, tmp_path)
+    heavy = [kernel for kernel in made if kernel.heavy]
     assert sum(kernel.int8 for kernel in heavy) == case.int8, heavy
     assert sum(not kernel.int8 for kernel in heavy) == case.floats, heavy
 
@@ -121,9 +130,11 @@ def test_tensorrt_makes_int8_kernels(name: str, tmp_path: Path) -> None:
 @needs_rtx
 @pytest.mark.trt
 @pytest.mark.parametrize("name", ["residual-identity", "residual-downsample", "residual-linear"])
-def test_a_residual_add_costs_no_kernel_and_reads_int8(name: str, tmp_path: Path) -> None:
+def test_a_residual_add_costs_no_kernel_and_reads_int8(
+    name: str, built: dict[str, list[Kernel]], tmp_path: Path
+) -> None:
     """The convolution's own epilogue adds: one kernel between two convolutions, as without a residual."""
-    made = kernels(quantized(name).model, tmp_path)
+    made = built.get(name) or kernels(quantized(name).model, tmp_path)
     adding = [kernel for kernel in made if any(node.startswith("add") for node in kernel.nodes)]
     sums = {node for kernel in adding for node in kernel.nodes if node.startswith("add")}
     assert len(adding) == len(sums)
@@ -290,3 +301,35 @@ def test_int4_needs_whole_blocks() -> None:
     assert not result.plan.sites
     assert "whole blocks of 128" in result.report.refusals[0].reason
     assert "block_size 32" in result.report.refusals[0].fix
+
+
+ROWS = "float[4,8]"
+RULED: dict[str, tuple[str, str | None, str]] = {
+    "conv": ("g (float[2,8,6,6] x) => (float[2,8,6,6] y) { [n] y = Conv(x, w) }", "conv", ""),
+    "a computed kernel": (
+        "g (float[2,8,6,6] x, float[8,8,1,1] k) => (float[2,8,6,6] y) { [n] y = Conv(x, k) }", None, "at run time",
+    ),
+    "gemm": (f"g ({ROWS} x) => ({ROWS} y) {{ [n] y = Gemm(x, m) }}", "gemm", ""),
+    "turned data": ("g (float[8,4] x) => (float[4,8] y) { [n] y = Gemm<transA=1>(x, m) }", None, "transA=1"),
+    "computed weights": (f"g ({ROWS} x, float[8,8] k) => ({ROWS} y) {{ [n] y = Gemm(x, k) }}", None, "left float"),
+    "one column": (f"g ({ROWS} x) => (float[4,1] y) {{ [n] y = Gemm(x, column) }}", None, "with one column"),
+    "one column turned": (
+        "g (float[4,1] x) => (float[4,8] y) { [n] y = Gemm<transB=1>(x, column) }", "gemm", "",
+    ),
+    "matmul": (f"g ({ROWS} x) => ({ROWS} y) {{ [n] y = MatMul(x, m) }}", "matmul", ""),
+    "weights on the left": ("g (float[8,4] x) => (float[8,4] y) { [n] y = MatMul(m, x) }", None, "stands on the left"),
+    "two activations": ("g (float[4,4] x) => (float[4,4] y) { [n] y = MatMul(x, x) }", "product", ""),
+    "a Concat": (f"g ({ROWS} x) => (float[8,8] y) {{ [n] y = Concat<axis=0>(x, x) }}", "concat", ""),
+    "an Add": (f"g ({ROWS} x, {ROWS} z) => ({ROWS} y) {{ [n] y = Add(x, z) }}", None, ""),
+    "pooling a constant": (
+        "g (float[8] x) => (float[8,8,1,1] y) { [n] y = MaxPool<kernel_shape=[1,1]>(w) }", None, "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "rule", "reason"), RULED.values(), ids=RULED)
+def test_which_rule_takes_a_node_and_why_none_does(text: str, rule: str | None, reason: str) -> None:
+    found, told = judge(TRT, text)
+    assert found == rule
+    assert reason in told
+    assert bool(told) is bool(reason)

@@ -58,12 +58,12 @@ def test_types_stay(changes: dict[str, object]) -> None:
 
 
 def test_more_effort_leaves_out_what_half_cannot_bear_and_says_so() -> None:
-    result = onnxq.quantize(half_model(), images(), "trt-int8", effort="balanced")
+    result = onnxq.quantize(half_model(), images(), "trt-int8", overrides={"effort": "balanced"})
     assert types(result.model, "/scale") == {TensorProto.FLOAT16}
     told = [line for line in result.report.accounts if "computes in float16" in line]
     assert [line.partition(":")[0] for line in told] == ["ranges", "rounding"]
     with pytest.raises(ConfigError, match="float16"):
-        onnxq.quantize(half_model(), images(), "trt-int8", min_sqnr=99.0)
+        onnxq.quantize(half_model(), images(), "trt-int8", overrides={"min_sqnr": 99.0})
 
 
 def test_applying_the_plan_gives_the_same_bytes() -> None:
@@ -73,7 +73,7 @@ def test_applying_the_plan_gives_the_same_bytes() -> None:
 
 
 def test_ort_still_computes_in_float32() -> None:
-    result = onnxq.quantize(half_model(), images(), latency=False)
+    result = onnxq.quantize(half_model(), images(), overrides={"latency": False})
     assert types(result.model, "/scale") <= {TensorProto.FLOAT}
     assert result.plan.prepare[0] == "float32-compute"
 

@@ -15,7 +15,8 @@ from onnxq.evaluation.accumulator import measure_error
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import find_target
-from tests.targets.graphs import model
+from onnxq.targets.virtual import VIRTUAL
+from tests.targets.graphs import judge, model
 
 NET = """g (float[N,4,8,8] x) => (float[N,5] y) {
     a = Conv <pads=[1,1,1,1]> (x, w, b)
@@ -92,3 +93,30 @@ def test_it_accepts_what_no_engine_does() -> None:
 def test_placements_are_not_timed_for_no_engine() -> None:
     with pytest.raises(ConfigError, match="no engine"):
         load_config("virtual-int8", {"placement": "measured"})
+
+
+@pytest.mark.parametrize(
+    ("node", "rule"),
+    [
+        ("Conv(x, w)", "conv"), ("ConvTranspose(x, w)", "conv"), ("Conv(w, w)", None), ("MatMul(x, x)", "product"),
+        ("MatMul(x, w)", None), ("Add(x, z)", "two-operands"), ("Sub(x, z)", "two-operands"), ("Add(x, x)", None),
+        ("Mul(x, one)", None), ("AveragePool<kernel_shape=[1,1]>(x)", "one-operand"), ("Softmax(x)", "softmax"),
+        ('Resize<mode="linear">(x, , f)', "resize"), ('Resize<mode="nearest">(x, , f)', None), ("Relu(x)", None),
+        ("MaxPool<kernel_shape=[1,1]>(x)", None),
+    ],
+)  # fmt: skip
+def test_which_rule_takes_a_node(node: str, rule: str | None) -> None:
+    text = f"g (float[1,8,8,8] x, float[1,8,8,8] z) => (float[a,b,c,d] y) {{ [n] y = {node} }}"
+    found, reason = judge(VIRTUAL, text)
+    assert found == rule
+    # Whatever has a rule has a reason without it; other operators are nobody's wish.
+    assert bool(reason) is (rule is None and node[:4] not in ("Relu", "MaxP"))
+
+
+def test_masked_scores_and_masks_have_no_pair() -> None:
+    text = """g (float[1,4,4] x, float[1,4,4] mask) => (float[1,4,4] y, float[1,4,4] z) {
+        [add] total = Add(x, mask) [soft] y = Softmax(total) [free] z = Softmax(x)
+    }"""
+    assert judge(VIRTUAL, text, "add")[1] == "masks scores, maybe with -inf, which no range holds"
+    assert judge(VIRTUAL, text, "soft")[1] == "reads scores that may be masked with -inf, which no range holds"
+    assert judge(VIRTUAL, text, "free") == ("softmax", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import onnx
@@ -10,11 +11,6 @@ import onnx
 from onnxq.errors import OutputError
 from onnxq.files import ScratchFolder, check_outputs, is_stream, write_text
 from onnxq.graph import save_model
-
-
-def make_sibling_path(path: Path, what: str, suffix: str) -> Path:
-    """`net.onnx` -> `net.<what><suffix>`."""
-    return path.with_name(f"{path.stem}.{what}{suffix}")
 
 
 def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool) -> tuple[Path, ...]:
@@ -28,33 +24,23 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     for path in filter(is_stream, (*models, *texts)):
         raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
     staged: dict[Path, Path] = {}
-    folders: list[ScratchFolder] = []
     try:
-        for path, model in models.items():
-            folder = _make_folder(path, folders)
-            save_model(model, folder / path.name)
-            staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
-        for path, text in texts.items():
-            folder = _make_folder(path, folders)
-            write_text(folder / path.name, text)
-            staged[folder / path.name] = path
-        check_outputs("", *staged.values(), force=overwrite)
-        # Data before models: a model must never be there without the data that it refers to.
-        for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
-            os.replace(file, staged[file])
+        with ExitStack() as folders:
+            for path, content in {**models, **texts}.items():
+                # Beside the target: on one disk os.replace moves a file in one step.
+                folder = folders.enter_context(ScratchFolder(path.parent))
+                if isinstance(content, str):
+                    write_text(folder / path.name, content)
+                else:
+                    save_model(content, folder / path.name)
+                staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
+            check_outputs("", *staged.values(), force=overwrite)
+            # Data before models: a model must never be there without the data that it refers to.
+            for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
+                os.replace(file, staged[file])
     except OSError as error:
         subject = str(next(iter(models), ""))
         raise OutputError(
             subject, error.strerror or str(error), "free space or choose another folder", code="Q604"
         ) from error
-    finally:
-        for folder in folders:
-            folder.remove()
     return tuple(staged.values())
-
-
-def _make_folder(path: Path, folders: list[ScratchFolder]) -> Path:
-    """A new folder beside `path`."""
-    # On the same disk, where os.replace moves a file in one step.
-    folders.append(ScratchFolder(path.parent))
-    return folders[-1].path

@@ -13,10 +13,10 @@ from typing import Any
 
 import onnx
 import torch
-from onnx import GraphProto
 from torch import Tensor, nn
 
 from onnxq.errors import ModelError
+from onnxq.graph.scopes import walk_graphs
 
 # Keys of node metadata that torch's exporter writes: the scopes of a node as a Python list, and the scope by which
 # viewers group nodes.
@@ -36,16 +36,12 @@ def export_with_markers(
     output_names: Sequence[str] | None,
 ) -> onnx.ModelProto:
     """The model as torch exports it, markers included. Raises ModelError if torch cannot export it."""
-    names: dict[str, Any] = {}
-    if input_names is not None:
-        names["input_names"] = list(input_names)
-    if output_names is not None:
-        names["output_names"] = list(output_names)
     with _silence_exporter():
         try:
             program = torch.onnx.export(
                 model, args, kwargs=kwargs or None, dynamo=True, optimize=optimize, opset_version=opset,
-                dynamic_shapes=dynamic_shapes, verbose=False, external_data=False, **names,
+                dynamic_shapes=dynamic_shapes, input_names=input_names, output_names=output_names, verbose=False,
+                external_data=False,
             )  # fmt: skip
         except Exception as error:  # torch may raise anything in the user's forward
             raise ModelError(
@@ -77,7 +73,7 @@ def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
     # The metadata hold stack traces with paths of this machine.
     del proto.graph.metadata_props[:]
     counts: Counter[str] = Counter()
-    for graph in _walk_graphs(proto):
+    for _, graph in walk_graphs(proto.graph):
         for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
             del value.metadata_props[:]
             value.doc_string = ""
@@ -102,16 +98,6 @@ def _name_node(node: onnx.NodeProto) -> str:
     # The last scope is the node itself. torch writes _empty_nn_module_stack… for nodes that no module made.
     module = path[-2] if len(path) > 1 and not path[-2].startswith("_empty_nn_module_stack") else ""
     return f"{module}/{node.op_type}" if module else node.op_type
-
-
-def _walk_graphs(proto: onnx.ModelProto) -> Iterator[GraphProto]:
-    """The model's graph and all subgraphs of If, Loop and Scan."""
-    waiting = [proto.graph]
-    while waiting:
-        graph = waiting.pop()
-        yield graph
-        for node in graph.node:
-            waiting.extend(attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
 
 
 def _explain_error(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onnxq.errors import ModelError, PlanError
 from onnxq.sites import Role
 from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.tracing import use_eval_mode
+from torch_frontend.tracing.values import use_eval_mode
 
 
 def active_quantizers(model: nn.Module) -> list[Quantizer]:

@@ -17,13 +17,13 @@ from onnxq.files import check_outputs
 from onnxq.plan import Plan, to_json
 from onnxq.sites import Site
 from onnxq.spec import PerBlock
-from torch_frontend.export.files import make_sibling_path, write_all
+from torch_frontend.export.files import write_all
 from torch_frontend.export.graph import batch_dims, export_with_markers
 from torch_frontend.export.marking import active_quantizers, prepare_markers
 from torch_frontend.export.sums import warn_of_moved_weights
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import as_inputs
+from torch_frontend.tracing.values import as_inputs
 
 # First opset with float16, 4-bit, 16-bit and blocked QuantizeLinear.
 _WIDE_OPSET = 21
@@ -106,8 +106,8 @@ def export_onnx(
     Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)
-    bare = Path(float_path) if float_path is not None else make_sibling_path(whole, "float", ".onnx")
-    plan = Path(plan_path) if plan_path is not None else make_sibling_path(whole, "plan", ".json")
+    bare = Path(float_path) if float_path is not None else whole.with_name(f"{whole.stem}.float.onnx")
+    plan = Path(plan_path) if plan_path is not None else whole.with_name(f"{whole.stem}.plan.json")
     check_outputs("", whole, bare, plan, force=overwrite)  # before the export, which takes long
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
     files = write_all({bare: done.float_model, whole: done.model}, {plan: to_json(done.plan)}, overwrite=overwrite)

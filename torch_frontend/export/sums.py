@@ -9,8 +9,8 @@ from onnxq.graph import GraphIndex
 from onnxq.interop import Marked
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner.sums import count_saturating
-from onnxq.sites import Caution, Edge, Role, Site, TensorId
+from onnxq.planner.sums import count_saturating, read_constant
+from onnxq.sites import Caution, Role
 from torch_frontend.quantizers import Quantizer
 
 
@@ -34,7 +34,7 @@ def _explain_difference(quantizer: Quantizer, planned: SitePlan, index: GraphInd
     if trained and not planned.sum_orders:
         return "kept 16-bit sums in training that the kernels of this file do not have: rounded to nearest here"
     # The float file holds the baked weight, whose integers are those of training.
-    value = index.constant(_find_tensor(index, planned.site))
+    value = read_constant(index, planned.site)
     if trained or not planned.sum_orders or planned.qparams is None or value is None:
         return ""
     # The file keeps sums that training did not: it matters only where the trained integers overflow one.
@@ -45,11 +45,3 @@ def _explain_difference(quantizer: Quantizer, planned: SitePlan, index: GraphInd
         f"{sums} sums would overflow 16 bits on CPUs without VNNI: the file has other integers than training had; "
         "train a QuantModel made for this target, or call `bind_sums` of the quantizer"
     )
-
-
-def _find_tensor(index: GraphIndex, place: Site) -> TensorId:
-    """The tensor of a site; that of an edge is the input it leads to."""
-    if isinstance(place, TensorId):
-        return place
-    assert isinstance(place, Edge)
-    return index.resolve(index.node(place.node).inputs[place.index], place.scope) or TensorId("")

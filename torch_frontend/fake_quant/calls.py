@@ -41,6 +41,7 @@ class Prepared:
     outputs: list[Tensor | None]
     # The call holds bare addresses; these references keep their memory alive until the kernels are queued.
     held: tuple[Tensor, ...]
+    backward: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -71,7 +72,7 @@ def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, g
     call.grad_scale, call.zero_point_grad_scale = grid.grad_scale, grid.zero_point_grad_scale
     if grid.edge == "clip":
         call.flags |= Flag.EDGE_CLIP
-    return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *numbers))
+    return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *numbers), backward=True)
 
 
 def restore_gradients(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid) -> tuple[Tensor | None, ...]:
@@ -156,17 +157,13 @@ class CompiledKernels(ABC):
     """Forward and backward by compiled kernels; a subclass runs a prepared call on its device."""
 
     @abstractmethod
-    def run_forward(self, prepared: Prepared) -> None:
-        """Fill y."""
-
-    @abstractmethod
-    def run_backward(self, prepared: Prepared) -> None:
-        """Fill those of dx, dscale and dzero_point that have an output."""
+    def run(self, prepared: Prepared) -> None:
+        """Fill the outputs that the call has."""
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
         """Return y, with the strides of `torch.empty_like(x)`."""
         prepared = prepare_forward(x, scale, zero_point, grid)
-        self.run_forward(prepared)
+        self.run(prepared)
         y: Tensor = prepared.outputs[0]  # type: ignore[assignment]
         return y
 
@@ -175,5 +172,5 @@ class CompiledKernels(ABC):
     ) -> tuple[Tensor | None, ...]:
         """Return (dx, dscale, dzero_point), None where not needed."""
         prepared = prepare_backward(dy, x, scale, zero_point, grid, needed)
-        self.run_backward(prepared)
+        self.run(prepared)
         return restore_gradients(prepared, (scale, zero_point), grid)

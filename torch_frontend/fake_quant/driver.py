@@ -52,10 +52,9 @@ class Driver:
     def launch_kernel(self, function: ctypes.c_void_p, grid: int, call: Call, stream: int) -> None:
         """Queue a kernel with `grid` blocks on a stream; the driver copies the argument before this returns."""
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
-        self._call(
-            "cuLaunchKernel", function, *_make_dim3(grid), *_make_dim3(THREADS), ctypes.c_uint(0),
-            ctypes.c_void_p(stream), argument, None,
-        )  # fmt: skip
+        # Blocks and threads along three axes, and bytes of shared memory.
+        sizes = (ctypes.c_uint(size) for size in (grid, 1, 1, THREADS, 1, 1, 0))
+        self._call("cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None)
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
@@ -63,10 +62,6 @@ class Driver:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(text))
             raise DriverError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
-
-
-def _make_dim3(first: int) -> tuple[ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]:
-    return ctypes.c_uint(first), ctypes.c_uint(1), ctypes.c_uint(1)
 
 
 @cache

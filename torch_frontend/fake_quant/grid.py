@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -40,49 +41,46 @@ def check_call(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> None
 
     Shapes as in `onnxq.spec.QParams`: one value per tensor, [channels], or x's shape with ceil(dim / size) at axis.
     """
+    wrong = _find_fault(x, scale, zero_point, grid)
+    if wrong is not None:
+        raise ConfigError("fake_quantize", *wrong, code="Q318")
+
+
+def _find_fault(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[str, str] | None:
+    """(cause, fix) of a wrong call."""
     # Reads shapes, types and devices but no value: reading one would wait for the GPU at every call.
     if x.dtype not in DTYPES:
-        raise ConfigError(
-            "fake_quantize", f"x is {x.dtype}", "give a float32, float16, bfloat16 or float64 tensor", code="Q318"
-        )
+        return f"x is {x.dtype}", "give a float32, float16, bfloat16 or float64 tensor"
     if not scale.is_floating_point():
-        raise ConfigError("fake_quantize", f"scale is {scale.dtype}", "give a float32 tensor", code="Q318")
+        return f"scale is {scale.dtype}", "give a float32 tensor"
     if not (scale.device == zero_point.device == x.device):
         devices = f"x is on {x.device}, scale on {scale.device}, zero_point on {zero_point.device}"
-        raise ConfigError("fake_quantize", devices, "move all three to one device", code="Q318")
+        return devices, "move all three to one device"
     # 16 bits, signed or unsigned: float32, in which the kernels compute, holds such integers exactly.
     if not -(1 << 16) < grid.qmin < grid.qmax < 1 << 16:
-        levels = f"qmin {grid.qmin}, qmax {grid.qmax}"
-        raise ConfigError("fake_quantize", levels, "qmin must lie below qmax, both in 16 bits", code="Q318")
+        return f"qmin {grid.qmin}, qmax {grid.qmax}", "qmin must lie below qmax, both in 16 bits"
     if grid.edge not in EDGES:
-        raise ConfigError("fake_quantize", f"edge {grid.edge!r}", f"use one of {', '.join(EDGES)}", code="Q318")
+        return f"edge {grid.edge!r}", f"use one of {', '.join(EDGES)}"
     if grid.block_size < 0 or (grid.block_size and grid.axis is None):
-        raise ConfigError(
-            "fake_quantize", f"block_size {grid.block_size}", "give a positive size and an axis", code="Q318"
-        )
+        return f"block_size {grid.block_size}", "give a positive size and an axis"
     if scale.shape != zero_point.shape:
         shapes = f"scale has shape {tuple(scale.shape)}, zero_point {tuple(zero_point.shape)}"
-        raise ConfigError("fake_quantize", shapes, "give both the same shape", code="Q318")
-    _check_shape(x, scale, grid)
+        return shapes, "give both the same shape"
+    misfit = explain_misfit(x.shape, scale.shape, grid.axis, grid.block_size)
+    return None if misfit is None else (misfit, "calibrate again, or use the axis it was calibrated on")
 
 
-def _check_shape(x: Tensor, scale: Tensor, grid: Grid) -> None:
-    if grid.axis is None:
-        if scale.numel() != 1:
-            values = f"{scale.numel()} scales for a tensor quantized as a whole"
-            raise ConfigError("fake_quantize", values, "give one value, or an axis", code="Q318")
-        return
-    if not -x.dim() <= grid.axis < x.dim():
-        raise ConfigError(
-            f"axis {grid.axis}",
-            f"is outside a tensor of shape {tuple(x.shape)}",
-            "use an axis the tensor has",
-            code="Q318",
-        )
-    wanted = qparam_shape(x.shape, grid.axis, grid.block_size)
-    if tuple(scale.shape) != wanted:
-        shapes = f"scale has shape {tuple(scale.shape)}, x of shape {tuple(x.shape)} needs {wanted}"
-        raise ConfigError("fake_quantize", shapes, "calibrate again, or use the axis it was calibrated on", code="Q318")
+def explain_misfit(shape: Sequence[int], scale_shape: Sequence[int], axis: int | None, block_size: int) -> str | None:
+    """Reason why scales of `scale_shape` do not fit a tensor of `shape`, or None."""
+    if axis is None:
+        count = prod(scale_shape)
+        return None if count == 1 else f"{count} scales for a tensor quantized as a whole"
+    if not -len(shape) <= axis < len(shape):
+        return f"axis {axis} is outside a tensor of shape {tuple(shape)}"
+    wanted = qparam_shape(shape, axis, block_size)
+    if tuple(scale_shape) != wanted:
+        return f"scales of shape {tuple(scale_shape)} where a tensor of shape {tuple(shape)} needs {wanted}"
+    return None
 
 
 def qparam_shape(shape: Sequence[int], axis: int | None, block_size: int) -> tuple[int, ...]:

@@ -15,19 +15,10 @@ class HostKernels(CompiledKernels):
     def __init__(self, library: ctypes.CDLL) -> None:
         self._forward, self._backward = library.fq_cpu_forward, library.fq_cpu_backward
 
-    def run_forward(self, prepared: Prepared) -> None:
-        """Fill y."""
+    def run(self, prepared: Prepared) -> None:
+        """Fill the outputs."""
         # Read at every call: the user may change it with torch.set_num_threads.
         prepared.call.threads = torch.get_num_threads()
-        _check_code(self._forward(prepared.call))
-
-    def run_backward(self, prepared: Prepared) -> None:
-        """Fill dx, dscale and dzero_point."""
-        prepared.call.threads = torch.get_num_threads()
-        _check_code(self._backward(prepared.call))
-
-
-def _check_code(code: int) -> None:
-    # The kernels' only failure: std::bad_alloc must not cross the C interface.
-    if code:
-        raise MemoryError("fake_quantize: no memory for partial sums")
+        # The kernels' only failure: std::bad_alloc must not cross the C interface.
+        if (self._backward if prepared.backward else self._forward)(prepared.call):
+            raise MemoryError("fake_quantize: no memory for partial sums")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from torch import Tensor
 from onnxq.errors import OnnxqError
 from onnxq.kernels import device_image, host_reason, load_host
 from torch_frontend.fake_quant import reference
+from torch_frontend.fake_quant.calls import CompiledKernels
 from torch_frontend.fake_quant.device import CudaKernels
 from torch_frontend.fake_quant.driver import Driver, DriverError
-from torch_frontend.fake_quant.grid import Grid, Needed
 from torch_frontend.fake_quant.host import HostKernels
 
 
@@ -25,18 +24,6 @@ class SlowFakeQuantWarning(UserWarning):
     code = "W119"
 
 
-class Kernels(Protocol):
-    """Forward and backward on checked tensors; `torch_frontend.fake_quant.reference` defines them."""
-
-    def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
-        """Return y, with the strides of `torch.empty_like(x)`."""
-
-    def backward(
-        self, dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed
-    ) -> tuple[Tensor | None, ...]:
-        """Return (dx, dscale, dzero_point), None where not needed."""
-
-
 class ReferenceKernels:
     """Composed torch operators. reason: why there are no compiled kernels."""
 
@@ -44,6 +31,9 @@ class ReferenceKernels:
         self.reason = reason
         self.forward = reference.compute_forward
         self.backward = reference.compute_backward
+
+
+Kernels = CompiledKernels | ReferenceKernels
 
 
 def choose_kernels(x: Tensor) -> Kernels:

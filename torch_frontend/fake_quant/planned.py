@@ -24,23 +24,15 @@ class PlannedKernels(CompiledKernels):
     def launch(self, kernel: str, grid: int, call: Call, device: torch.device) -> None:
         """Launch `kernel` with `grid` blocks, behind all earlier launches."""
 
-    def run_forward(self, prepared: Prepared) -> None:
-        """Fill y."""
-        launches, _ = _plan_launches(prepared.layout, DType(prepared.call.dtype), None)
-        self._launch_all(launches, prepared)
-
-    def run_backward(self, prepared: Prepared) -> None:
-        """Fill those of dx, dscale and dzero_point that have an output."""
-        parameters = any(output is not None for output in prepared.outputs[1:])
+    def run(self, prepared: Prepared) -> None:
+        """Fill the outputs."""
+        parameters = any(output is not None for output in prepared.outputs[1:]) if prepared.backward else None
         launches, scratch = _plan_launches(prepared.layout, DType(prepared.call.dtype), parameters)
         if scratch:
             # Freed when this returns, before the kernels have run: torch's allocator gives the memory only to work that
             # is queued behind them on the same stream.
             partial = torch.empty(scratch // 8, dtype=torch.float64, device=prepared.device)
             prepared.call.partial = partial.data_ptr()
-        self._launch_all(launches, prepared)
-
-    def _launch_all(self, launches: _Launches, prepared: Prepared) -> None:
         for kernel, grid, geometry in launches:
             call = Call.from_buffer_copy(geometry)
             for name in _GIVEN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +23,16 @@ Argument = tuple[fx.Node, Slot]
 
 @dataclass(frozen=True, kw_only=True)
 class CallNode(NodeRef):
-    """A node of a call. path: the module that is called, as rules name it. op: torch's operator, None where unknown."""
+    """A node of a call. path: the module that is called, as rules name it. op: torch's operator."""
 
     path: str
-    op: Op | None = field(compare=False)
+    op: Op = field(compare=False)
+
+
+def read_call(node: NodeRef) -> CallNode:
+    """The node itself, for the planner's questions, which know it by its base class only."""
+    assert isinstance(node, CallNode)
+    return node
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +60,7 @@ class CallGraph:
     """
 
     inputs: tuple[ValueInfo, ...] = ()
+    # A trace has followed one way through all control flow, so there are no bodies.
     scopes: tuple[str, ...] = ("",)
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
@@ -63,28 +71,29 @@ class CallGraph:
     weights: dict[str, Weight] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     reasons: list[Unquantized] = field(default_factory=list)
-    _by_name: dict[str, NodeRef] = field(default_factory=dict)
-    _producers: dict[str, NodeRef] = field(default_factory=dict)
+    _by_name: dict[str, CallNode] = field(default_factory=dict)
+    _producers: dict[str, CallNode] = field(default_factory=dict)
     _consumers: defaultdict[str, list[Edge]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, node: NodeRef) -> None:
+    def add(
+        self, name: str, op_type: str, inputs: Iterable[str], outputs: Iterable[str], *, path: str, op: Op, **attrs: Any
+    ) -> None:
         """Append a node; its inputs are made before it."""
-        self._by_name[node.name] = node
+        node = CallNode(
+            name=name, op_type=op_type, domain="", inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, scope="",
+            order=len(self._by_name), path=path, op=op,
+        )  # fmt: skip
+        self._by_name[name] = node
         self._producers.update(dict.fromkeys(node.outputs, node))
-        for k, name in enumerate(node.inputs):
-            self._consumers[name].append(Edge(node.name, k))
+        for k, tensor in enumerate(node.inputs):
+            self._consumers[tensor].append(Edge(name, k))
 
     @property
-    def nodes(self) -> tuple[NodeRef, ...]:
+    def nodes(self) -> tuple[CallNode, ...]:
         """All nodes in the order in which they run."""
         return tuple(self._by_name.values())
 
-    @property
-    def count(self) -> int:
-        """The number of nodes."""
-        return len(self._by_name)
-
-    def node(self, name: str) -> NodeRef:
+    def node(self, name: str) -> CallNode:
         """The node of this name."""
         return self._by_name[name]
 
@@ -92,7 +101,7 @@ class CallGraph:
         """The tensor of this name; there is one scope."""
         return TensorId(tensor) if tensor else None
 
-    def producer(self, t: TensorId) -> NodeRef | None:
+    def producer(self, t: TensorId) -> CallNode | None:
         """The node that makes the tensor."""
         return self._producers.get(t.name)
 
@@ -111,6 +120,7 @@ class CallGraph:
     def constant(self, t: TensorId) -> NDArray[Any] | None:
         """The value of a constant."""
         found = self.constants.get(t.name)
+        # Engines' rules look at values, not at the type and device that training takes.
         return None if found is None else np.asarray(found.detach().float().cpu())
 
     def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:

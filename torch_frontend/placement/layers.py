@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from onnxq.config import Config, matches_any
 from onnxq.sites import Refusal
-from torch_frontend.placement.graph import CallGraph, CallNode, Weight
-from torch_frontend.qmodules import Entry, WeightQuantized, explain_unconvertible, find_module_entry
+from torch_frontend.placement.graph import CallGraph, Weight
+from torch_frontend.placement.types import find_op_type
+from torch_frontend.qmodules import Entry, WeightQuantized, explain_unconvertible, find_entry
 
 # Operators without a weight that people use as modules where a model cannot be traced. The others (activations,
 # norms) stay float: what stands before them is not known, and a pair there may round twice.
@@ -20,23 +20,14 @@ _BY_HAND = ("add", "mul", "matmul", "cat")
 def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGraph:
     """The graph of the known layers of a module. prefix: the module's own qualified name, with which sites begin."""
     graph, done = CallGraph(), set()
-    for path, module in list_children(model):
+    # A module under several names is one layer; the first name that is not skipped counts.
+    for path, module in model.named_modules(remove_duplicate=False):
         full = f"{prefix}.{path}" if prefix else path
-        entry = find_module_entry(module)
-        if entry is None or id(module) in done or (config.torch.skip_trace and _is_skipped(config, full)):
-            continue
-        done.add(id(module))
-        _add_layer(graph, module, entry, full)
+        entry = find_entry(type(module)) if path else None
+        if entry is not None and id(module) not in done and not _is_skipped(config, full):
+            done.add(id(module))
+            _add_layer(graph, module, entry, path, full)
     return graph
-
-
-def list_children(model: nn.Module, above: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(path, module) of everything inside, a module once for each of its names."""
-    for leaf, child in model._modules.items():
-        if child is not None:
-            path = f"{above}.{leaf}" if above else leaf
-            yield path, child
-            yield from list_children(child, path)
 
 
 def name_input(path: str, k: int) -> str:
@@ -45,11 +36,12 @@ def name_input(path: str, k: int) -> str:
 
 
 def _is_skipped(config: Config, path: str) -> bool:
-    parts = path.split(".")
-    return any(matches_any(config.torch.skip_trace, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
+    parts, patterns = path.split("."), config.torch.skip_trace
+    return bool(patterns) and any(matches_any(patterns, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
 
 
-def _add_layer(graph: CallGraph, module: Any, entry: Entry, path: str) -> None:
+def _add_layer(graph: CallGraph, module: Any, entry: Entry, place: str, path: str) -> None:
+    """Add a layer. place: its path in the module that is converted. path: its whole name, for sites and rules."""
     op = entry.op
     inputs = [name_input(path, k) for k in range(len(entry.data))]
     weighted = entry.qmodule is not None and issubclass(entry.qmodule, WeightQuantized)
@@ -62,16 +54,14 @@ def _add_layer(graph: CallGraph, module: Any, entry: Entry, path: str) -> None:
         graph.reasons.append(Refusal(path, why, "give it a plain weight", "weight", "R110"))
     elif weighted:
         tensor = f"{path}.{op.weight}"
-        graph.weights[path] = Weight(tensor, module=path)
+        graph.weights[path] = Weight(tensor, module=place)
         graph.constants[tensor] = module.weight
+        # A Gather reads its table first.
         inputs.insert(0 if op.name == "embedding" else len(inputs), tensor)
         if isinstance(getattr(module, "bias", None), Tensor):
             graph.constants[f"{path}.bias"] = module.bias
             inputs.append(f"{path}.bias")
-    types = {"linear": "Gemm", "bilinear": "Einsum", "embedding": "torch.embedding"}
-    op_type = types.get(op.name) or (op.onnx[0] if op.onnx else f"torch.{op.name}")
     attrs = {"transB": 1} if op.name == "linear" else {"group": getattr(module, "groups", 1)}
-    graph.add(CallNode(name=path, op_type=op_type, domain="", inputs=tuple(inputs), outputs=(f"{path}.out",),
-                       attrs=attrs, scope="", order=graph.count, path=path, op=op))  # fmt: skip
+    graph.add(path, find_op_type(op), inputs, [f"{path}.out"], path=path, op=op, **attrs)
     if closed:
         graph.closed.add(path)

@@ -11,7 +11,7 @@ from onnxq.graph import NodeRef
 from onnxq.planner.requests import Requests
 from onnxq.sites import Unquantized
 from onnxq.targets import Candidate, Output, PlacementRule, Target, find_target
-from torch_frontend.placement.graph import CallNode
+from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 
 _READS = "a pair on what it reads"
@@ -64,15 +64,15 @@ class FrontEndTarget(Target):
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, as `torch.multi_input` changes it; or why none does."""
         rule, reason = super().rule_for(candidate)
-        op = candidate.node.op if isinstance(candidate.node, CallNode) else None
-        policy = None if op is None else self.policies.get(op.name)
-        if policy is None or op is None:
+        op = read_call(candidate.node).op
+        policy = self.policies.get(op.name)
+        if policy is None:
             return rule, reason
         if policy.policy == "none":
-            weight = None if rule is None else rule.weight
-            return (None, None) if rule is None or weight is None else (
-                replace(rule, inputs=lambda _: (), output=Output.FLOAT), None
-            )  # fmt: skip
+            # The policy is of inputs: a weight is quantized all the same.
+            has_weight = rule is not None and rule.weight is not None
+            return (replace(rule, inputs=lambda _: (), output=Output.FLOAT) if has_weight else None), None
+        # What only moves values gives them out in the scale of its inputs.
         alike = policy.policy in ("share", "follow")
         data = () if rule is None or rule.weight is None else rule.data
         changed = replace(
@@ -84,6 +84,7 @@ class FrontEndTarget(Target):
 def front_end_target(config: Config) -> FrontEndTarget:
     """The configuration's target with the front end's additions."""
     engine = find_target(config.target, config.mode)
+    # Targets are shared by all that plan for an engine, so the additions go into a copy.
     given = {one.name: getattr(engine, one.name) for one in fields(engine)}
     given["rules"] += VIRTUAL_RULES if engine.name == "virtual" else ()
     return FrontEndTarget(**given, policies=dict(config.torch.multi_input))
@@ -94,18 +95,19 @@ class CallRequests(Requests):
 
     def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
         """The module's path; the operator in both."""
-        if not isinstance(node, CallNode):
-            return super().words(node)
-        return node.path, ("",) if node.op is None else (node.op.name, *node.op.onnx)
+        # One file of rules serves the module and its export.
+        call = read_call(node)
+        return call.path, (call.op.name, *call.op.onnx)
 
     def channel_axis(self, node: NodeRef) -> int | None:
         """The axis that the operator takes as channels."""
-        return node.op.channel if isinstance(node, CallNode) and node.op is not None else None
+        return read_call(node).op.channel
 
     def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
         """As in ONNX; operators that have no weight in ONNX name it themselves."""
-        if isinstance(node, CallNode) and node.op is not None and node.op_type in ("Einsum", "torch.embedding"):
-            return node.op.block_axis if blocked else node.op.weight_axis
+        if node.op_type in ("Einsum", "torch.embedding"):
+            op = read_call(node).op
+            return op.block_axis if blocked else op.weight_axis
         return super().weight_axis(node, blocked=blocked)
 
 

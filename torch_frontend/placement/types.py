@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
-from torch_frontend.tracing import shape_of
+from torch_frontend.placement.slots import TracedCall
+from torch_frontend.qmodules import Op
+from torch_frontend.tracing.values import shape_of
 
 # Functions without an operator of their own here: the planner looks through them, or stops at them.
 FUNCTION_TYPES: Mapping[str, str] = {
@@ -23,29 +25,35 @@ FUNCTION_TYPES: Mapping[str, str] = {
     "exp": "Exp",
 }
 # Operators whose first ONNX name is not the node that reads their input.
-PLAIN_TYPES: Mapping[str, str] = {"glu": "torch.glu", "log_softmax": "LogSoftmax"}
+_OWN_TYPES: Mapping[str, str] = {"glu": "torch.glu", "embedding": "torch.embedding"}
 _SHUFFLES = {"pixel_shuffle": "DepthToSpace", "pixel_unshuffle": "SpaceToDepth", "roll": "torch.roll", "flip": "Slice"}
 
 
-def clip_bounds(function: str, module: nn.Module | None, node: fx.Node) -> tuple[Any, Any]:
+def find_op_type(op: Op) -> str:
+    """The node that reads the input of a call of this operator."""
+    return _OWN_TYPES.get(op.name) or (op.onnx[0] if op.onnx else f"torch.{op.name}")
+
+
+def find_clip_bounds(call: TracedCall) -> tuple[Any, Any]:
     """(min, max) of a clamp; None where it has no bound there."""
-    if isinstance(module, nn.ReLU6) or function == "relu6":
+    if call.op.name == "relu6":
         return 0.0, 6.0
-    ends = {"clamp_min": ("input", "min"), "clamp_max": ("input", "max")}.get(function, ("input", "min", "max"))
-    given = dict(zip(ends, node.args, strict=False)) | node.kwargs
-    found = [getattr(module, f"{end}_val", given.get(end, given.get(f"{end}_val"))) for end in ("min", "max")]
+    ends = {"clamp_min": ("input", "min"), "clamp_max": ("input", "max")}.get(call.function, ("input", "min", "max"))
+    # Layers and F.hardtanh call them min_val and max_val.
+    found = [call.find_setting(f"{end}_val", *ends, default=call.find_setting(end, *ends)) for end in ("min", "max")]
     return found[0], found[1]
 
 
-def spatial_mean(op: str, module: nn.Module | None, node: fx.Node, target: str) -> str:
+def find_mean_type(call: TracedCall, target: str) -> str:
     """The node of an average: over a whole map it is a pooling, which the preparation for ONNX Runtime makes of it."""
     pooled = "GlobalAveragePool" if target == "ort" else "ReduceMean"
-    if op == "adaptive_avg_pool":
-        size = getattr(module, "output_size", node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size"))
+    if call.op.name == "adaptive_avg_pool":
+        size = call.find_setting("output_size", "input", "output_size")
         ones = all(one == 1 for one in size) if isinstance(size, (tuple, list)) else size == 1
         return pooled if ones else "AveragePool"
-    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", ())
-    shape = shape_of(node.all_input_nodes[0])
+    # ONNX Runtime has an integer kernel for pooling a whole map, and none for ReduceMean.
+    dims = call.find_setting("dim", "input", "dim", default=())
+    shape = shape_of(call.node.all_input_nodes[0])
     if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):
         return "ReduceMean"
     rank = len(dims) + 2 if shape is None else len(shape)
@@ -53,12 +61,12 @@ def spatial_mean(op: str, module: nn.Module | None, node: fx.Node, target: str) 
     return pooled if whole else "ReduceMean"
 
 
-def slice_type(function: str, node: fx.Node, default: str) -> str:
+def find_slice_type(call: TracedCall) -> str:
     """The type for cutting or turning a tensor: Slice keeps bytes in integers between pairs, Gather does not."""
-    if function in ("select", "index_select", "gather"):
+    if call.function in ("select", "index_select", "gather"):
         return "Gather"
-    if function in ("getitem", "__getitem__"):
-        index = node.args[1] if len(node.args) > 1 else None
+    if call.function in ("getitem", "__getitem__"):
+        index = call.find_setting("index", "input", "index")
         parts = index if isinstance(index, tuple) else (index,)
         return "Gather" if any(isinstance(part, (int, fx.Node)) for part in parts) else "Slice"
-    return _SHUFFLES.get(function, default)
+    return _SHUFFLES.get(call.function, find_op_type(call.op))

@@ -28,7 +28,8 @@ from torch_frontend.qat.batch_norm import freeze_batch_norms
 from torch_frontend.qat.distill import Distiller
 from torch_frontend.qat.observation import observing, share_numbers
 from torch_frontend.qat.pacer import Pacer, Schedule
-from torch_frontend.qat.parameters import parameter_groups, penalty
+from torch_frontend.qat.parameters import parameter_groups
+from torch_frontend.quantizers import penalty
 
 __all__ = [
     "Distiller",

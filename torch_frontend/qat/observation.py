@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from onnxq.errors import CalibrationError, OnnxqError
+from onnxq.errors import CalibrationError
 from onnxq.sites import Role
 from torch_frontend.quant_model import QuantModel
-from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.quantizers import Quantizer, override_switches, quantizers_of
 
 
 @contextmanager
@@ -35,20 +35,11 @@ def observing(module: nn.Module) -> Iterator[None]:
         return
     everything = quantizers_of(module)
     asked = [found for found in everything if found.active and not found.calibrated]
-    before = [found.enabled for found in everything]
     # Others are off, too: first qparams are those of float activations.
-    for found in everything:
-        found.enabled = False
-    for found in asked:
-        found.observing = True
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for found, enabled in zip(everything, before, strict=True):
-            found.enabled = enabled
+    with override_switches(everything, False), torch.no_grad():
         for found in asked:
-            found.observing = False
+            found.observing = True
+        yield
     _merge_ranks(asked)
     for found in asked:
         found.calc_qparams()
@@ -79,7 +70,9 @@ def share_numbers(module: nn.Module, *, source: int = 0) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
     mine = {found.site: found for found in quantizers_of(module)}
-    sent: list[object] = [_read_qparams(mine) if dist.get_rank() == source else None]
+    sent: list[object] = [None]
+    if dist.get_rank() == source:
+        sent = [{site: found.qparams() if found.calibrated else None for site, found in mine.items()}]
     dist.broadcast_object_list(sent, src=source)
     numbers = sent[0]
     if not isinstance(numbers, dict) or set(numbers) != set(mine):
@@ -88,14 +81,3 @@ def share_numbers(module: nn.Module, *, source: int = 0) -> None:
     for site, found in mine.items():
         if numbers[site] is not None:
             found.load_qparams(numbers[site])
-
-
-def _read_qparams(mine: dict[str, Quantizer]) -> dict[str, object]:
-    """Site -> qparams, None where not calibrated."""
-    out: dict[str, object] = {}
-    for site, found in mine.items():
-        try:
-            out[site] = found.qparams() if found.calibrated else None
-        except OnnxqError as error:
-            raise CalibrationError(site, error.cause, error.fix, code=error.code) from error
-    return out

@@ -1,14 +1,13 @@
-"""Parameter groups for the optimizer, and the quantizers' part of the loss."""
+"""Parameter groups for the optimizer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onnxq.errors import CalibrationError, ConfigError
-from torch_frontend import quantizers
+from torch_frontend.quantizers import quantizers_of
 
 
 def parameter_groups(
@@ -25,7 +24,7 @@ def parameter_groups(
         raise ConfigError("parameter_groups", f"lr={lr}, qparam_lr={qparam_lr}, weight_decay={weight_decay}",
                           "lr must be above 0, the others not below", code="Q318")  # fmt: skip
     learned = {}
-    for found in quantizers.quantizers_of(module):
+    for found in quantizers_of(module):
         if found.learned and found.active and not found.calibrated:
             raise CalibrationError(
                 found.site, "has no numbers to learn yet", "calibrate before making the optimizer", code="Q508"
@@ -40,13 +39,3 @@ def parameter_groups(
         ("qparams", list(learned.values()), lr / 10 if qparam_lr is None else qparam_lr, 0.0),
     )
     return [{"name": n, "params": p, "lr": rate, "weight_decay": decay} for n, p, rate, decay in groups if p]
-
-
-def penalty(module: nn.Module) -> Tensor:
-    """Sum of the quantizers' own terms of the loss, such as PACT's L2 penalty of its clipping levels; 0 without any."""
-    found = quantizers.penalty(module)
-    if found is not None:
-        return found
-    # A tensor on the model's device, so that loops need no special case.
-    anchor = next(module.parameters(), None)
-    return torch.zeros((), device=None if anchor is None else anchor.device)

@@ -10,22 +10,13 @@ calls      functions and methods as modules
 from torch_frontend.qmodules import torch_ops as _torch_ops  # fills the registry
 from torch_frontend.qmodules.calls import Add, Call, Cat, MatMul, Mul
 from torch_frontend.qmodules.layers import WeightQuantized, copy_shallowly, explain_unconvertible, swap_class
-from torch_frontend.qmodules.ops import OPS, Op
-from torch_frontend.qmodules.registry import (
-    Entry,
-    find_function_entry,
-    find_method_entry,
-    find_module_entry,
-    find_qmodule_entry,
-    list_op_names,
-    make_entry,
-    register_qmodule,
-)
+from torch_frontend.qmodules.ops import Op
+from torch_frontend.qmodules.registry import UNKNOWN, Entry, find_entry, list_op_names, register_qmodule
 
 del _torch_ops
 
 __all__ = [
-    "OPS",
+    "UNKNOWN",
     "Add",
     "Call",
     "Cat",
@@ -36,12 +27,8 @@ __all__ = [
     "WeightQuantized",
     "copy_shallowly",
     "explain_unconvertible",
-    "find_function_entry",
-    "find_method_entry",
-    "find_module_entry",
-    "find_qmodule_entry",
+    "find_entry",
     "list_op_names",
-    "make_entry",
     "register_qmodule",
     "swap_class",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onnxq.errors import ModelError
-from torch_frontend.qmodules.registry import find_module_entry, register_qmodule
+from torch_frontend.qmodules.registry import find_entry, register_qmodule
 
 
 class WeightQuantized(nn.Module):
@@ -24,68 +24,59 @@ class WeightQuantized(nn.Module):
         return self.weight if quantizer is None else quantizer(self.weight)
 
 
-@register_qmodule(nn.Conv1d, op="conv")
-class QConv1d(WeightQuantized, nn.Conv1d):
-    """Conv1d with a quantized weight."""
+class _Conv(WeightQuantized):
+    """A convolution of any number of axes with a quantized weight."""
+
+    bias: Tensor | None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """As nn.Conv1d."""
-        return self._conv_forward(input, self.quantized_weight(), self.bias)
+        """As torch's class."""
+        result: Tensor = self._conv_forward(input, self.quantized_weight(), self.bias)  # type: ignore[operator]
+        return result
+
+
+@register_qmodule(nn.Conv1d, op="conv")
+class QConv1d(_Conv, nn.Conv1d):
+    """Conv1d with a quantized weight."""
 
 
 @register_qmodule(nn.Conv2d, op="conv")
-class QConv2d(WeightQuantized, nn.Conv2d):
+class QConv2d(_Conv, nn.Conv2d):
     """Conv2d with a quantized weight."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """As nn.Conv2d."""
-        return self._conv_forward(input, self.quantized_weight(), self.bias)
 
 
 @register_qmodule(nn.Conv3d, op="conv")
-class QConv3d(WeightQuantized, nn.Conv3d):
+class QConv3d(_Conv, nn.Conv3d):
     """Conv3d with a quantized weight."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """As nn.Conv3d."""
-        return self._conv_forward(input, self.quantized_weight(), self.bias)
 
+class _ConvTranspose(WeightQuantized):
+    """A transposed convolution of any number of axes with a quantized weight."""
 
-def _convolve_transposed(layer: Any, compute: Any, x: Tensor, output_size: list[int] | None) -> Tensor:
-    """Forward of torch's transposed convolutions with a quantized weight. compute: functional.conv_transposeNd."""
-    dims = len(layer.kernel_size)
-    # torch chooses among the output sizes that fit by padding; its own helper keeps the rules in one place.
-    extra = layer._output_padding(x, output_size, layer.stride, layer.padding, layer.kernel_size, dims, layer.dilation)
-    weight = layer.quantized_weight()
-    result: Tensor = compute(x, weight, layer.bias, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
-    return result
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
+        """As torch's class."""
+        dims, stride, padding, dilation = len(self.kernel_size), self.stride, self.padding, self.dilation
+        # torch chooses among the output sizes that fit by padding; its own helper keeps the rules in one place.
+        extra = self._output_padding(input, output_size, stride, padding, self.kernel_size, dims, dilation)
+        compute = getattr(functional, f"conv_transpose{dims}d")
+        weight = self.quantized_weight()
+        result: Tensor = compute(input, weight, self.bias, stride, padding, extra, self.groups, dilation)
+        return result
 
 
 @register_qmodule(nn.ConvTranspose1d, op="conv_transpose")
-class QConvTranspose1d(WeightQuantized, nn.ConvTranspose1d):
+class QConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
     """ConvTranspose1d with a quantized weight."""
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
-        """As nn.ConvTranspose1d."""
-        return _convolve_transposed(self, functional.conv_transpose1d, input, output_size)
 
 
 @register_qmodule(nn.ConvTranspose2d, op="conv_transpose")
-class QConvTranspose2d(WeightQuantized, nn.ConvTranspose2d):
+class QConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
     """ConvTranspose2d with a quantized weight."""
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
-        """As nn.ConvTranspose2d."""
-        return _convolve_transposed(self, functional.conv_transpose2d, input, output_size)
 
 
 @register_qmodule(nn.ConvTranspose3d, op="conv_transpose")
-class QConvTranspose3d(WeightQuantized, nn.ConvTranspose3d):
+class QConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
     """ConvTranspose3d with a quantized weight."""
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
-        """As nn.ConvTranspose3d."""
-        return _convolve_transposed(self, functional.conv_transpose3d, input, output_size)
 
 
 @register_qmodule(nn.Linear, op="linear")
@@ -129,7 +120,7 @@ def swap_class(module: nn.Module) -> nn.Module:
     Raises ModelError for a layer without a quantized class.
     """
     # Changing the class of a copy keeps parameters, buffers, hooks and names, whatever the constructor would need.
-    found = find_module_entry(module)
+    found = find_entry(type(module))
     if found is None or found.qmodule is None:
         raise ModelError(
             type(module).__name__, "has no quantized class", "register one with @register_qmodule", code="Q123"

@@ -31,7 +31,7 @@ _PAIR = ("input", "other")
 # The state inside torch's recurrent layers is out of reach of a quantizer.
 _RECURRENT = ("a recurrent layer keeps its state inside: it stays float", "unroll it from Linear layers to quantize it")
 
-OPS: tuple[Op, ...] = (
+_OPS = (
     Op(name="conv", onnx=("Conv",), weight="weight"),
     Op(name="conv_transpose", onnx=("ConvTranspose",), weight="weight", weight_axis=1, block_axis=0),
     Op(name="linear", onnx=("Gemm", "MatMul"), weight="weight", channel=-1),
@@ -106,4 +106,4 @@ OPS: tuple[Op, ...] = (
     ),
 )
 
-BY_NAME: dict[str, Op] = {op.name: op for op in OPS}
+OPS = {op.name: op for op in _OPS}

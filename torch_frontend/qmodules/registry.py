@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
-from torch_frontend.qmodules.ops import BY_NAME, Op
+from torch_frontend.qmodules.ops import OPS, Op
 
 _Made = TypeVar("_Made", bound=type[nn.Module])
 # A module class, a function, or the name of a tensor method.
@@ -26,34 +26,31 @@ class Entry:
     """
 
     op: Op
-    params: tuple[str, ...] = ("input",)
-    data: tuple[str, ...] = ("input",)
+    params: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     qmodule: type[nn.Module] | None = None
 
 
-# Keys are classes and functions themselves: names would confuse users' functions with torch's.
-_MODULES: dict[type[nn.Module], Entry] = {}
-_FUNCTIONS: dict[Any, Entry] = {}
-_METHODS: dict[str, Entry] = {}
+# Of calls that nothing is known of.
+UNKNOWN = Entry(Op(name=""))
 
 
-def make_entry(op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] | None = None) -> Entry:
-    """An Entry; its data arguments are those of the operator, or the first ones where `params` has other names."""
+# Keys are classes and functions themselves, since names would confuse users' functions with torch's; methods are names.
+_ENTRIES: dict[Any, Entry] = {}
+
+
+def register_targets(
+    *targets: Target, op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] | None = None
+) -> None:
+    """Register module classes, functions or tensor methods (by name) for an operator; replaces earlier registrations.
+
+    The data arguments are those of the operator, or the first ones where `params` has other names.
+    """
     known = op if isinstance(op, Op) else _find_op(op)
     params = params or known.data or ("input",)
     # Functions such as torch.mm call their operands otherwise, in the same order.
     data = known.data if all(name in params for name in known.data) else params[: len(known.data)]
-    return Entry(known, params, data, qmodule)
-
-
-def register_target(target: Target, made: Entry) -> None:
-    """Register a target; replaces an earlier registration."""
-    if isinstance(target, str):
-        _METHODS[target] = made
-    elif isinstance(target, type) and issubclass(target, nn.Module):
-        _MODULES[target] = made
-    else:
-        _FUNCTIONS[target] = made
+    _ENTRIES.update(dict.fromkeys(targets, Entry(known, params, data, qmodule)))
 
 
 def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = ()) -> Callable[[_Made], _Made]:
@@ -72,48 +69,28 @@ def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = (
 
     def decorate(made: _Made) -> _Made:
         for target in targets:
-            is_module = isinstance(target, type) and issubclass(target, nn.Module)
-            if is_module and not issubclass(made, target):  # type: ignore[arg-type]
+            if isinstance(target, type) and issubclass(target, nn.Module) and not issubclass(made, target):
                 raise ConfigError(
                     f"qmodule {made.__name__}", f"is no subclass of {target.__name__}", "derive it", code="Q310"
                 )
-            register_target(target, make_entry(op, params, made))
+        register_targets(*targets, op=op, params=params, qmodule=made)
         return made
 
     return decorate
 
 
-def find_module_entry(module: nn.Module) -> Entry | None:
-    """The entry of a module's class, or None."""
+def find_entry(target: Any) -> Entry | None:
+    """The entry of a module class, a function or the name of a tensor method; None where nothing is known of it."""
     # The exact class: a subclass may compute something else.
-    return _MODULES.get(type(module))
-
-
-def find_qmodule_entry(module: nn.Module) -> Entry | None:
-    """The entry whose quantized class the module has, or None."""
-    return next((found for found in _MODULES.values() if found.qmodule is type(module)), None)
-
-
-def find_function_entry(function: Any) -> Entry | None:
-    """The entry of a function, or None."""
-    try:
-        return _FUNCTIONS.get(function)
-    except TypeError:  # not hashable
-        return None
-
-
-def find_method_entry(name: str) -> Entry | None:
-    """The entry of a tensor method, or None."""
-    return _METHODS.get(name)
+    return _ENTRIES.get(target) if isinstance(target, Hashable) else None
 
 
 def list_op_names() -> tuple[str, ...]:
     """Names of all operators, for rules and `multi_input`; sorted."""
-    own = {e.op.name for table in (_MODULES, _FUNCTIONS, _METHODS) for e in table.values()}
-    return tuple(sorted(own | set(BY_NAME)))
+    return tuple(sorted({entry.op.name for entry in _ENTRIES.values()} | set(OPS)))
 
 
 def _find_op(name: str) -> Op:
-    if name not in BY_NAME:
-        raise ConfigError(f"operator {name!r}", "is not known", suggest_names(name, BY_NAME), code="Q309")
-    return BY_NAME[name]
+    if name not in OPS:
+        raise ConfigError(f"operator {name!r}", "is not known", suggest_names(name, OPS), code="Q309")
+    return OPS[name]

@@ -6,7 +6,7 @@ build      trace, simplify, convert, place, attach
 attach     carries out a placement
 """
 
-from torch_frontend.placement import Decision
+from torch_frontend.placement.pairs import Decision
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quant_model.model import QuantModel
 from torch_frontend.quant_model.state import State

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx, nn
 
-from onnxq.config import Config, QuantizerSpec
-from onnxq.spec import QuantSpec
-from torch_frontend.placement import Pair, Pairs, bind_sums, fill_slot
-from torch_frontend.qmodules import WeightQuantized, swap_class
+from onnxq.config import Config
+from torch_frontend.placement.pairs import Pair, Pairs
+from torch_frontend.placement.slots import fill_slot
+from torch_frontend.qmodules import swap_class
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer, create_quantizer
-from torch_frontend.tracing import make_unique_path, replace_module
+from torch_frontend.tracing.names import make_unique_path
 
 WEIGHT = "weight_quantizer"
 
@@ -20,43 +20,43 @@ WEIGHT = "weight_quantizer"
 def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str, str]:
     """Insert every quantizer of the placement. Returns site -> module path, activations in order, then weights."""
     holder = make_unique_path(model, "", "quantizers")
-    made: dict[str, Quantizer] = {}
+    calls = [pair for pair in placement.pairs if pair.weight is None or not pair.weight.module]
+    made = make_quantizers(calls, config)
     paths: dict[str, str] = {}
-    # A follower is made from its leader.
-    leaders_first = sorted(placement.pairs, key=lambda pair: pair.leader != pair.site)
-    for pair in leaders_first:
-        if pair.weight is None or not pair.weight.module:
-            made.setdefault(pair.site, make_quantizer(pair, config, made))
-    _name_groups(placement, made)
-    for pair in placement.pairs:
-        if pair.weight is None:
-            paths[pair.site] = _insert_quantizer(model, holder, pair, made[pair.site])
-    parameters: dict[str, list[Pair]] = {}
-    for pair in placement.pairs:
-        if pair.weight is not None and not pair.weight.module:
-            parameters.setdefault(pair.site, []).append(pair)
-    for site, group in parameters.items():
-        paths[site] = _insert_shared(model, holder, group, made[site])
-    paths.update(
-        _convert_layers(model, [p for p in placement.pairs if p.weight is not None and p.weight.module], config)
-    )
-    bind_sums(
-        placement.pairs, made,
-        lambda p: model.get_submodule(f"{p.weight.module}.{WEIGHT}" if p.weight and p.weight.module else paths[p.site]),
-    )  # fmt: skip
+    nodes: dict[str, fx.Node] = {}
+    for pair in calls:
+        assert pair.value is not None
+        # A parameter that several calls read has a pair for each of them, and one quantizer.
+        if pair.site not in paths:
+            paths[pair.site] = path = make_unique_path(model, holder, pair.site.replace(".", "_"))
+            model.add_submodule(path, made[pair.site])
+            nodes[pair.site] = _insert_call(model, pair.value, path)
+        node = nodes[pair.site]
+        # None: all readers, save the quantizer itself.
+        if pair.readers is None:
+            pair.value.replace_all_uses_with(node, delete_user_cb=lambda user, own=node: user is not own)
+        for reader, slot in pair.readers or ():
+            fill_slot(reader, slot, node)
+    paths |= swap_layers(model, placement.pairs, config)
+    bind_sums(model, placement.pairs, made, paths)
     model.graph.lint()
     model.recompile()
     return paths
 
 
-def make_quantizer(pair: Pair, config: Config, made: Mapping[str, Quantizer]) -> Quantizer:
-    """The quantizer of a pair. made: site -> quantizer, in which a follower finds its leader."""
-    if pair.leader != pair.site:
-        return Follower(made[pair.leader], pair.site, contributes=pair.contributes)
-    return _new_quantizer(pair, config)
+def make_quantizers(pairs: Iterable[Pair], config: Config) -> dict[str, Quantizer]:
+    """Site -> its quantizer."""
+    made: dict[str, Quantizer] = {}
+    # A follower is made from its leader.
+    for pair in sorted(pairs, key=lambda pair: pair.leader is not None):
+        if pair.leader is not None:
+            made[pair.site] = Follower(made[pair.leader], pair.site, contributes=pair.contributes)
+        elif pair.site not in made:
+            made[pair.site] = _make_quantizer(pair, config)
+    return made
 
 
-def _new_quantizer(pair: Pair, config: Config) -> Quantizer:
+def _make_quantizer(pair: Pair, config: Config) -> Quantizer:
     """The quantizer of a site with qparams of its own."""
     quantizer = create_quantizer(
         pair.quantizer.name,
@@ -67,49 +67,8 @@ def _new_quantizer(pair: Pair, config: Config) -> Quantizer:
         options=dict(pair.quantizer.options),
         target=config.target,
     )
-    quantizer.disabled_reason = pair.disabled
-    quantizer.group = ""  # type: ignore[assignment]
-    quantizer.bound = pair.bound  # type: ignore[assignment]
+    quantizer.disabled_reason, quantizer.bound = pair.disabled, pair.bound
     return quantizer
-
-
-def _name_groups(placement: Pairs, made: Mapping[str, Quantizer]) -> None:
-    """Name the group of sites that share a scale after their leader, as plans do."""
-    shared = {pair.leader for pair in placement.pairs if pair.leader != pair.site}
-    for pair in placement.pairs:
-        if pair.leader in shared and pair.site in made:
-            made[pair.site].group = pair.leader  # type: ignore[assignment]
-
-
-def _add_quantizer(model: fx.GraphModule, holder: str, site: str, quantizer: Quantizer) -> str:
-    path = make_unique_path(model, holder, site.replace(".", "_"))
-    model.add_submodule(path, quantizer)
-    return path
-
-
-def _insert_quantizer(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -> str:
-    assert pair.value is not None
-    path = _add_quantizer(model, holder, pair.site, quantizer)
-    node = _insert_call(model, pair.value, path)
-    # None: all readers, save the quantizer itself.
-    if pair.readers is None:
-        pair.value.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
-    else:
-        for reader, slot in pair.readers:
-            fill_slot(reader, slot, node)
-    return path
-
-
-def _insert_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer: Quantizer) -> str:
-    """Insert one quantizer and one node for a parameter that one or several calls read."""
-    path = _add_quantizer(model, holder, group[0].site, quantizer)
-    first = group[0].value
-    assert first is not None
-    node = _insert_call(model, first, path)
-    for pair in group:
-        for reader, slot in pair.readers or ():
-            fill_slot(reader, slot, node)
-    return path
 
 
 def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
@@ -124,29 +83,39 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     return node
 
 
-def _convert_layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dict[str, str]:
-    """Change the class of layers and give them their weight's quantizer; tied weights of one spec share it."""
+def swap_layers(model: nn.Module, pairs: Iterable[Pair], config: Config) -> dict[str, str]:
+    """Change the class of layers and give them their weight's quantizer. Returns site -> module path of a quantizer."""
     paths: dict[str, str] = {}
     layers: dict[int, nn.Module] = {}
-    by_weight: dict[tuple[int, QuantSpec, QuantizerSpec], Quantizer] = {}
+    shared: dict[object, Quantizer] = {}
     for pair in pairs:
-        assert pair.weight is not None
-        if pair.site in paths:
+        path = "" if pair.weight is None else pair.weight.module
+        # A layer that is called twice has two pairs.
+        if not path or id(model.get_submodule(path)) in layers:
             continue
-        path = pair.weight.module
         old = model.get_submodule(path)
-        if isinstance(old, WeightQuantized):  # the same layer under another name
-            continue
-        if id(old) not in layers:
-            layers[id(old)] = swap_class(old)
-        layer = layers[id(old)]
-        replace_module(model, path, layer)
-        if WEIGHT in layer._modules:
-            continue
-        # Tied weights are one Parameter in several layers.
+        layers[id(old)] = layer = swap_class(old)
+        # Tied weights are one Parameter in several layers; with one spec they share a quantizer.
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
-        if key not in by_weight:
-            by_weight[key] = make_quantizer(pair, config, {})
+        if key not in shared:
+            shared[key] = _make_quantizer(pair, config)
             paths[pair.site] = f"{path}.{WEIGHT}"
-        layer.add_module(WEIGHT, by_weight[key])
+        layer.add_module(WEIGHT, shared[key])
+    # One module under two names stays one module.
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if id(module) in layers:
+            model.set_submodule(path, layers[id(module)])
     return paths
+
+
+def bind_sums(
+    model: nn.Module, pairs: Iterable[Pair], activations: Mapping[str, Quantizer], paths: Mapping[str, str]
+) -> None:
+    """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
+    for pair in pairs:
+        if pair.sums is not None and pair.sums.data in activations:
+            # Layers with tied weights share a quantizer, whose path is that in the first of them.
+            path = f"{pair.weight.module}.{WEIGHT}" if pair.weight and pair.weight.module else paths[pair.site]
+            weight = model.get_submodule(path)
+            assert isinstance(weight, Quantizer)
+            weight.bind_sums(pair.sums.order, activations[pair.sums.data])

@@ -11,17 +11,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from onnxq.errors import PlanError
 from onnxq.numerics import scale_floor
 from onnxq.spec import PerChannel, QParams
-from torch_frontend.placement import Decision
+from torch_frontend.placement.pairs import Decision
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import compute_factors, fold_layer, replace_module
+from torch_frontend.tracing.fold import compute_factors, fold_layer
+from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.values import use_eval_mode
 
 Pair = tuple[str, str]  # layer, batch norm
 
@@ -38,26 +39,21 @@ def find_pairs(model: nn.Module) -> list[Pair]:
     calls = [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
     found = []
     for node in model.graph.nodes:
-        if node.op != "call_module" or not isinstance(model.get_submodule(str(node.target)), _BatchNorm):
+        if not isinstance(find_module(model, node), _BatchNorm):
             continue
         source = _find_layer_call(model, node.args[0] if node.args else None)
-        if source is None:
-            continue
-        path = str(source.target)
-        if (
-            isinstance(model.get_submodule(path), WeightQuantized)
-            and calls.count(path) == calls.count(node.target) == 1
-        ):
-            found.append((path, str(node.target)))
+        called_once = source is not None and calls.count(str(source.target)) == calls.count(node.target) == 1
+        if called_once and isinstance(find_module(model, source), WeightQuantized):
+            found.append((str(source.target), str(node.target)))
     return found
 
 
 def _find_layer_call(model: fx.GraphModule, node: Any) -> fx.Node | None:
     """The call that makes a value, seen through quantizers that are off for good; None behind an active one."""
-    while isinstance(node, fx.Node) and node.op == "call_module" and len(node.users) == 1:
-        module = model.get_submodule(str(node.target))
+    while (module := find_module(model, node)) is not None and len(node.users) == 1:
         if not isinstance(module, Quantizer):
-            return node
+            found: fx.Node = node
+            return found
         if module.disabled_reason is None:
             return None
         node = node.args[0]
@@ -95,21 +91,17 @@ def check_tunable(model: nn.Module, pairs: list[Pair]) -> None:
 def tune_statistics(model: nn.Module) -> Iterator[None]:
     """Run a block in which batch norms average the statistics of its batches; everything else is in eval mode."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
-    model.eval()
-    for norm in norms:
-        norm.reset_running_stats()  # the float model's statistics must not count
-        norm.momentum = None  # for torch: the plain mean over all batches
-        norm.train()
-    try:
-        with torch.no_grad():
+    with use_eval_mode(model):
+        for norm in norms:
+            norm.reset_running_stats()  # the float model's statistics must not count
+            norm.momentum = None  # for torch: the plain mean over all batches
+            norm.train()
+        try:
             yield
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for module, mode in modes:
-            module.training = mode
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
 
 
 def fold_tuned(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
@@ -123,7 +115,7 @@ def fold_tuned(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
         quantizer = made._modules.get("weight_quantizer")
         if isinstance(quantizer, Quantizer) and quantizer.calibrated:
             quantizer.load_qparams(_scale_qparams(quantizer, factor.cpu().numpy()))
-        replace_module(model, path, made)
+        model.set_submodule(path, made)
         node = next(n for n in model.graph.nodes if n.op == "call_module" and n.target == norm_path)
         node.replace_all_uses_with(node.args[0])
         model.graph.erase_node(node)

@@ -9,24 +9,20 @@ from typing import Any
 from torch import fx, nn
 
 from onnxq.config import Config
-from onnxq.sites import LeftFloat, Refusal, Unquantized, split_unquantized
-from torch_frontend.placement import CallRequests, Decision, check_policies, lower_layers, lower_model, plan_pairs
+from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
+from torch_frontend.placement.layers import lower_layers
+from torch_frontend.placement.lower import lower_model
+from torch_frontend.placement.pairs import Decision, plan_pairs
+from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.quant_model.attach import attach_quantizers
 from torch_frontend.quant_model.eager import CallsOutside, convert_layers
-from torch_frontend.tracing import (
-    Traced,
-    Untraceable,
-    as_inputs,
-    find_given_arguments,
-    fold_batch_norms,
-    name_calls,
-    record_shapes,
-    replace_module,
-    simplify_graph,
-    take_apart,
-    trace_model,
-    use_eval_mode,
-)
+from torch_frontend.tracing.arguments import find_given_arguments
+from torch_frontend.tracing.attention import take_apart
+from torch_frontend.tracing.fold import fold_batch_norms
+from torch_frontend.tracing.names import name_calls
+from torch_frontend.tracing.simplify import simplify_graph
+from torch_frontend.tracing.tracer import Traced, Untraceable, trace_model
+from torch_frontend.tracing.values import as_inputs, record_shapes, use_eval_mode
 
 
 @dataclass(frozen=True)
@@ -75,11 +71,10 @@ def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | Non
     paths = attach_quantizers(model, placed, config)
     inner: list[Unquantized] = []
     for path, inside_graph in layers.items():
-        converted = convert_layers(model.get_submodule(path), requests, inside_graph, path)
-        replace_module(model, path, converted.module)
-        found = {**converted.activations, **converted.weights}
+        converted, found, reasons = convert_layers(model.get_submodule(path), requests, inside_graph, path)
+        model.set_submodule(path, converted)
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
-        inner += converted.reasons
+        inner += reasons
     model.recompile()
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
     return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions))
@@ -90,7 +85,7 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
-    converted = convert_layers(model, requests, graph)
+    converted, paths, reasons = convert_layers(model, requests, graph)
     root = Refusal(
         type(model).__name__,
         f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",
@@ -99,9 +94,8 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
         "tracing",
         "R108",
     )
-    unquantized = split_unquantized([root, *converted.reasons, *_list_unreached(converted.module, example)])
-    paths = {**converted.activations, **converted.weights}
-    return Built(converted.module, paths, *unquantized, ())
+    unquantized = split_unquantized([root, *reasons, *_list_unreached(converted, example)])
+    return Built(converted, paths, *unquantized, ())
 
 
 def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
@@ -123,8 +117,8 @@ def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
 
 
 def _sort_paths(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:
-    weights = {site for site, path in paths.items() if str(model.get_submodule(path).role) == "weight"}
-    return {site: path for late in (False, True) for site, path in paths.items() if (site in weights) is late}
+    """The paths, those of activations first."""
+    return dict(sorted(paths.items(), key=lambda item: model.get_submodule(item[1]).role is Role.WEIGHT))
 
 
 def _make_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from onnxq.sites import Role
 from onnxq.spec import PerTensor
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model.follower import Follower
-from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import bind_inputs, find_module, read_attribute, run_call, use_eval_mode
+from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.values import bind_inputs, use_eval_mode
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -25,12 +26,6 @@ def start_observing(quantizers: Iterable[Quantizer]) -> None:
     for quantizer in quantizers:
         quantizer.observing = quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None
         quantizer.enabled = False
-
-
-def stop_observing(quantizers: Iterable[Quantizer]) -> None:
-    """Stop observing."""
-    for quantizer in quantizers:
-        quantizer.observing = False
 
 
 def calibrate_weights(quantizers: Iterable[Quantizer], tensors: Mapping[str, Tensor]) -> None:
@@ -67,16 +62,14 @@ def keep_bound(quantizer: Quantizer) -> None:
 
     ONNX Runtime drops a Clip only if all values that the scale represents lie inside it.
     """
-    # (lowest, highest) of a fused Clip, set by `attach`; quantizers made by hand have none.
-    bound = getattr(quantizer, "bound", (None, None))
-    if bound == (None, None) or not quantizer.calibrated:
+    lowest, highest = quantizer.bound
+    unbounded = lowest is None and highest is None
+    if unbounded or not quantizer.calibrated or quantizer.spec.granularity != PerTensor():
         return
-    held = quantizer.qparams()
-    low, high = (end.cpu().numpy() for end in quantizer.dequantized_range())
-    lowest, highest = bound
-    inside = (lowest is None or low >= lowest) and (highest is None or high <= highest)
-    if not inside and quantizer.spec.granularity == PerTensor():
-        quantizer.load_qparams(qparams_from_range(low, high, quantizer.spec, origin=held.origin, bound=bound))
+    low, high = (end.detach().cpu().numpy() for end in quantizer.dequantized_range())
+    if (lowest is not None and low < lowest) or (highest is not None and high > highest):
+        origin = quantizer.qparams().origin
+        quantizer.load_qparams(qparams_from_range(low, high, quantizer.spec, origin=origin, bound=quantizer.bound))
 
 
 def check_qparams(quantizers: Iterable[Quantizer]) -> None:
@@ -106,59 +99,52 @@ def copy_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
     return tree
 
 
-class LayerwiseCalibration:
+class LayerwiseCalibration(fx.Interpreter):
     """One pass over the calls of a graph, all batches at each call: quantizers observe outputs of quantized calls.
 
+    The interpreter's values are lists: one value a batch. So a quantizer sees all batches before its readers run.
     Weights are calibrated before. weights, activations: whether they are quantized on the way. A site that shares its
     qparams with others keeps those of the float pass, since the others are not calibrated yet when it is reached.
     """
 
     def __init__(self, model: fx.GraphModule, *, weights: bool, activations: bool) -> None:
-        self.model, self.activations = model, activations
-        found = [module for module in model.modules() if isinstance(module, Quantizer)]
+        super().__init__(model)
+        self.activations = activations
+        found = quantizers_of(model)
         self.leaders = {id(q.leader) for q in found if isinstance(q, Follower)}
+        self.inputs: list[Iterator[Any]] = []
         for quantizer in found:
             quantizer.observing = False
             quantizer.enabled = weights if quantizer.role is Role.WEIGHT else False
 
-    def run(self, batches: Sequence[Batch]) -> None:
+    def calibrate(self, batches: Sequence[Batch]) -> None:
         """Calibrate the activations of the graph on these batches."""
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        inputs = [iter(bind_inputs(self.model.graph, *batch)) for batch in batches]
-        values: dict[fx.Node, list[Any]] = {}
-        left = {node: len(node.users) for node in self.model.graph.nodes}  # readers to come; at 0 the value is freed
-        with use_eval_mode(self.model):
-            for node in self.model.graph.nodes:
-                if node.op == "placeholder":
-                    values[node] = [_move_value(next(one), device) for one in inputs]
-                elif node.op == "output":
-                    break
-                else:
-                    values[node] = self._run_node(node, values, len(batches))
-                for source in node.all_input_nodes:
-                    left[source] -= 1
-                    if left[source] == 0:
-                        del values[source]
-
-    def _run_node(self, node: fx.Node, values: Mapping[fx.Node, list[Any]], count: int) -> list[Any]:
-        """The node's result for each batch; quantizers are calibrated first."""
-        if node.op == "get_attr":
-            return [read_attribute(self.model, str(node.target))] * count
-        arguments = [
-            (fx.map_arg(node.args, lambda n, k=k: values[n][k]), fx.map_arg(node.kwargs, lambda n, k=k: values[n][k]))
-            for k in range(count)
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        self.inputs = [
+            (value.to(device) if isinstance(value, Tensor) else value for value in bind_inputs(self.graph, *batch))
+            for batch in batches
         ]
-        if (module := find_module(self.model, node)) is not None:
+        with use_eval_mode(self.module):
+            self.run()
+
+    def run_node(self, n: fx.Node) -> list[Any]:
+        """The node's result for each batch; quantizers are calibrated first."""
+        if n.op == "placeholder":
+            return [next(one) for one in self.inputs]
+        arguments = [
+            (fx.map_arg(n.args, lambda s, k=k: self.env[s][k]), fx.map_arg(n.kwargs, lambda s, k=k: self.env[s][k]))
+            for k in range(len(self.inputs))
+        ]
+        if (module := find_module(self.module, n)) is not None:
             self._calibrate_module(module, arguments)
-        return [run_call(self.model, node, args, kwargs) for args, kwargs in arguments]
+        return [getattr(self, n.op)(n.target, args, kwargs) for args, kwargs in arguments]
 
     def _calibrate_module(self, module: nn.Module, arguments: list[Any]) -> None:
         """Calibrate a quantizer, or those inside a module that was not traced, on these arguments."""
         # A traced layer has its inputs' quantizers in front of it, as calls of their own.
         if isinstance(module, WeightQuantized) and "input_quantizers" not in module._modules:
             return
-        inside = [q for q in module.modules() if isinstance(q, Quantizer) and q.role is not Role.WEIGHT]
-        inside = [q for q in inside if q.disabled_reason is None]
+        inside = [q for q in quantizers_of(module) if q.role is not Role.WEIGHT and q.disabled_reason is None]
         fresh = [q for q in inside if not isinstance(q, Follower) and id(q) not in self.leaders]
         for quantizer in fresh:
             quantizer.observing = True
@@ -170,7 +156,3 @@ class LayerwiseCalibration:
             keep_bound(quantizer)
         for quantizer in inside:
             quantizer.enabled = self.activations
-
-
-def _move_value(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

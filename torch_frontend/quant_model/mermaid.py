@@ -6,6 +6,7 @@ from torch import fx, nn
 
 from torch_frontend.qmodules import Call
 from torch_frontend.quantizers import Quantizer
+from torch_frontend.tracing.modules import find_module
 
 
 def draw_mermaid(model: nn.Module) -> str:
@@ -21,7 +22,7 @@ def draw_mermaid(model: nn.Module) -> str:
     for node in model.graph.nodes:
         for source in node.all_input_nodes:
             lines.append(f"  {ids[source]} --> {ids[node]}")
-        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = find_module(model, node)
         if isinstance(module, Quantizer) and module.disabled_reason is not None:
             off.append(ids[node])
     if off:
@@ -34,10 +35,10 @@ def _draw_box(model: fx.GraphModule, node: fx.Node) -> str:
         return f'[/"{_escape_text(node.target)}"/]'
     if node.op == "output":
         return '[/"output"/]'
-    if node.op != "call_module":
+    module = find_module(model, node)
+    if module is None:
         target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
         return f'["{_escape_text(target)}"]'
-    module = model.get_submodule(str(node.target))
     if isinstance(module, Quantizer):
         return f'("{_escape_text(_describe_quantizer(module))}")'
     kind = "" if isinstance(module, Call) else f"<br/>{type(module).__name__}"

@@ -13,14 +13,15 @@ from torch import Tensor, fx, nn
 from onnxq.config import Config, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
-from torch_frontend.placement import Decision
+from torch_frontend.placement.pairs import Decision
+from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
 from torch_frontend.quant_model.build import build_quantized
 from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import State, check_step
-from torch_frontend.quant_model.weights import map_weights
-from torch_frontend.quantizers import DisabledBy, Quantizer
-from torch_frontend.tracing import has_shapes, is_float, record_shapes
+from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
+from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
 class QuantModel(nn.Module):
@@ -79,8 +80,17 @@ class QuantModel(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Site -> the float weight that its quantizer reads."""
-        paths = {site: self._paths[site] for site, q in self.quantizers.items() if q.role is Role.WEIGHT}
-        return map_weights(self.model, paths)
+        nodes = self.model.graph.nodes if isinstance(self.model, fx.GraphModule) else ()
+        calls = {str(node.target): node for node in nodes if node.op == "call_module"}
+        found = {}
+        for site, path in self._paths.items():
+            owner = self.model.get_submodule(path.rpartition(".")[0])
+            # A layer's quantizer is its child; that of a parameter is a call of its own.
+            if isinstance(owner, WeightQuantized):
+                found[site] = owner.weight
+            elif self.quantizers[site].role is Role.WEIGHT:
+                found[site] = compute_constant(self.model, calls[path].args[0])
+        return found
 
     def mermaid(self) -> str:
         """The graph and its quantizers as a Mermaid diagram."""
@@ -100,15 +110,14 @@ class QuantModel(nn.Module):
 
     def _leave_integers(self, model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Disable quantizers of integers, found with the first batch if there was no example."""
-        quantizers = {path: self.quantizers[site] for site, path in self._paths.items()}
-        calibrate.stop_observing(quantizers.values())  # this run only reads types; integers must reach no observer
-        record_shapes(model, args, kwargs)
+        # This run only reads types; integers must reach no observer.
+        with override_switches(quantizers_of(model), False):
+            record_shapes(model, args, kwargs)
         for node in model.graph.nodes:
-            quantizer = quantizers.get(str(node.target)) if node.op == "call_module" else None
-            if quantizer is not None and not is_float(node.args[0]):
-                quantizer.disabled_reason = "integers flow here"
+            quantizer = find_module(model, node)
+            if isinstance(quantizer, Quantizer) and not is_float(node.args[0]):
+                quantizer.disabled_reason, quantizer.observing = "integers flow here", False
                 self.decisions = (*self.decisions, Decision(quantizer.site, "integers flow here", "integers"))
-        calibrate.start_observing(quantizers.values())
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -132,7 +141,8 @@ class QuantModel(nn.Module):
         """
         check_step("calc_qparams", self.state)
         quantizers = self.quantizers
-        calibrate.stop_observing(quantizers.values())
+        for quantizer in quantizers.values():
+            quantizer.observing = False
         calibrate.calibrate_weights([q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights())
         calibrate.calibrate_activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
         if asym:
@@ -155,7 +165,7 @@ class QuantModel(nn.Module):
                 "call prepare_calibration(keep_inputs=True) first",
                 code="Q409",
             )
-        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).run(self._seen)
+        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate(self._seen)
 
     def set_quant(self, weights: bool = True, activations: bool = True) -> QuantModel:
         """Switch quantization of weights and activations on or off; disabled sites stay off."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,16 +17,18 @@ from torch import Tensor, fx, nn
 from onnxq.errors import ConfigError, DataError, PlanError
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.nearest import suggest_names
-from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import as_inputs, bind_inputs, find_module, run_call, use_eval_mode
+from torch_frontend.quantizers import Quantizer, override_switches, quantizers_of
+from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.values import as_inputs, bind_inputs, use_eval_mode
 
 Array = NDArray[np.float64]
 Metric = Callable[[Array, Array], float]
-METRICS: Mapping[str, Callable[[ErrorAccumulator], float]] = {
-    "sqnr": lambda sums: sums.result().sqnr_db,
-    "mse": lambda sums: sums.noise / max(sums.count, 1) if sums.comparable else math.inf,
-    "cosine": lambda sums: sums.result().cosine,
-    "max_abs": lambda sums: sums.result().max_abs,
+# Of error sums, and the number of elements that they are of.
+METRICS: Mapping[str, Callable[[ErrorAccumulator, int], float]] = {
+    "sqnr": lambda sums, _: sums.result().sqnr_db,
+    "mse": lambda sums, count: sums.noise / max(count, 1) if sums.comparable else math.inf,
+    "cosine": lambda sums, _: sums.result().cosine,
+    "max_abs": lambda sums, _: sums.result().max_abs,
 }
 Mode = Literal["isolated", "cumulative"]
 
@@ -46,6 +50,7 @@ class _ErrorSums:
             raise ConfigError(f"metric {metric!r}", "does not exist", suggest_names(metric, METRICS), code="Q304")
         self.metric = metric
         self.sums: dict[str, ErrorAccumulator] = {}
+        self.counts: Counter[str] = Counter()
         self._own: dict[str, list[float]] = {}
 
     def add(self, key: str, reference: Any, value: Any) -> None:
@@ -58,27 +63,15 @@ class _ErrorSums:
             return
         ref, got = (t.detach().double().cpu().numpy() for t in (reference, value))
         self.sums.setdefault(key, ErrorAccumulator(key)).update(ref, got)
+        self.counts[key] += ref.size
         if not isinstance(self.metric, str):
             self._own.setdefault(key, []).append(float(self.metric(ref, got)))
 
     def result(self) -> dict[str, float]:
         """Layer -> metric over all batches."""
         if isinstance(self.metric, str):
-            return {key: METRICS[self.metric](sums) for key, sums in self.sums.items()}
+            return {key: METRICS[self.metric](sums, self.counts[key]) for key, sums in self.sums.items()}
         return {key: math.fsum(values) / len(values) for key, values in self._own.items()}
-
-
-@contextmanager
-def switch_quantizers(model: nn.Module, on: bool) -> Any:
-    """Run a block with all quantizers off, or (on) with those that are on; afterwards the switches are as before."""
-    held = [(q, q.enabled) for q in model.modules() if isinstance(q, Quantizer)]
-    for quantizer, enabled in held:
-        quantizer.enabled = on and enabled
-    try:
-        yield
-    finally:
-        for quantizer, enabled in held:
-            quantizer.enabled = enabled
 
 
 def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
@@ -86,7 +79,7 @@ def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: 
     totals = _ErrorSums(metric)
     with use_eval_mode(model):
         for batch in list_batches(data):
-            _PairedRun(model, mode, totals).run(*as_inputs(batch))
+            _PairedRun(model, mode, totals).measure(*as_inputs(batch))
     if not totals.sums:
         raise DataError(
             "data", "no batch, or nothing is quantized", "give batches, and switch quantization on", code="Q203"
@@ -94,67 +87,69 @@ def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: 
     return totals.result()
 
 
-class _PairedRun:
-    """Runs the float and the quantized model side by side, call by call."""
+class _PairedRun(fx.Interpreter):
+    """Runs the float and the quantized model side by side, call by call.
+
+    The interpreter's values are pairs: of the float and of the quantized model.
+    """
 
     def __init__(self, model: fx.GraphModule, mode: Mode, totals: _ErrorSums) -> None:
-        self.model, self.mode, self.totals = model, mode, totals
-        self.float: dict[fx.Node, Any] = {}
-        self.quantized: dict[fx.Node, Any] = {}
-        self.calls: dict[str, int] = {}
+        super().__init__(model)
+        self.mode, self.totals = mode, totals
+        self.calls: Counter[str] = Counter()
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def measure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run one batch and add the errors of its layers."""
-        inputs = iter(bind_inputs(self.model.graph, args, kwargs))
-        left = {node: len(node.users) for node in self.model.graph.nodes}  # readers to come; at 0 values are freed
-        for node in self.model.graph.nodes:
-            if node.op == "placeholder":
-                self.float[node] = self.quantized[node] = next(inputs)
-            elif node.op == "output":
-                if self.mode == "cumulative":
-                    found = [fx.map_arg(node.args[0], env.__getitem__) for env in (self.float, self.quantized)]
-                    self.totals.add("output", *_flatten_pair(found))
-            else:
-                self._run_both(node)
-            for source in node.all_input_nodes:
-                left[source] -= 1
-                if left[source] == 0:
-                    del self.float[source], self.quantized[source]
+        self.inputs = iter(bind_inputs(self.graph, args, kwargs))
+        self.calls.clear()
+        self.run()
 
-    def _run_both(self, node: fx.Node) -> None:
-        module = find_module(self.model, node)
+    def run_node(self, n: fx.Node) -> Any:
+        """The node's results in both models."""
+        if n.op == "placeholder":
+            return (next(self.inputs),) * 2
+        module = find_module(self.module, n)
         # A quantizer is an identity in the float model.
         if isinstance(module, Quantizer):
-            source = node.args[0]
-            self.float[node] = self.float[source]  # type: ignore[index]
-            self.quantized[node] = module(self.quantized[source])  # type: ignore[index]
-            return
-        with switch_quantizers(self.model if module is None else module, False):
-            self.float[node] = self._run_node(node, self.float)
-        self.quantized[node] = self._run_node(node, self.quantized)
-        if module is not None and self._quantizes(node, module):
-            call = self.calls.get(str(node.target), 0)
-            self.calls[str(node.target)] = call + 1
-            self.totals.add(f"{node.target}@{call}" if call else str(node.target), self.float[node],
-                            self.quantized[node])  # fmt: skip
-        if self.mode == "isolated":
-            self.quantized[node] = self.float[node]  # the next layer starts from the float value again
+            plain, value = self.env[n.all_input_nodes[0]]
+            return plain, module(value)
+        with override_switches(quantizers_of(module or self.module), False):
+            plain = self._compute(n, 0)
+        value = self._compute(n, 1)
+        if n.op == "output" and self.mode == "cumulative":
+            self.totals.add("output", *_flatten_pair(plain, value))
+        elif module is not None and self._quantizes(n, module):
+            self.totals.add(_name_call(str(n.target), self.calls), plain, value)
+        # In isolation the next layer starts from the float value again.
+        return plain, value if self.mode == "cumulative" else plain
 
-    def _run_node(self, node: fx.Node, env: Mapping[fx.Node, Any]) -> Any:
-        return run_call(self.model, node, *(fx.map_arg(part, env.__getitem__) for part in (node.args, node.kwargs)))
+    def _compute(self, n: fx.Node, which: int) -> Any:
+        args, kwargs = (fx.map_arg(part, lambda s: self.env[s][which]) for part in (n.args, n.kwargs))
+        return getattr(self, n.op)(n.target, args, kwargs)
 
     def _quantizes(self, node: fx.Node, module: nn.Module) -> bool:
         """True for a layer with active quantizers inside it or directly in front of it."""
-        if any(isinstance(q, Quantizer) and q.active for q in module.modules()):
+        if any(q.active for q in quantizers_of(module)):
             return True
-        sources = [s for s in node.all_input_nodes if s.op == "call_module"]
-        held = [self.model.get_submodule(str(source.target)) for source in sources]
-        return any(isinstance(q, Quantizer) and q.active for q in held)
+        sources = (find_module(self.module, source) for source in node.all_input_nodes)
+        return any(isinstance(q, Quantizer) and q.active for q in sources)
 
 
-def _flatten_pair(found: list[Any]) -> list[Any]:
-    both = [torch.utils._pytree.tree_leaves(value) for value in found]
-    return both if len(both[0]) != 1 else [leaves[0] for leaves in both]
+def _name_call(name: str, calls: Counter[str]) -> str:
+    """The name of a layer's next call: `name`, then `name@1` …"""
+    calls[name] += 1
+    return f"{name}@{calls[name] - 1}" if calls[name] > 1 else name
+
+
+def _flatten_pair(plain: Any, value: Any) -> tuple[Any, Any]:
+    one, other = (torch.utils._pytree.tree_leaves(tree) for tree in (plain, value))
+    return (one[0], other[0]) if len(one) == 1 else (one, other)
+
+
+# name, layer, positional and named arguments, output
+_See = Callable[[str, nn.Module, Any, Any, Any], None]
+# name, float output, quantized output
+_Add = Callable[[str, Any, Any], None]
 
 
 def measure_layers(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
@@ -165,74 +160,63 @@ def measure_layers(model: nn.Module, data: Any, metric: str | Metric, mode: Mode
         or "input_quantizers" in module._modules
     }  # fmt: skip
     totals = _ErrorSums(metric)
+    run = _run_isolated if mode == "isolated" else _run_twice
     with use_eval_mode(model):
         for batch in list_batches(data):
-            args, kwargs = as_inputs(batch)
-            if mode == "isolated":
-                _measure_isolated(model, layers, args, kwargs, totals)
-                continue
-            # Two runs of the whole model; calls of a layer are paired by their order.
-            seen: list[dict[str, list[Any]]] = []
-            for on in (False, True):
-                with switch_quantizers(model, on), _catch_outputs(model, layers) as outputs:
-                    outputs["output"] = [model(*args, **kwargs)]
-                seen.append(outputs)
-            for name, values in seen[0].items():
-                for k, value in enumerate(values):
-                    totals.add(f"{name}@{k}" if k else name, *_flatten_pair([value, seen[1][name][k]]))
+            calls: Counter[str] = Counter()
+            run(
+                model, layers, *as_inputs(batch),
+                lambda name, *both, calls=calls: totals.add(_name_call(name, calls), *_flatten_pair(*both)),
+            )  # fmt: skip
     return totals.result()
 
 
 @contextmanager
-def _catch_outputs(model: nn.Module, layers: Mapping[str, nn.Module]) -> Any:
-    found: dict[str, list[Any]] = {}
-    handles = [
-        layer.register_forward_hook(lambda _m, _a, out, name=name: found.setdefault(name, []).append(out))
-        for name, layer in layers.items()
-    ]
+def _watch_layers(layers: Mapping[str, nn.Module], see: _See) -> Iterator[None]:
+    """Run a block in which `see` gets every call of a layer."""
+    handles = [layer.register_forward_hook(partial(see, name), with_kwargs=True) for name, layer in layers.items()]
     try:
-        yield found
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _measure_isolated(
-    model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, totals: _ErrorSums
-) -> None:
-    """Run the float model on one batch, and every layer once more with its own quantizers on."""
-    # switch_quantizers() turns all off; each layer gets its own switches back while it runs again.
-    held = {q: q.enabled for q in model.modules() if isinstance(q, Quantizer)}
-    busy: list[str] = []
-    calls: dict[str, int] = {}
+def _run_twice(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, add: _Add) -> None:
+    """Add every layer's outputs in the float and in the quantized model, call by call."""
 
-    def again(layer: nn.Module, given: Any, named: Any, out: Any, name: str) -> None:
+    def run() -> dict[str, list[Any]]:
+        found: defaultdict[str, list[Any]] = defaultdict(list)
+        with _watch_layers(layers, lambda name, _layer, _args, _kwargs, out: found[name].append(out)):
+            result = model(*args, **kwargs)
+        return {**found, "output": [result]}
+
+    with override_switches(quantizers_of(model), False):
+        plain = run()
+    quantized = run()
+    # Paired by layer: control flow on values may go another way in the quantized model.
+    for name, values in plain.items():
+        for pair in zip(values, quantized.get(name, ()), strict=False):
+            add(name, *pair)
+
+
+def _run_isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, add: _Add) -> None:
+    """Add every layer's output in the float model, and that of its own quantizers on the same inputs."""
+    enabled = {q: q.enabled for q in quantizers_of(model)}
+    busy: list[str] = []
+
+    def run_again(name: str, layer: nn.Module, given: Any, named: Any, out: Any) -> None:
         if busy:  # a layer inside the one that runs again
             return
         busy.append(name)
-        own = [q for q in layer.modules() if isinstance(q, Quantizer)]
-        for q in own:
-            q.enabled = held[q]
-        try:
-            value = layer(*given, **named)
-        finally:
-            busy.pop()
-            for q in own:
-                q.enabled = False
-        call = calls.get(name, 0)
-        calls[name] = call + 1
-        totals.add(f"{name}@{call}" if call else name, *_flatten_pair([out, value]))
+        with override_switches(quantizers_of(layer), True):
+            for quantizer in quantizers_of(layer):
+                quantizer.enabled = enabled[quantizer]
+            add(name, out, layer(*given, **named))
+        busy.pop()
 
-    handles = [
-        layer.register_forward_hook(lambda m, a, k, out, name=name: again(m, a, k, out, name), with_kwargs=True)
-        for name, layer in layers.items()
-    ]
-    try:
-        with switch_quantizers(model, False):
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with override_switches(quantizers_of(model), False), _watch_layers(layers, run_again):
+        model(*args, **kwargs)
 
 
 def check_mode(mode: str) -> None:
@@ -243,5 +227,5 @@ def check_mode(mode: str) -> None:
 
 def check_any_on(model: nn.Module) -> None:
     """Raise PlanError if no quantizer is on."""
-    if not any(q.active for q in model.modules() if isinstance(q, Quantizer)):
+    if not any(q.active for q in quantizers_of(model)):
         raise PlanError("QuantModel.quantization_error()", "no quantizer is on", "call set_quant() first", code="Q409")

@@ -22,9 +22,9 @@ from torch_frontend.quantizers.dorefa import DoReFa
 from torch_frontend.quantizers.lsq import LSQ
 from torch_frontend.quantizers.lsq_plus import LSQPlus
 from torch_frontend.quantizers.pact import PACT
-from torch_frontend.quantizers.registry import available_quantizers, create_quantizer, register_quantizer
+from torch_frontend.quantizers.registry import create_quantizer, register_quantizer
 from torch_frontend.quantizers.uniform import Uniform
-from torch_frontend.quantizers.upkeep import PostStep, penalty, quantizers_of
+from torch_frontend.quantizers.upkeep import PostStep, override_switches, penalty, quantizers_of
 
 __all__ = [
     "LSQ",
@@ -37,8 +37,8 @@ __all__ = [
     "Quantizer",
     "Rounding",
     "Uniform",
-    "available_quantizers",
     "create_quantizer",
+    "override_switches",
     "penalty",
     "quantizers_of",
     "register_quantizer",

@@ -16,6 +16,7 @@ from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floo
 from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
+from torch_frontend.fake_quant.grid import explain_misfit
 from torch_frontend.quantizers import groups, limits
 from torch_frontend.quantizers.marker import mark_tensor
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
@@ -78,6 +79,8 @@ class Quantizer(nn.Module):
         self.enabled, self.observing, self.frozen = True, False, False
         self.disabled_reason: str | None = None
         self.disabled_by = DisabledBy.PASS
+        # (lowest, highest) value of the activation in front, where an engine may drop that if scales stay inside.
+        self.bound: tuple[float | None, float | None] = (None, None)
         self.origin = ""
         self._statistics: Statistics | None = None
         self._sums: tuple[tuple[SumOrder, Quantizer], ...] = ()
@@ -257,7 +260,8 @@ class Quantizer(nn.Module):
             self.observe(x)
         if not (self.active and self.calibrated):
             return x
-        if (wrong := groups.explain_misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
+        shape, size = getattr(self, self.slots[0]).shape, groups.block_size_of(self.spec)
+        if (wrong := explain_misfit(x.shape, shape, self.axis, size)) is not None:
             raise PlanError(
                 self.site, wrong, "calibrate again with tensors of this shape, or change the granularity", code="Q407"
             )

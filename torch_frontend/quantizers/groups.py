@@ -20,19 +20,6 @@ def block_size_of(spec: QuantSpec) -> int:
     return spec.granularity.size if isinstance(spec.granularity, PerBlock) else 0
 
 
-def explain_misfit(shape: tuple[int, ...], spec: QuantSpec, scale_shape: tuple[int, ...]) -> str | None:
-    """Reason why scales of `scale_shape` do not fit a tensor of `shape`, or None."""
-    axis = axis_of(spec)
-    if axis is None:
-        return None if scale_shape == () else f"{scale_shape} scales for a tensor quantized as a whole"
-    if not -len(shape) <= axis < len(shape):
-        return f"axis {axis} is outside a tensor of shape {tuple(shape)}"
-    wanted = grid.qparam_shape(shape, axis, block_size_of(spec))
-    if scale_shape != wanted:
-        return f"scales of shape {tuple(scale_shape)} where a tensor of shape {tuple(shape)} needs {wanted}"
-    return None
-
-
 def spread_values(values: Tensor, spec: QuantSpec, shape: tuple[int, ...]) -> Tensor:
     """One value per group, [] or [channels] or blocked, as a tensor that broadcasts over `shape`."""
     return grid.spread_over(values, shape, axis_of(spec), block_size_of(spec))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import symmetric_steps
 from onnxq.spec import QParams, QuantSpec
+from onnxq.targets import find_target
 
 _Option = TypeVar("_Option")
 
@@ -38,31 +39,17 @@ def check_options(
     return {**defaults, **given}
 
 
-def allows_zero_points(target: str) -> bool:
-    """True if the target has zero points other than 0. Raises ConfigError for an unknown target."""
-    if target == "virtual":
-        return True
-    # Imported here, since it imports onnx.
-    from onnxq.targets import find_target as known
-
-    return known(target).zero_points
-
-
 def check_spec(spec: QuantSpec, site: str, target: str) -> None:
     """Raise ConfigError if the spec cannot be trained, or if the target cannot hold it."""
     if spec.is_float or spec.bits == 32:
         raise ConfigError(site, f"{spec.storage} has no fake-quantized training", "use 2 to 8 or 16 bits", code="Q316")
-    if not allows_zero_points(target) and _only_zero_point(spec) != 0:
+    if not find_target(target).zero_points and find_zero_point(spec) != 0:
         scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
-        raise ConfigError(
-            site,
-            f"{target} holds no zero point, which {scheme} levels need",
-            "use scheme: symmetric, signed: true",
-            code="Q316",
-        )
+        cause = f"{target} holds no zero point, which {scheme} levels need"
+        raise ConfigError(site, cause, "use scheme: symmetric, signed: true", code="Q316")
 
 
-def _only_zero_point(spec: QuantSpec) -> int | None:
+def find_zero_point(spec: QuantSpec) -> int | None:
     """The only zero point of a symmetric scheme: 0, or the middle of an unsigned type; None if it is free."""
     return spec.qmax - symmetric_steps(spec) if spec.symmetric else None
 
@@ -73,27 +60,25 @@ def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> 
     Raises CalibrationError if the scale is not positive and finite, or the zero point is outside qmin..qmax, against
     the scheme, or one that the target cannot hold.
     """
-    scale, zero = np.asarray(qparams.scale, np.float32), np.asarray(qparams.zero_point, np.int32)
+    found = QParams(np.asarray(qparams.scale, np.float32), np.asarray(qparams.zero_point, np.int32), qparams.origin)
+    wrong = _find_fault(found.scale, found.zero_point, spec, target)
+    if wrong is not None:
+        raise CalibrationError(site, *wrong, code="Q509")
+    return found
+
+
+def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> tuple[str, str] | None:
+    """(cause, fix) of illegal qparams."""
     if scale.shape != zero.shape:
-        raise CalibrationError(
-            site, f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape", code="Q509"
-        )
+        return f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape"
     if not (np.isfinite(scale).all() and (scale > 0).all()):
-        raise CalibrationError(site, f"scale {scale.min():g} is not a positive number", "calibrate again", code="Q509")
-    if not allows_zero_points(target) and zero.any():
-        raise CalibrationError(
-            site,
-            f"zero point {zero[zero != 0].flat[0]}, and {target} holds only 0",
-            "use scheme: symmetric",
-            code="Q509",
-        )
-    fixed = _only_zero_point(spec)
+        return f"scale {scale.min():g} is not a positive number", "calibrate again"
+    if not find_target(target).zero_points and zero.any():
+        return f"zero point {zero[zero != 0].flat[0]}, and {target} holds only 0", "use scheme: symmetric"
+    fixed = find_zero_point(spec)
     if fixed is not None and (zero != fixed).any():
-        raise CalibrationError(
-            site, f"zero point {zero[zero != fixed].flat[0]} where the symmetric scheme has {fixed}",
-            "use scheme: asymmetric", code="Q509")  # fmt: skip
+        cause = f"zero point {zero[zero != fixed].flat[0]} where the symmetric scheme has {fixed}"
+        return cause, "use scheme: asymmetric"
     if (zero < spec.qmin).any() or (zero > spec.qmax).any():
-        raise CalibrationError(
-            site, f"zero point {zero.min()}…{zero.max()} is outside the levels {spec.qmin}…{spec.qmax}",
-            "calibrate again", code="Q509")  # fmt: skip
-    return QParams(scale, zero, qparams.origin)
+        return f"zero point {zero.min()}…{zero.max()} is outside the levels {spec.qmin}…{spec.qmax}", "calibrate again"
+    return None

@@ -19,6 +19,7 @@ from math import prod, sqrt
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from onnxq import observers
@@ -38,8 +39,8 @@ class MeanMagnitude:
     def __init__(self, spec: QuantSpec, role: Role, site: str) -> None:
         self.spec, self.role = spec, role
         self._range = None if spec.symmetric else range_statistics(spec, ObserverSpec(), role, site)
-        self._total: Tensor | None = None
-        self._count: Tensor | None = None
+        # [2, ...]: the sum of |x| and the number of elements of each group.
+        self._sums: Tensor | None = None
 
     def update(self, x: Tensor) -> None:
         """Add a batch; a weight replaces the one before."""
@@ -47,31 +48,29 @@ class MeanMagnitude:
             return
         # Sums in float64 on the host: they add up over batches and ranks and must not depend on the device.
         total = groups.sum_groups(x.detach().abs(), self.spec).cpu()
-        count = groups.count_elements(x, self.spec)
         if not bool(total.isfinite().all()):
             raise CalibrationError(
                 str(self.role), "holds NaN or inf", "find what makes it in the float model", code="Q501"
             )
         if self._range is not None:
             self._range.update(x)
-        if self._total is not None and self.role is not Role.WEIGHT:
-            total, count = self._total + total, self._count + count
-        self._total, self._count = total, count
+        sums = torch.stack([total, groups.count_elements(x, self.spec)])
+        self._sums = sums if self._sums is None or self.role is Role.WEIGHT else self._sums + sums
 
     def merge(self, other: MeanMagnitude) -> None:
         """Add another rank's sums and counts; a weight is the same on every rank."""
         if self._range is not None:
             self._range.merge(other._range)
-        if self._total is None or self._count is None:
-            self._total, self._count = other._total, other._count
-        elif self.role is not Role.WEIGHT and other._total is not None and other._count is not None:
-            self._total, self._count = self._total + other._total, self._count + other._count
+        if self._sums is None:
+            self._sums = other._sums
+        elif self.role is not Role.WEIGHT and other._sums is not None:
+            self._sums = self._sums + other._sums
 
     def qparams(self) -> QParams:
         """The paper's first scale. Raises CalibrationError if nothing was observed."""
-        if self._total is None or self._count is None:
+        if self._sums is None:
             raise observers.base.make_empty_error("LSQ")
-        mean = (self._total / self._count).numpy()
+        mean = (self._sums[0] / self._sums[1]).numpy()
         if self._range is None:
             steps = np.asarray(symmetric_steps(self.spec))
             zero = np.full(mean.shape, self.spec.qmax - steps)

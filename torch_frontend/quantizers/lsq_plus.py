@@ -13,8 +13,7 @@ squared error is least. A symmetric spec has no offset to learn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,17 +24,13 @@ from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.quantizers import groups
-from torch_frontend.quantizers.base import Option, Quantizer
-from torch_frontend.quantizers.lsq import gradient_factor
+from torch_frontend.quantizers.lsq import LSQ
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.statistics import ActivationRange, Statistics, WeightRange
 
 
 class ThreeSigma(WeightRange):
     """Three standard deviations around the mean of each group of a weight."""
-
-    def __init__(self, spec: QuantSpec, site: str) -> None:
-        super().__init__(spec, ObserverSpec(), site)
 
     def qparams(self) -> QParams:
         """The paper's first scale, and the zero point of the symmetric scheme."""
@@ -52,11 +47,8 @@ class ThreeSigma(WeightRange):
 
 
 @register_quantizer("lsq+")
-class LSQPlus(Quantizer):
+class LSQPlus(LSQ):
     """Learned scale and offset. init: "paper" or "observer" (the site's observer)."""
-
-    defaults: ClassVar[Mapping[str, Option]] = {"init": "paper"}
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"init": ("paper", "observer")}
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
@@ -91,7 +83,7 @@ class LSQPlus(Quantizer):
         if self.options["init"] == "observer":
             return super().statistics()
         if self.role is Role.WEIGHT:
-            return ThreeSigma(self.spec, self.site)
+            return ThreeSigma(self.spec, ObserverSpec(), self.site)
         return ActivationRange(self.spec, ObserverSpec("mse"), self.site)
 
     def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
@@ -104,7 +96,3 @@ class LSQPlus(Quantizer):
         if not self.spec.symmetric and self.scale is not None:
             scale = self.scale.data
             self.offset.data.copy_(self.offset.data.maximum(-self.spec.qmax * scale).minimum(-self.spec.qmin * scale))
-
-    def fake_quantize(self, x: Tensor) -> Tensor:
-        """Clip, then round; gradients of scale and offset are multiplied by LSQ's factor."""
-        return self.round_to_levels(x, edge="clip", grad_scale=gradient_factor(x, self, self.scale.numel()))

@@ -20,29 +20,22 @@ from torch import Tensor
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.numerics import scale_floor
 from onnxq.sites import Role
-from onnxq.spec import PerTensor, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
-from torch_frontend.quantizers.statistics import Statistics
+from torch_frontend.quantizers.statistics import ActivationRange, Statistics
 
 
-class StartingClip:
+class StartingClip(ActivationRange):
     """Collector for the paper's start: the observed range gives the zero point, the option `alpha` the scale."""
 
-    def __init__(self, spec: QuantSpec, seen: Statistics, alpha: float) -> None:
-        self.spec, self.seen, self.alpha = spec, seen, alpha
-
-    def update(self, x: Tensor) -> None:
-        """Add a batch."""
-        self.seen.update(x)
-
-    def merge(self, other: StartingClip) -> None:
-        """Add another rank's range."""
-        self.seen.merge(other.seen)
+    def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str, alpha: float) -> None:
+        super().__init__(spec, observer, site)
+        self.alpha = alpha
 
     def qparams(self) -> QParams:
         """The observed zero point, and the scale that dequantizes qmax to alpha."""
-        zero = self.seen.qparams().zero_point
+        zero = super().qparams().zero_point
         # Zero points at qmax leave no values above 0; `numbers_to_slots` refuses them with the site's name.
         steps = np.maximum(self.spec.qmax - zero, 1)
         return QParams(np.asarray(self.alpha / steps, np.float32), zero, f"PACT, alpha {self.alpha:g}")
@@ -85,8 +78,9 @@ class PACT(Quantizer):
 
     def statistics(self) -> Statistics:
         """The observer's collector, used whole or for its zero point only."""
-        seen = super().statistics()
-        return seen if self.options["init"] == "observer" else StartingClip(self.spec, seen, self.options["alpha"])
+        if self.options["init"] == "observer":
+            return super().statistics()
+        return StartingClip(self.spec, self.observer, self.site, self.options["alpha"])
 
     def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """alpha = scale (qmax - z). Raises CalibrationError naming the site where there is no integer above z."""

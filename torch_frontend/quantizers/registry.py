@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
-from onnxq.sites import Role
-from onnxq.spec import ObserverSpec, QuantSpec
+from onnxq.spec import QuantSpec
 from torch_frontend.quantizers.base import Quantizer
 
 _Made = TypeVar("_Made", bound=type[Quantizer])
@@ -35,23 +34,12 @@ def register_quantizer(name: str) -> Callable[[_Made], _Made]:
     return put
 
 
-def available_quantizers() -> tuple[str, ...]:
-    """Names of all registered quantizers, sorted."""
-    return tuple(sorted(_REGISTRY))
+def create_quantizer(name: str, spec: QuantSpec, **how: Any) -> Quantizer:
+    """The quantizer called `name` for one site. how: as for Quantizer.
 
-
-def create_quantizer(
-    name: str,
-    spec: QuantSpec,
-    *,
-    site: str,
-    role: Role = Role.ACTIVATION,
-    observer: ObserverSpec | None = None,
-    options: Mapping[str, Any] | None = None,
-    target: str = "virtual",
-) -> Quantizer:
-    """The quantizer called `name` for one site. Raises ConfigError for an unknown name or option, or a wrong spec."""
+    Raises ConfigError for an unknown name or option, or a wrong spec.
+    """
     made = _REGISTRY.get(name)
     if made is None:
         raise ConfigError(f"quantizer {name!r}", "does not exist", suggest_names(name, _REGISTRY), code="Q310")
-    return made(spec, site=site, role=role, observer=observer, options=options, target=target)
+    return made(spec, **how)

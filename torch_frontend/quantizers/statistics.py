@@ -45,7 +45,6 @@ class ActivationRange:
                 site, "activations cannot be quantized per block", "ask for granularity: tensor", code="Q316"
             )
         self.spec, self.observer = spec, observer
-        self.origin = observer.name
         observers.create_observer(observer, spec)  # raises ConfigError for a wrong name or option, before any batch
         self._channels: list[observers.Observer] = []
 
@@ -91,7 +90,7 @@ class ActivationRange:
 
     def qparams(self) -> QParams:
         """Qparams of the observed range."""
-        return numerics.qparams_from_range(*self.range(), self.spec, origin=self.origin)
+        return numerics.qparams_from_range(*self.range(), self.spec, origin=self.observer.name)
 
 
 class WeightRange:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,11 +19,27 @@ def quantizers_of(module: nn.Module) -> list[Quantizer]:
     return [found for found in module.modules() if isinstance(found, Quantizer)]
 
 
-def penalty(module: nn.Module) -> Tensor | None:
-    """Sum of the quantizers' own terms of the loss, a scalar; None if there are none."""
+@contextmanager
+def override_switches(quantizers: Iterable[Quantizer], on: bool) -> Iterator[None]:
+    """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
+    before = [(found, found.enabled, found.observing) for found in quantizers]
+    for found, _, _ in before:
+        found.enabled, found.observing = on, False
+    try:
+        yield
+    finally:
+        for found, enabled, observing in before:
+            found.enabled, found.observing = enabled, observing
+
+
+def penalty(module: nn.Module) -> Tensor:
+    """Sum of the quantizers' own terms of the loss, such as PACT's L2 penalty of its clipping levels; 0 without any."""
     terms = [term for found in quantizers_of(module) if (term := found.penalty()) is not None]
+    # A tensor on the model's device, so that loops need no special case.
+    anchor = next(module.parameters(), None)
+    terms = terms or [torch.zeros((), device=None if anchor is None else anchor.device)]
     # Stacked, so that a GPU runs two kernels however many terms there are.
-    return torch.stack([term.reshape(()) for term in terms]).sum() if terms else None
+    return torch.stack([term.reshape(()) for term in terms]).sum()
 
 
 class PostStep:

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+import networkx
 from torch import fx
 
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Role
-from torch_frontend.qmodules import find_function_entry, find_method_entry, find_module_entry
+from torch_frontend.qmodules import find_entry
 from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.reconstruct.units import find_constants
-from torch_frontend.tracing import find_module, is_plain, read_name, split_path
+from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.names import find_constants, is_plain, read_name, read_op
 
 # Operators that belong to the unit in front of them: engines compute them together with its product.
 _FOLLOW = frozenset(
@@ -28,6 +29,10 @@ _FOLLOW = frozenset(
         "hardswish", "tanh", "softplus", "batch_norm", "identity",
     }
 )  # fmt: skip
+
+
+# Stands in front of all inputs of a graph.
+_ROOT = "root"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +58,8 @@ class Regions:
         self.reads = {n: [s for s in n.all_input_nodes if s in known] for n in self.values}
         self.readers = {n: [u for u in n.users if u in known or u.op == "output"] for n in self.values}
         self.weighted = [n for n in self.values if self._reads_weight(n)]
+        # Every value follows from the root, through the inputs.
+        self.paths = networkx.DiGraph((s, n) for n in self.values for s in self.reads[n] or [_ROOT])
 
     def layers(self) -> list[Region]:
         """One region per operator with a quantized weight, with the activations behind it."""
@@ -60,11 +67,13 @@ class Regions:
 
     def blocks(self, max_layers: int) -> list[Region]:
         """The largest regions with at most `max_layers` weights that end in a join; single layers for the rest."""
-        above = self._dominators()
+        # Each value's immediate dominator: the last value on all paths from the root to it.
+        above = networkx.immediate_dominators(self.paths, _ROOT) if self.values else {}
         found = []
         for join in self.values:
-            if len(set(self.reads[join])) > 1 and (start := above[join]) is not None:
-                inside = self._find_between(start, join)
+            start = above[join]
+            if len(set(self.reads[join])) > 1 and start is not _ROOT:
+                inside = {join, *(networkx.ancestors(self.paths, join) & networkx.descendants(self.paths, start))}
                 layers = [n for n in self.weighted if n in inside]
                 if self._leaves_only_by(inside, join) and 0 < len(layers) <= max_layers:
                     found.append((inside, join, layers))
@@ -87,7 +96,7 @@ class Regions:
             own = {n for n, path in paths.items() if path.split(".")[:depth] == name.split(".") and n in self.reads}
             own = {n for n in own if n.op != "placeholder" and not self._is_quantizer(n)}
             if not own:
-                parts = {split_path(path)[0] or path for path in paths.values()} | set(paths.values())
+                parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(paths.values())
                 raise ConfigError(
                     f"block {name!r}", "is no module of the model", suggest_names(name, parts), code="Q309"
                 )
@@ -118,24 +127,18 @@ class Regions:
         return isinstance(found, Quantizer) and found.disabled_reason is not None
 
     def _reads_weight(self, node: fx.Node) -> bool:
-        if node.op == "call_module" and not self._is_quantizer(node):
-            inside = quantizers_of(self.model.get_submodule(str(node.target)))
-            if any(found.role is Role.WEIGHT for found in inside):
-                return True
-        sources = (find_module(self.model, s) for s in node.all_input_nodes)
-        return any(isinstance(found, Quantizer) and found.role is Role.WEIGHT for found in sources)
+        module = find_module(self.model, node)
+        inside = [] if module is None or isinstance(module, Quantizer) else quantizers_of(module)
+        sources = [find_module(self.model, source) for source in node.all_input_nodes]
+        return any(isinstance(found, Quantizer) and found.role is Role.WEIGHT for found in (*inside, *sources))
 
     def _op_name(self, node: fx.Node) -> str:
         """Name of the node's operator; "" if it is unknown."""
-        entry = None
-        if (found := read_name(node)) is not None:
-            entry = found.entry
-        elif node.op == "call_module":
-            entry = find_module_entry(self.model.get_submodule(str(node.target)))
-        elif node.op == "call_function":
-            entry = find_function_entry(node.target)
-        elif node.op == "call_method":
-            entry = find_method_entry(str(node.target))
+        if read_name(node) is not None:
+            return read_op(node)
+        # Graphs that were made without QuantModel have no names.
+        module = find_module(self.model, node)
+        entry = find_entry(node.target if module is None else type(module))
         return "" if entry is None else entry.op.name
 
     def _make_region(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
@@ -170,43 +173,10 @@ class Regions:
                 wanted.update(s for s in node.all_input_nodes if s in found)
         return wanted
 
-    def _dominators(self) -> dict[fx.Node, fx.Node | None]:
-        """Each value's immediate dominator: the last value on all paths from the inputs to it; None for inputs."""
-        # As in Cooper, Harvey, Kennedy 2001: walk up from both sources until they meet; without loops in one pass.
-        above: dict[fx.Node, fx.Node | None] = {}
-        depth: dict[fx.Node | None, int] = {None: 0}
-        for node in self.values:
-            sources = self.reads[node]
-            at: fx.Node | None = sources[0] if sources else None
-            for other in sources[1:]:
-                one: fx.Node | None = other
-                while at is not one:
-                    if depth[at] < depth[one]:
-                        at, one = one, at
-                    at = above[at] if at is not None else None
-            above[node], depth[node] = at, depth[at] + 1
-        return above
-
-    def _find_between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
-        """Values on the paths from start to end, without start. start: a dominator of end."""
-        found, waiting = {end}, [end]
-        while waiting:
-            for source in self.reads[waiting.pop()]:
-                if source is not start and source not in found:
-                    found.add(source)
-                    waiting.append(source)
-        return found
-
     def _add_between(self, own: set[fx.Node]) -> set[fx.Node]:
         """These values and all on paths between them."""
-        after: set[fx.Node] = set()
-        for node in self.values:
-            if node in own or any(s in after for s in self.reads[node]):
-                after.add(node)
-        before: set[fx.Node] = set()
-        for node in reversed(self.values):
-            if node in own or any(u in before for u in self.readers[node]):
-                before.add(node)
+        after = own.union(*(networkx.descendants(self.paths, node) for node in own))
+        before = own.union(*(networkx.ancestors(self.paths, node) for node in own))
         return after & before
 
     def _leaves_only_by(self, inside: set[fx.Node], exit_: fx.Node) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from onnxq.errors import DataError
 from onnxq.files import ScratchFolder
@@ -15,8 +15,7 @@ from onnxq.files import ScratchFolder
 Values = tuple[Any, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Record:
+class Record(NamedTuple):
     """Values of one batch: a unit's inputs behind quantized units, the same in float (for QDrop), its float output."""
 
     inputs: Values
@@ -50,8 +49,7 @@ class Cache:
         if record.target.dim() == 0 or not len(record.target):
             raise DataError("reconstruction", "a batch without samples", "leave empty batches out", code="Q203")
         self.device = record.target.device
-        inputs, floats = (tuple(self._store_value(v) for v in values) for values in (record.inputs, record.floats))
-        self.records.append(Record(inputs, floats, self._store_value(record.target)))
+        self.records.append(tree_map_only(Tensor, self._store, record))
 
     @property
     def count(self) -> int:
@@ -61,7 +59,7 @@ class Cache:
     def batches(self) -> Iterator[Record]:
         """All records in order, on the model's device."""
         for record in self.records:
-            yield self._move_record(record)
+            yield self._move(record)
 
     def mixes(self) -> bool:
         """True if one draw may hold samples of different batches."""
@@ -75,7 +73,7 @@ class Cache:
             return self._stack_rows([self._locate_row(row) for row in rows])
         record = self.records[int(torch.randint(len(self.records), (1,), generator=generator))]
         if any(not isinstance(v, Tensor) for v in record.inputs):  # sizes and the like fit the whole batch only
-            return self._move_record(record)
+            return self._move(record)
         rows = torch.randperm(len(record.target), generator=generator)[:size].tolist()
         return self._stack_rows([(record, row) for row in rows])
 
@@ -95,25 +93,19 @@ class Cache:
             return tuple(
                 torch.stack([getattr(record, part)[k][row].to(self.device) for record, row in picked])
                 if _has_samples(value, first)
-                else self._move_value(value)
+                else self._move(value)
                 for k, value in enumerate(getattr(first, part))
             )
 
         target = torch.stack([record.target[row].to(self.device) for record, row in picked])
         return Record(stacked("inputs"), stacked("floats"), target)
 
-    def _move_record(self, record: Record) -> Record:
+    def _move(self, values: Any) -> Any:
         # What was spilled lies on the host.
-        inputs, floats = (tuple(map(self._move_value, values)) for values in (record.inputs, record.floats))
-        return Record(inputs, floats, self._move_value(record.target))
+        return tree_map_only(Tensor, lambda value: value.to(self.device), values)
 
-    def _move_value(self, value: Any) -> Any:
-        return value.to(self.device) if isinstance(value, Tensor) else value
-
-    def _store_value(self, value: Any) -> Any:
+    def _store(self, value: Tensor) -> Tensor:
         """A copy of the value: in memory below the limit, else a tensor backed by a file."""
-        if not isinstance(value, Tensor):
-            return value
         size = value.numel() * value.element_size()
         if self.held + size <= self.limit:
             self.held += size

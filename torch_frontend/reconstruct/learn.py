@@ -21,19 +21,18 @@ _EVERY = 100
 
 
 def learn_unit(
-    unit: Unit, cache: Cache, settings: Settings, *, qdrop: float, activation_lr: float,
-    tell: Callable[[int, float], None],
-) -> UnitResult:  # fmt: skip
+    unit: Unit, cache: Cache, settings: Settings, *, qdrop: float, report: Callable[[int, float], None]
+) -> UnitResult:
     """Learn the unit's roundings from the cached samples; every weight quantizer that is on must be an AdaRound.
 
-    Adam on v, and on the scales that the unit owns if activation_lr is not 0. Loss: squared error of the output
+    Adam on v, and on the scales that the unit owns if their rate is not 0. Loss: squared error of the output
     relative to that of rounding to nearest, plus the regularizer. If the error on all samples is not lower in the end,
-    rounding to nearest and the old scales are restored. tell: called every 100 steps with iteration and mean squared
+    rounding to nearest and the old scales are restored. report: called every 100 steps with iteration and mean squared
     error.
     """
-    roundings = [found for found in unit.weights if isinstance(found, AdaRound)]
-    moving = _find_scales(unit) if activation_lr else []
-    start = [(scale, scale.detach().clone()) for _, scale in moving]
+    roundings = unit.weights
+    moving = _find_scales(unit) if settings.activation_lr else []
+    start = [scale.detach().clone() for _, scale in moving]
     for rounding in roundings:
         rounding.forget()
     before = _measure_error(unit, cache)
@@ -43,14 +42,14 @@ def learn_unit(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_require_gradients_of(unit.module, [scale for _, scale in moving]))
         _start_roundings(unit, roundings, cache)
-        _optimize_unit(unit, cache, settings, roundings, moving, qdrop, activation_lr, before, tell)
+        _optimize_unit(unit, cache, settings, roundings, moving, qdrop, before, report)
     for rounding in roundings:
         rounding.finish()
     after = _measure_error(unit, cache)
     if not after < before:  # true for NaN, too
         for rounding in roundings:
             rounding.forget()
-        for scale, value in start:
+        for (_, scale), value in zip(moving, start, strict=True):
             scale.data.copy_(value)
     return _make_result(unit, cache, before, after)
 
@@ -58,7 +57,7 @@ def learn_unit(
 def _make_result(unit: Unit, cache: Cache, before: float, after: float) -> UnitResult:
     kept = after < before
     return UnitResult(
-        name=unit.name, sites=tuple(found.site for found in unit.weights if isinstance(found, AdaRound)),
+        name=unit.name, sites=tuple(found.site for found in unit.weights),
         before=before, after=after if kept else before, kept=kept, samples=cache.count, spilled=cache.spilled,
     )  # fmt: skip
 
@@ -110,18 +109,17 @@ def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: Cache) -> Non
 
 def _optimize_unit(
     unit: Unit, cache: Cache, settings: Settings, roundings: list[AdaRound],
-    moving: list[tuple[Quantizer, Tensor]], qdrop: float, activation_lr: float, nearest: float,
-    tell: Callable[[int, float], None],
+    moving: list[tuple[Quantizer, Tensor]], qdrop: float, nearest: float, report: Callable[[int, float], None],
 ) -> None:  # fmt: skip
     # Each unit has random numbers of its own, which do not depend on the units before it. drops draws on the device:
     # one number per element of an activation.
     seed = settings.seed ^ crc32(unit.name.encode())
     picks, drops = torch.Generator().manual_seed(seed), torch.Generator(cache.device).manual_seed(seed)
-    rounding_steps = torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)
-    scale_steps = torch.optim.Adam([scale for _, scale in moving], lr=activation_lr) if moving else None
-    schedule = None if scale_steps is None else torch.optim.lr_scheduler.CosineAnnealingLR(
-        scale_steps, T_max=settings.iterations
-    )  # fmt: skip
+    # Roundings have a rate of their own that stays; that of scales falls.
+    steps = [torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)]
+    if moving:
+        steps.append(torch.optim.Adam([scale for _, scale in moving], lr=settings.activation_lr))
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, T_max=settings.iterations) for one in steps[1:]]
     mixed = cache.mixes()
     # The settings' factor counts for the mean over roundings, the regularizer is a sum.
     factor = settings.regularization / sum(rounding.v.numel() for rounding in roundings)
@@ -133,18 +131,15 @@ def _optimize_unit(
             beta = settings.beta_at(step)
             if beta is not None:
                 loss = loss + factor * sum(rounding.regularizer(beta) for rounding in roundings)
-            rounding_steps.zero_grad()
-            if scale_steps is not None:
-                scale_steps.zero_grad()
+            for one in steps:
+                one.zero_grad()
             loss.backward()
-            rounding_steps.step()
-            if scale_steps is not None and schedule is not None:
-                scale_steps.step()
-                schedule.step()
-                for quantizer, _ in moving:
-                    quantizer.keep_legal()
+            for one in (*steps, *schedules):
+                one.step()
+            for quantizer, _ in moving:
+                quantizer.keep_legal()
             if step % _EVERY == 0 or step == settings.iterations - 1:
-                tell(step + 1, float(error.detach()))
+                report(step + 1, float(error.detach()))
 
 
 def _measure_error(unit: Unit, cache: Cache) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -11,19 +13,17 @@ from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, Role
 from torch_frontend.quant_model import QuantModel, State
-from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, quantizers_of
+from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, override_switches, quantizers_of
 from torch_frontend.reconstruct.blocks import Regions
 from torch_frontend.reconstruct.cache import Cache, Record
 from torch_frontend.reconstruct.learn import learn_unit
 from torch_frontend.reconstruct.settings import METHODS, Progress, Reconstruction, Report, Settings, UnitResult
-from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit, override_switches
-from torch_frontend.tracing import as_inputs, use_eval_mode
+from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit
+from torch_frontend.tracing.values import as_inputs, use_eval_mode
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # Quantizers whose forward rounds to nearest with a scale that AdaRound can take over.
 _NEAREST = (Uniform, LSQ, LSQPlus)
-# Default learning rate of activation scales; AdaRound learns none.
-_ACTIVATION_LR = {"adaround": 0.0, "brecq": 4e-5}
 
 
 def reconstruct(
@@ -53,12 +53,7 @@ def reconstruct(
     Raises CalibrationError for weights without a scale, DataError without samples, ConfigError for unknown names.
     """
     settings = settings or Settings()
-    if method not in METHODS:
-        raise ConfigError(f"method {method!r}", "does not exist", suggest_names(method, METHODS), code="Q318")
-    if not 0 <= qdrop < 1:
-        raise ConfigError(
-            f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
-        )
+    _check_method(method, qdrop)
     if isinstance(model, QuantModel):
         if model.state not in (State.CALIBRATED, State.QUANTIZED):
             cause = f"the model is {model.state.value}"
@@ -68,38 +63,43 @@ def reconstruct(
     batches = _collect_batches(data, settings.samples)
     units = _find_units(model, method, blocks, settings)
     # 0 is a choice, None the method's default.
-    rate = _ACTIVATION_LR[method] if settings.activation_lr is None else settings.activation_lr
+    if settings.activation_lr is None:
+        settings = replace(settings, activation_lr=METHODS[method])
     done: list[UnitResult] = []
     learned: dict[int, str] = {}
     # First to last: a unit's inputs come from units that are learned.
     with use_eval_mode(model), override_switches(quantizers_of(model), True):
         for index, unit in enumerate(units):
-            own = [found for found in unit.weights if isinstance(found, AdaRound)]
+            own = unit.weights
             # A weight that two units share has one rounding, learned in the first.
             again = [found for found in own if id(found) in learned]
-            refusals += [_refuse_shared(found.site, unit.name, learned[id(found)]) for found in again]
+            for found in again:
+                reason = f"{unit.name} reads it too; it was learned in {learned[id(found)]}"
+                refusals.append(Refusal(found.site, reason, rule="shared", code="R110"))
             if not own or again:
                 continue
             learned.update((id(found), unit.name) for found in own)
-            tell = _make_report(progress, unit.name, index, len(units), settings.iterations)
+            report = partial(_report_progress, progress, unit.name, index, len(units), settings.iterations)
             with Cache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
-                done.append(learn_unit(unit, cache, settings, qdrop=qdrop, activation_lr=rate, tell=tell))
+                done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
 
 
-def _refuse_shared(site: str, unit: str, other: str) -> Refusal:
-    return Refusal(site, f"{unit} reads it too; it was learned in {other}", rule="shared", code="R110")
+def _check_method(method: str, qdrop: float) -> None:
+    if method not in METHODS:
+        raise ConfigError(f"method {method!r}", "does not exist", suggest_names(method, METHODS), code="Q318")
+    if not 0 <= qdrop < 1:
+        raise ConfigError(
+            f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
+        )
 
 
-def _make_report(
-    progress: Report | None, unit: str, index: int, units: int, iterations: int
-) -> Callable[[int, float], None]:
-    def tell(step: int, loss: float) -> None:
-        if progress is not None:
-            progress(Progress(unit, index, units, step, iterations, loss))
-
-    return tell
+def _report_progress(
+    progress: Report | None, unit: str, index: int, units: int, iterations: int, step: int, loss: float
+) -> None:
+    if progress is not None:
+        progress(Progress(unit, index, units, step, iterations, loss))
 
 
 def as_adaround(quantizer: Quantizer) -> AdaRound | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from onnxq.errors import ConfigError
 from onnxq.sites import Refusal
 
-METHODS = ("adaround", "brecq")
+# Method -> default learning rate of activation scales; AdaRound learns none.
+METHODS = {"adaround": 0.0, "brecq": 4e-5}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,11 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as tree
 
 from onnxq.errors import ModelError
-from onnxq.sites import Role
-from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.tracing import bind_inputs
+from torch_frontend.quant_model import Follower
+from torch_frontend.quantizers import AdaRound, Quantizer, quantizers_of
+from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.names import find_constants
+from torch_frontend.tracing.values import bind_inputs
 
 Caught = list[tuple[tuple[Any, ...], Tensor]]
 
@@ -32,27 +34,9 @@ class Unit:
     owned: list[Quantizer] = field(default_factory=list)
 
     @property
-    def quantizers(self) -> list[Quantizer]:
-        """All quantizers inside."""
-        return quantizers_of(self.module)
-
-    @property
-    def weights(self) -> list[Quantizer]:
-        """Quantizers of weights that are not disabled."""
-        return [found for found in self.quantizers if found.role is Role.WEIGHT and found.disabled_reason is None]
-
-
-@contextmanager
-def override_switches(quantizers: list[Quantizer], on: bool) -> Iterator[None]:
-    """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
-    before = [(found, found.enabled, found.observing) for found in quantizers]
-    for found in quantizers:
-        found.enabled, found.observing = on, False
-    try:
-        yield
-    finally:
-        for found, enabled, observing in before:
-            found.enabled, found.observing = enabled, observing
+    def weights(self) -> list[AdaRound]:
+        """Quantizers of weights that learn to round and are not disabled."""
+        return [q for q in quantizers_of(self.module) if isinstance(q, AdaRound) and q.disabled_reason is None]
 
 
 class _Caught(Exception):
@@ -141,16 +125,6 @@ def _copy_value(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def find_constants(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes of parameters, buffers, and values computed from them alone."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        sources = node.all_input_nodes
-        if node.op == "get_attr" or (sources and all(source in found for source in sources)):
-            found.add(node)
-    return found
-
-
 def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
     """(the region as a module that shares the model's modules, the nodes outside that it reads)."""
     fixed = find_constants(model.graph)
@@ -181,9 +155,9 @@ def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -
 def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]) -> list[Quantizer]:
     """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
     # A leader's qparams are also its followers'; learning them here would change other units.
-    # Leaders are shared with the sites that follow them.
-    shared = {id(leader) for found in quantizers_of(model) if (leader := getattr(found, "leader", None)) is not None}
+    shared = {id(found.leader) for found in quantizers_of(model) if isinstance(found, Follower)}
     for node in model.graph.nodes:
-        if node.op == "call_module" and not (node in region and all(user in region for user in node.users)):
-            shared.update(id(found) for found in quantizers_of(model.get_submodule(str(node.target))))
-    return [found for found in quantizers_of(part) if id(found) not in shared and not hasattr(found, "leader")]
+        module = find_module(model, node)
+        if module is not None and not (node in region and all(user in region for user in node.users)):
+            shared.update(id(found) for found in quantizers_of(module))
+    return [found for found in quantizers_of(part) if id(found) not in shared and not isinstance(found, Follower)]

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import Call, copy_shallowly, register_qmodule
+from torch_frontend.tracing.modules import name_arguments
 
 
 class NotTraceable(Exception):
@@ -130,29 +131,6 @@ def run_encoder_layer(
     return m.norm2(x + m._ff_block(x))
 
 
-def run_decoder_layer(
-    m: Any,
-    tgt: Any,
-    memory: Any,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    tgt_is_causal: bool = False,
-    memory_is_causal: bool = False,
-) -> Any:
-    """Forward of nn.TransformerDecoderLayer."""
-    own, other = (tgt_mask, tgt_key_padding_mask), (memory_mask, memory_key_padding_mask)
-    x = tgt
-    if m.norm_first:
-        x = x + m._sa_block(m.norm1(x), *own)
-        x = x + m._mha_block(m.norm2(x), memory, *other)
-        return x + m._ff_block(m.norm3(x))
-    x = m.norm1(x + m._sa_block(x, *own))
-    x = m.norm2(x + m._mha_block(x, memory, *other))
-    return m.norm3(x + m._ff_block(x))
-
-
 def run_encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
     """Forward of nn.TransformerEncoder."""
     # torch's own forward may turn padded batches into nested tensors, which ONNX does not have.
@@ -204,12 +182,13 @@ def take_apart(model: fx.GraphModule) -> None:
 
     Engines quantize attention as a whole: query, key, softmax, value and result, which are then sites of their own.
     """
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     graph = model.graph
     for node in list(graph.nodes):
         if node.target is not functional.scaled_dot_product_attention:
             continue
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        given = name_arguments(
+            node, "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
+        )
         # Masked scores stay float, so the op stays whole.
         if given.get("attn_mask") is not None or any(given.get(k) for k in ("dropout_p", "is_causal", "enable_gqa")):
             continue
@@ -246,7 +225,8 @@ def make_traceable(model: nn.Module) -> nn.Module:
 TRACEABLE_FORMS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.MultiheadAttention: run_multihead_attention,
     nn.TransformerEncoderLayer: run_encoder_layer,
-    nn.TransformerDecoderLayer: run_decoder_layer,
+    # Its own forward can be traced.
+    nn.TransformerDecoderLayer: nn.TransformerDecoderLayer.forward,
     nn.TransformerEncoder: run_encoder,
     nn.TransformerDecoder: run_decoder,
     nn.Transformer: run_transformer,

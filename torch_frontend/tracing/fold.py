@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
-from torch_frontend.tracing.modules import find_module, replace_module
+from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import read_name
 from torch_frontend.tracing.values import shape_of
 
@@ -44,7 +44,7 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
         if why is not None:
             done.append((path, f"not folded into {source.target}: {why}"))
             continue
-        replace_module(model, str(source.target), fold_layer(layer, norm))
+        model.set_submodule(str(source.target), fold_layer(layer, norm))
         node.replace_all_uses_with(source)
         model.graph.erase_node(node)
         done.append((path, f"folded into {source.target}"))

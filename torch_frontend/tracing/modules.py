@@ -1,28 +1,11 @@
-"""Modules, attributes and calls of a graph, found by their dotted paths."""
+"""Modules and calls of a graph."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from torch import fx, nn
-
-
-def split_path(path: str) -> tuple[str, str]:
-    """(owner, leaf) of a dotted path; the owner of a top-level name is ""."""
-    owner, _, leaf = path.rpartition(".")
-    return owner, leaf
-
-
-def read_attribute(model: nn.Module, path: str) -> Any:
-    """The parameter, buffer or constant at a dotted path."""
-    owner, leaf = split_path(path)
-    return getattr(model.get_submodule(owner), leaf)
-
-
-def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Set the submodule at a dotted path."""
-    owner, leaf = split_path(path)
-    setattr(model.get_submodule(owner), leaf, module)
 
 
 def find_module(model: nn.Module, node: Any) -> nn.Module | None:
@@ -30,11 +13,16 @@ def find_module(model: nn.Module, node: Any) -> nn.Module | None:
     return model.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
 
 
-# Shared by calibration, profiling, weights and the example, which all walk graphs node by node.
+def name_arguments(node: fx.Node, *names: str) -> dict[str, Any]:
+    """Name -> value of a call's arguments. names: of the first positions."""
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+# Shared by constants and the example, which run single nodes; whole graphs are run by fx.Interpreter.
 def run_call(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Result of a node's call of a module, method or function on these arguments, or the attribute it reads."""
     if node.op == "get_attr":
-        return read_attribute(model, str(node.target))
+        return attrgetter(str(node.target))(model)
     if node.op == "call_module":
         return model.get_submodule(str(node.target))(*args, **kwargs)
     if node.op == "call_method":

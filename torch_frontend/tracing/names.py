@@ -6,15 +6,18 @@ import operator
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from torch import fx
 
-from torch_frontend.qmodules import Call, Entry, find_function_entry, find_method_entry, find_module_entry
+from torch_frontend.qmodules import UNKNOWN, Call, Entry, find_entry
 from torch_frontend.tracing.arguments import require_default
 
 # Keys of a node's meta.
 _NAMED, _PLAIN, _CONSTANT = "onnxq_name", "onnxq_plain", "onnxq_constant"
+
+_MISSING: Any = object()
 
 # Attributes and methods of tensors whose values are no tensors.
 _FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")
@@ -25,11 +28,11 @@ _SEVERAL = ("split", "lstm", "gru", "rnn", "multihead_attention")
 
 @dataclass(frozen=True, eq=False)
 class CallName:
-    """One call. path: the module's qualified name. call: number of earlier calls. entry: its registration, or None."""
+    """One call. path: the module's qualified name. call: number of earlier calls. entry: its registration."""
 
     path: str
     call: int = 0
-    entry: Entry | None = None
+    entry: Entry = UNKNOWN
 
     @property
     def name(self) -> str:
@@ -43,9 +46,10 @@ def read_name(node: fx.Node) -> CallName | None:
     return found
 
 
-def set_name(node: fx.Node, name: CallName) -> None:
-    """Set the name of a node's call."""
-    node.meta[_NAMED] = name
+def read_op(node: fx.Node) -> str:
+    """Name of the operator that a node calls; "" where nothing is known of it."""
+    name = read_name(node)
+    return "" if name is None else name.entry.op.name
 
 
 def is_plain(node: fx.Node) -> bool:
@@ -92,6 +96,16 @@ def scope_of(node: fx.Node) -> str:
     return str(paths[-1]) if paths else ""
 
 
+def find_constants(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes of parameters, buffers, and values computed from them alone."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        if node.op == "get_attr" or (sources and all(source in found for source in sources)):
+            found.add(node)
+    return found
+
+
 def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
     """Turn known function and method calls into named modules of `model`, and name every call.
 
@@ -101,16 +115,16 @@ def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
     """
     calls: Counter[str] = Counter()
     taken: set[str] = set()
+    constants = find_constants(model.graph)
     for node in model.graph.nodes:
-        sources = node.all_input_nodes
-        node.meta[_CONSTANT] = node.op == "get_attr" or (bool(sources) and all(is_constant(s) for s in sources))
+        node.meta[_CONSTANT] = node in constants
         # Nodes come in topological order, so sources are settled before their readers.
         if _computes_no_tensor(node):
             node.meta[_PLAIN] = True
         elif node.op == "call_module":
             path = str(node.target)
-            known = None if path in skipped else find_module_entry(model.get_submodule(path))
-            node.meta[_NAMED] = CallName(path, calls[path], known)
+            known = None if path in skipped else find_entry(type(model.get_submodule(path)))
+            node.meta[_NAMED] = CallName(path, calls[path], known or UNKNOWN)
             calls[path] += 1
         elif node.op in ("call_function", "call_method") and not _is_element(node):
             _name_call(model, node, taken)
@@ -137,15 +151,13 @@ def _is_element(node: fx.Node) -> bool:
     if element is None:
         return node.target is getattr
     source, index = element
-    above = read_name(source)
-    if above is None or not isinstance(index, int):
-        return False
     # Calls that nothing is known of may return tuples.
-    return above.entry is None or above.entry.op.name in _SEVERAL or above.entry.op.name == "float"
+    several = read_name(source) is not None and read_op(source) in ("", "float", *_SEVERAL)
+    return several and isinstance(index, int)
 
 
 def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
-    known = find_function_entry(node.target) if node.op == "call_function" else find_method_entry(str(node.target))
+    known = find_entry(node.target)
     scope = scope_of(node)
     base = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "call")
     path = make_unique_path(model, scope, base.strip("_") or "call", taken)  # __matmul__ -> matmul
@@ -156,7 +168,7 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
         node.op, node.target = "call_module", path
         node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), path: (path, type(made))}
     taken.add(path)
-    node.meta[_NAMED] = CallName(path, 0, known)
+    node.meta[_NAMED] = CallName(path, 0, known or UNKNOWN)
 
 
 def make_unique_path(
@@ -172,9 +184,4 @@ def make_unique_path(
 
 
 def _exists(model: fx.GraphModule, path: str) -> bool:
-    at: Any = model
-    for part in path.split("."):
-        if not hasattr(at, part):
-            return False
-        at = getattr(at, part)
-    return True
+    return reduce(lambda at, part: getattr(at, part, _MISSING), path.split("."), model) is not _MISSING

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import copy_shallowly
-from torch_frontend.tracing.modules import replace_module
+from torch_frontend.tracing.modules import find_module, name_arguments
 from torch_frontend.tracing.names import make_unique_path, scope_of
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -39,7 +39,7 @@ def simplify_graph(model: fx.GraphModule) -> None:
 def remove_identities(model: fx.GraphModule) -> None:
     """Remove calls of nn.Identity."""
     for node in list(model.graph.nodes):
-        if node.op == "call_module" and type(model.get_submodule(str(node.target))) is nn.Identity and node.args:
+        if type(find_module(model, node)) is nn.Identity and node.args:
             node.replace_all_uses_with(node.args[0])
             model.graph.erase_node(node)
 
@@ -53,7 +53,7 @@ def replace_dropouts(model: fx.GraphModule) -> None:
         made = _DROPOUTS.get(node.target) if node.op == "call_function" else None
         if made is None:
             continue
-        args = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+        args = name_arguments(node, "input", "p", "training")
         if bool(args.get("training", True)) != model.training:
             continue  # the user wrote a constant
         path = make_unique_path(model, scope_of(node), "dropout")
@@ -96,7 +96,7 @@ def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     made = copy_shallowly(module)
     made.inplace = False  # type: ignore[assignment]
     made.onnxq_was_inplace = True  # type: ignore[assignment]
-    replace_module(model, str(node.target), made)
+    model.set_submodule(str(node.target), made)
     return True
 
 
@@ -113,7 +113,7 @@ def replace_unbind(model: fx.GraphModule) -> None:
     for node in list(model.graph.nodes):
         if node.target not in (torch.unbind, "unbind") or not isinstance(node.args[0], fx.Node):
             continue
-        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        dim = name_arguments(node, "input", "dim").get("dim", 0)
         readers = list(node.users)
         if not all(r.target is operator.getitem and isinstance(r.args[1], int) for r in readers):
             continue

@@ -12,10 +12,11 @@ from torch import fx, nn
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.sites import Refusal
-from torch_frontend.qmodules import find_module_entry
+from torch_frontend.qmodules import find_entry
 from torch_frontend.tracing.arguments import find_fixed_arguments, require_default
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.example import Example, KnowingProxy, forget_example
+from torch_frontend.tracing.values import keep_modes
 
 # Traces of the whole model, one per module that fails; beyond that it is converted layer by layer.
 _TRIES = 64
@@ -53,6 +54,7 @@ class Tracer(fx.Tracer):
     skipped, failed: paths met while tracing.
     """
 
+    # Without arguments when fx traces the code of a pickled graph again.
     def __init__(
         self,
         skip: Sequence[str] = (),
@@ -78,7 +80,7 @@ class Tracer(fx.Tracer):
         # torch.nn modules are leaves for fx, but these have a traceable form.
         if type(m) in TRACEABLE_FORMS:
             return False
-        return find_module_entry(m) is not None or super().is_leaf_module(m, name)
+        return find_entry(type(m)) is not None or super().is_leaf_module(m, name)
 
     def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
         """Give forward the default of a fixed argument, and the graph an input that is checked against it."""
@@ -176,16 +178,14 @@ def _compare_modes(
     root: nn.Module, tracer: Tracer, graph: fx.Graph, given: Mapping[str, Any] | None
 ) -> tuple[Refusal, ...]:
     """A Refusal if train and eval mode make different calls: the graph holds those of one mode."""
-    modes = [(module, module.training) for module in root.modules()]
     before = set(vars(root))
     try:
-        root.train(not root.training)
-        other = Tracer(tracer.skip, tracer.opaque, tracer.fixed, given).trace(root)
+        with keep_modes(root):
+            root.train(not root.training)
+            other = Tracer(tracer.skip, tracer.opaque, tracer.fixed, given).trace(root)
     except Exception:  # the other mode cannot be traced, so it differs
         other = fx.Graph()
     finally:
-        for module, mode in modes:
-            module.training = mode
         for name in set(vars(root)) - before:  # constants made in the forward, which fx keeps there
             delattr(root, name)
     # The targets of get_attr nodes are left out: fx goes on numbering constants from trace to trace.

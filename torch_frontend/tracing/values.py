@@ -29,17 +29,23 @@ class _ShapeRecorder(fx.Interpreter):
 
 
 @contextmanager
-def use_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run a block in eval mode without gradients; afterwards every module is in its former mode."""
+def keep_modes(model: nn.Module) -> Iterator[None]:
+    """Run a block; afterwards every module is in its former mode, train or eval."""
     # Module by module: parts of a model may be in other modes than the whole, as frozen batch norms are.
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def use_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Run a block in eval mode without gradients; afterwards every module is in its former mode."""
+    with keep_modes(model), torch.no_grad():
+        model.eval()
+        yield
 
 
 def as_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -25,9 +25,9 @@ from onnxq.engines.prove.proof import Proof
 from onnxq.engines.prove.prove import CURRENT, TIMEOUT, ProveRequest, find_saved_names, prove_model
 from onnxq.errors import ConfigError, ModelError
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex, load_model, name_nodes
+from onnxq.graph import GraphIndex, add_libraries, load_model, name_nodes
 from onnxq.progress import Progress, silent
-from onnxq.runtime import CPU, detect_cpu, time_models
+from onnxq.runtime import detect_cpu, time_models
 from onnxq.sites import Caution
 
 Source = str | Path | onnx.ModelProto
@@ -37,8 +37,8 @@ Source = str | Path | onnx.ModelProto
 class BenchRequest:
     """The options of `pipeline.bench`. engine: None for the one that the first plan in the models is for.
 
-    shapes: (min, opt, max) of inputs of no fixed size; opt is timed. batch: samples in a run. threads, provider: of
-    ONNX Runtime. plugins: of TensorRT. seconds: of timing, in all; timeout: of one build.
+    shapes: (min, opt, max) of inputs of no fixed size; opt is timed. batch: samples in a run. threads, provider,
+    libraries: of ONNX Runtime. plugins: of TensorRT. seconds: of timing, in all; timeout: of one build.
     """
 
     engine: str | None = None
@@ -46,8 +46,9 @@ class BenchRequest:
     shapes: Mapping[str, Sizes] = field(default_factory=dict)
     batch: int = 1
     threads: int = 1
-    provider: str = CPU
-    plugins: Sequence[str] = ()
+    provider: str = ""
+    libraries: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     seconds: float = 10.0
     timeout: float = TIMEOUT
     progress: Progress = silent
@@ -71,7 +72,7 @@ def bench_models(models: Sequence[Source], data: object, config: DataConfig, req
     the first.
     """
     with request.progress("reading the models"):
-        entries = _read_models(models)
+        entries = _read_models(models, request.libraries)
         feeds, dataset, warnings = _make_feeds(entries[0].index, data, config, request)
         entries = [replace(one, feeds=fit_feeds(one.index.inputs, feeds)) for one in entries]
     engine, chosen = _choose_engine(entries, request)
@@ -101,13 +102,13 @@ def bench_models(models: Sequence[Source], data: object, config: DataConfig, req
     )
 
 
-def _read_models(models: Sequence[Source]) -> list[_Entry]:
+def _read_models(models: Sequence[Source], libraries: tuple[str, ...]) -> list[_Entry]:
     """The models with names of their own. Raises ModelError where one has other inputs than the first."""
     found: dict[str, _Entry] = {}
     for k, source in enumerate(models):
         name = f"model {k + 1}" if isinstance(source, onnx.ModelProto) else str(source)
         name = f"{name} ({k + 1})" if name in found else name
-        found[name] = _Entry(name, source, GraphIndex(name_nodes(load_model(source).proto)))
+        found[name] = _Entry(name, source, GraphIndex(name_nodes(add_libraries(load_model(source).proto, libraries))))
     entries = list(found.values())
     wanted = {value.name for value in entries[0].index.inputs}
     for entry in entries[1:]:
@@ -125,14 +126,14 @@ def _make_feeds(
     inputs = index.inputs
     guessed: list[str] = []
     if data is None:
-        sizes, note = make_profile(index.proto, index, request.shapes)
+        sizes, note = make_profile(index.model, index, request.shapes)
         guessed = [name for name in sizes if note and name not in request.shapes]
         inputs = tuple(
             replace(value, shape=sizes[value.name][1]) if value.name in sizes else value for value in index.inputs
         )
         dataset = make_synthetic(inputs, samples=1)
     else:
-        dataset = load_data(data, inputs, config, index.proto, progress=request.progress)
+        dataset = load_data(data, inputs, config, index.model, progress=request.progress)
     feeds = _repeat_sample(dataset[0], index, request.batch)
     if not guessed:
         return feeds, dataset, ()
@@ -177,13 +178,13 @@ def _choose_gpu(engine: str, request: BenchRequest) -> tuple[str | None, Untimed
 
 def _prove(entry: _Entry, engine: str, capability: str | None, folder: Path, request: BenchRequest) -> Proof | None:
     """The build of one model and its kernels; its engine lies in `folder`."""
-    if request.provider != CPU:
+    if request.provider:
         return None
     dynamic = {value.name for value in entry.index.inputs if is_dynamic(value)}
     shapes = {name: sizes for name, sizes in find_sample_shapes(entry.index, [entry.feeds]).items() if name in dynamic}
     wanted = ProveRequest(
-        engine=engine, capability=capability, shapes=shapes, plugins=request.plugins, save=folder,
-        timeout=request.timeout, progress=request.progress,
+        engine=engine, capability=capability, shapes=shapes, libraries=request.libraries, plugins=request.plugins,
+        save=folder, timeout=request.timeout, progress=request.progress,
     )  # fmt: skip
     return prove_model(entry.source, wanted)
 
@@ -199,7 +200,7 @@ def _time(
             return time_engines(engine, ready, plugins=request.plugins, seconds=request.seconds)
         # Not the proof's graph, which is bound to no session; and no early end, since rare slow runs count here.
         found = time_models(
-            {name: entry.index.proto for name, entry in built.items()}, next(iter(built.values())).feeds,
+            {name: entry.index.model for name, entry in built.items()}, next(iter(built.values())).feeds,
             threads=request.threads, seconds=request.seconds, precision=0.0, provider=request.provider,
         )  # fmt: skip
         return EngineTimes(device=detect_cpu(), eager=found)

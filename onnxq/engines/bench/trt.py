@@ -31,7 +31,7 @@ from onnxq.engines.builder.shapes import find_sample_shapes
 from onnxq.engines.diff.trt import find_engine
 from onnxq.errors import VerificationError
 from onnxq.files import ScratchFolder
-from onnxq.graph import ModelLike, ValueInfo, attach_weights, get_index
+from onnxq.graph import ModelLike, ValueInfo, get_index
 from onnxq.runtime import Latency, convert_floats, summarize_rounds
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -101,7 +101,7 @@ def demand_gpu(subject: str) -> str:
 
 
 def time_models_on_gpu(
-    models: Mapping[str, ModelLike], feeds: Feeds, rounds: int, *, plugins: Sequence[str] = ()
+    models: Mapping[str, ModelLike], feeds: Feeds, rounds: int, *, plugins: tuple[str, ...] = ()
 ) -> dict[str, Latency]:
     """Build models for this machine's GPU and time them as CUDA graphs side by side; those that fail are left out.
 
@@ -114,8 +114,8 @@ def time_models_on_gpu(
             index, place = get_index(model), folder / str(k)
             place.mkdir()
             own = fit_feeds(index.inputs, feeds)
-            job = Job(engine=engine, shapes=find_sample_shapes(index, [own]), plugins=tuple(plugins))
-            result = check_library(build_engine(attach_weights(model), job, place, timeout=_BUILDING), engine)
+            job = Job(engine=engine, shapes=find_sample_shapes(index, [own]), plugins=plugins)
+            result = check_library(build_engine(model, job, place, timeout=_BUILDING), engine)
             if result.state is BuildState.BUILT:
                 built[name] = place / ENGINE, own
         times = time_engines(engine, built, plugins=plugins, rounds=rounds)

@@ -12,11 +12,13 @@ ENGINES = (RTX, TRT, ORT)
 
 @dataclass(frozen=True)
 class Library:
-    """module: to import. title: for people. install: a command. packages: distributions that may hold it."""
+    """A library under the names that Python, people and package indexes have for it."""
 
     module: str
     title: str
+    # A command.
     install: str
+    # Distributions that may hold it.
     packages: tuple[str, ...]
 
 

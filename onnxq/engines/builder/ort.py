@@ -9,7 +9,7 @@ import onnx
 
 from onnxq.engines.builder.process import ENGINE, MODEL, OPTIMIZED, BuildResult, BuildState, Job
 from onnxq.errors import MissingDependencyError, ModelError
-from onnxq.runtime import NodeError, UnknownOperatorError, optimize_graph, use_libraries
+from onnxq.runtime import NodeError, UnknownOperatorError, optimize_graph
 
 
 def build(job: Job, folder: Path) -> BuildResult:
@@ -19,9 +19,8 @@ def build(job: Job, folder: Path) -> BuildResult:
     """
     start = time.perf_counter()
     try:
-        with use_libraries(job.operators):
-            onnx.save(optimize_graph(folder / MODEL), folder / ENGINE)
-            onnx.save(optimize_graph(folder / MODEL, layout=False), folder / OPTIMIZED)
+        for layout, name in ((True, ENGINE), (False, OPTIMIZED)):
+            onnx.save(optimize_graph(folder / MODEL, layout=layout, libraries=job.operators), folder / name)
     except MissingDependencyError as error:
         return BuildResult(state=BuildState.MISSING, reason=error.cause)
     except UnknownOperatorError as error:

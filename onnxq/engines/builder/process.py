@@ -21,11 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import onnx
-
 from onnxq.engines.builder.library import LIBRARIES, RTX
 from onnxq.errors import ConfigError, MissingDependencyError, VerificationError
-from onnxq.graph import save_model
+from onnxq.graph import ModelLike, save_model
 
 JOB, LOG, RESULT, ENGINE, MODEL = "job.json", "build.log", "result.json", "engine", "model.onnx"
 # ONNX Runtime's graph with the names of the model's tensors; TensorRT's kernels as its log or its inspector lists them.
@@ -61,37 +59,38 @@ class BuildState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Orders for a child. engine: of ENGINES. capability: e.g. (8, 6), () for the GPU in this machine.
+    """Orders for a child."""
 
-    shapes: (min, opt, max) of the inputs whose shape is not fixed. cache: a timing cache to read and write, "" none.
-    operators: paths of libraries with custom operators, for ONNX Runtime; plugins: with plugins, for TensorRT.
-    debug_tensors: TensorRT also gives the tensors that survive fusion, which prevents none, as outputs would. tf32:
-    TensorRT may round float32 factors to it.
-    """
-
+    # Of ENGINES.
     engine: str
+    # E.g. (8, 6), () for the GPU in this machine.
     capability: tuple[int, ...] = ()
+    # (min, opt, max) of the inputs whose shape is not fixed.
     shapes: Profile = field(default_factory=dict)
+    # A timing cache to read and write, "" none.
     cache: str = ""
+    # Paths of libraries with custom operators, for ONNX Runtime, and with plugins, for TensorRT.
     operators: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
+    # TensorRT also gives the tensors that survive fusion; this prevents none, as outputs would.
     debug_tensors: bool = False
+    # TensorRT may round float32 factors to it.
     tf32: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """How a child ended. reason: why there is no engine, in the library's words. node: the one the library blames.
-
-    log: its last lines, when it did not end well. exit_code: of a process that crashed.
-    """
+    """How a child ended."""
 
     state: BuildState
     seconds: float = 0.0
+    # Why there is no engine, in the library's words, and the node that it blames.
     reason: str = ""
     node: str = ""
+    # Its last lines, when it did not end well.
     log: tuple[str, ...] = ()
     engine_bytes: int = 0
+    # Of a process that crashed.
     exit_code: int = 0
 
     def fails_like(self, other: BuildResult) -> bool:
@@ -100,30 +99,25 @@ class BuildResult:
         return (self.state, self.exit_code) == (other.state, other.exit_code) and mine == theirs
 
 
-def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: float) -> BuildResult:
+def build_engine(model: ModelLike, job: Job, folder: Path, *, timeout: float) -> BuildResult:
     """Build in a fresh process; its files lie in `folder` afterwards. Whatever goes wrong is a result.
 
     timeout: seconds.
     """
-    save_model(proto, folder / MODEL, overwrite=True)
+    save_model(model, folder / MODEL, overwrite=True)
     start = time.perf_counter()
     try:
-        code = run_child(
-            "onnxq.engines.builder.child", folder, asdict(job), timeout=timeout, environment=_link_library(job, folder)
-        )
+        found = _link_library(job, folder)
+        code = run_child("onnxq.engines.builder.child", folder, asdict(job), timeout=timeout, environment=found)
     except subprocess.TimeoutExpired:
         reason = f"the build did not end within {timeout:g} s"
         return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_last_lines(folder))
     row = read_result(folder)
     if row is None:
-        return BuildResult(
-            state=BuildState.CRASHED,
-            seconds=time.perf_counter() - start,
-            reason=describe_death(code),
-            log=_last_lines(folder),
-            exit_code=code,
-        )
-    result = BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
+        crash = BuildResult(state=BuildState.CRASHED, reason=describe_death(code), exit_code=code)
+        result = replace(crash, seconds=time.perf_counter() - start)
+    else:
+        result = BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
     if result.state is BuildState.BUILT:
         return replace(result, engine_bytes=(folder / ENGINE).stat().st_size)
     return replace(result, log=_last_lines(folder))
@@ -210,14 +204,9 @@ def check_library(result: BuildResult, engine: str) -> BuildResult:
         fix = "give a shared library for this machine and this release that exports getCreators or getPluginCreators"
         raise ConfigError("plugin", f"{library.title} cannot load it: {result.reason}", fix, code="Q322")
     if result.state is BuildState.MISSING:
-        raise MissingDependencyError(
-            library.module, f"cannot be imported ({result.reason})", library.install, code="Q805"
-        )
+        cause = f"cannot be imported ({result.reason})"
+        raise MissingDependencyError(library.module, cause, library.install, code="Q805")
     if result.state is BuildState.UNABLE:
-        raise VerificationError(
-            library.module,
-            result.reason,
-            "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU",
-            code="Q708",
-        )
+        fix = "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
+        raise VerificationError(library.module, result.reason, fix, code="Q708")
     return result

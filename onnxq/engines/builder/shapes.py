@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import onnx
 from numpy.typing import NDArray
 
+from onnxq.data.cuts import fits_whole
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
-from onnxq.graph import GraphIndex, ValueInfo
+from onnxq.graph import GraphIndex, ModelLike, ValueInfo
 from onnxq.nearest import suggest_names
 
 Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
+_fault = partial(ConfigError, code="Q315")
 _FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
 
 
@@ -23,10 +25,11 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
     """`name:1x3x32x32` or `name:1x3x32x32,4x3x32x32,8x3x32x32` -> (min, opt, max). Raises ConfigError."""
     found: dict[str, Sizes] = {}
     for text in texts:
+        # From the right: exporters put colons into names, like "serving_default:0".
         name, _, sizes = text.rpartition(":")
         parts = [part.strip() for part in sizes.split(",")]
         if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
-            raise ConfigError(f"shapes: {text}", "is not an input with its sizes", _FORM, code="Q315")
+            raise _fault(f"shapes: {text}", "is not an input with its sizes", _FORM)
         shapes = [tuple(int(size) for size in part.split("x")) for part in parts] * (3 if len(parts) == 1 else 1)
         found[name] = (shapes[0], shapes[1], shapes[2])
     return found
@@ -38,7 +41,7 @@ def is_dynamic(value: ValueInfo) -> bool:
 
 
 def make_profile(
-    proto: onnx.ModelProto, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
+    proto: ModelLike, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
 ) -> tuple[dict[str, Sizes], str]:
     """(min, opt, max) of every dynamic input, and a message about those that were guessed ("" for none).
 
@@ -48,43 +51,31 @@ def make_profile(
     found: dict[str, Sizes] = {}
     for name, sizes in given.items():
         if name not in inputs:
-            raise ConfigError(
-                f"shapes: {name}", "the model has no such input", suggest_names(name, inputs), code="Q315"
-            )
+            raise _fault(f"shapes: {name}", "the model has no such input", suggest_names(name, inputs))
         found[name] = _check_sizes(inputs[name], sizes)
-    missing = [value for value in inputs.values() if is_dynamic(value) and value.name not in found]
-    if not missing:
-        return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, ""
-    guessed = _guess_sizes(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
-    for value in missing:
-        shape = guessed[value.name]
-        found[value.name] = (shape, shape, shape)
-    listed = ", ".join(f"{value.name} {'x'.join(map(str, guessed[value.name]))}" for value in missing)
-    note = f"inputs of no fixed size were built for one size: {listed}; `shapes=…` gives others"
+    missing, note = [value.name for value in inputs.values() if is_dynamic(value) and value.name not in found], ""
+    if missing:
+        guessed = _guess_sizes(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
+        found.update((name, (guessed[name], guessed[name], guessed[name])) for name in missing)
+        listed = ", ".join(f"{name} {'x'.join(map(str, guessed[name]))}" for name in missing)
+        note = f"inputs of no fixed size were built for one size: {listed}; `shapes=…` gives others"
+    # Sizes of an input that has one are only checked: engines refuse a profile for it.
     return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, note
 
 
 def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
     shapes = [tuple(int(size) for size in shape) for shape in sizes]
     for shape in shapes:
-        fits = value.shape is None or (
-            len(shape) == len(value.shape)
-            and all(not isinstance(dim, int) or dim == size for dim, size in zip(value.shape, shape, strict=True))
-        )
-        if not fits:
+        if not fits_whole(shape, value):
             have = "x".join(str(dim or "?") for dim in value.shape or ())
-            raise ConfigError(
-                f"shapes: {value.name}", f"{'x'.join(map(str, shape))} does not fit its shape {have}", code="Q315"
-            )
+            raise _fault(f"shapes: {value.name}", f"{'x'.join(map(str, shape))} does not fit its shape {have}")
     if len(shapes) != 3 or not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-        raise ConfigError(
-            f"shapes: {value.name}", "its three shapes are not min, opt, max in growing order", _FORM, code="Q315"
-        )
+        raise _fault(f"shapes: {value.name}", "its three shapes are not min, opt, max in growing order", _FORM)
     return shapes[0], shapes[1], shapes[2]
 
 
 def _guess_sizes(
-    proto: onnx.ModelProto, inputs: Sequence[ValueInfo], known: Mapping[str, tuple[int, ...]]
+    proto: ModelLike, inputs: Sequence[ValueInfo], known: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
     dims: dict[str, int] = {}
@@ -94,14 +85,14 @@ def _guess_sizes(
             if not isinstance(dim, int):
                 dims[dim if dim is not None else f"{value.name}:{axis}"] = size
     try:
+        # Sizes that the model runs with are looked for first; it may hold operators that ONNX Runtime lacks.
         try:
             sample = make_synthetic(inputs, samples=1, dims=dims, model=proto)[0]
         except OnnxqError:
             sample = make_synthetic(inputs, samples=1, dims=dims)[0]
     except DataError as error:
-        raise ConfigError(
-            error.subject, f"no size can be guessed for it: {error.cause}", "give `shapes=…`", code="Q315"
-        ) from error
+        cause = f"no size can be guessed for it: {error.cause}"
+        raise _fault(error.subject, cause, "give `shapes=…`") from error
     return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
 
 

@@ -84,9 +84,8 @@ def _build(library: Any, logger: Any, job: Job, folder: Path) -> BuildResult:
         known = library.ComputeCapability.__members__
         name = "SM" + "".join(map(str, job.capability)) if job.capability else "CURRENT"
         if name not in known:
-            return BuildResult(
-                state=BuildState.NO_CAPABILITY, reason=f"this release builds for {_list_capabilities(known)}"
-            )
+            reason = f"this release builds for {_list_capabilities(known)}"
+            return BuildResult(state=BuildState.NO_CAPABILITY, reason=reason)
         config.num_compute_capabilities = 1
         config.set_compute_capability(known[name], 0)
     _add_profile(builder, network, config, job.shapes)
@@ -137,14 +136,13 @@ def _list_capabilities(names: Sequence[str]) -> str:
 
 def _add_profile(builder: Any, network: Any, config: Any, shapes: Profile) -> None:
     inputs = [network.get_input(k) for k in range(network.num_inputs)]
-    if not any(value.name in shapes for value in inputs):
-        return
+    sized = [value for value in inputs if value.name in shapes]
     profile = builder.create_optimization_profile()
-    for value in inputs:
-        if value.name in shapes:
-            sizes = [tuple(shape) for shape in shapes[value.name]]
-            (profile.set_shape_input if value.is_shape_tensor else profile.set_shape)(value.name, *sizes)
-    config.add_optimization_profile(profile)
+    for value in sized:
+        sizes = [tuple(shape) for shape in shapes[value.name]]
+        (profile.set_shape_input if value.is_shape_tensor else profile.set_shape)(value.name, *sizes)
+    if sized:
+        config.add_optimization_profile(profile)
 
 
 def _open_cache(config: Any, path: str) -> Any:

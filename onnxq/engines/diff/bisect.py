@@ -9,24 +9,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import onnx
-from numpy.typing import NDArray
-
 from onnxq.engines.diff.cut import Parts
+from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.matching import Counterpart
 from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, Bisection, Error
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex
-from onnxq.runtime import CPU, Session, tap_tensors, trim_memory
+from onnxq.graph import GraphIndex, ModelLike
+from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory
 from onnxq.sites import TensorId
 
-Array = NDArray[np.generic]
-Feeds = Mapping[str, Array]
-EngineRun = Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
-
+EngineRun = Callable[[ModelLike, Feeds], Mapping[str, Array]]
 # How much a growing piece grows: a deep network is not run node by node.
 _GROWTH = 1.5
 _NOTHING = Error(run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf, max_rel=math.inf)
@@ -45,7 +39,7 @@ class Piece:
     """A bisection with the subgraph as a model and its inputs."""
 
     bisection: Bisection
-    proto: onnx.ModelProto
+    proto: ModelLike
     feeds: dict[str, Array]
 
 
@@ -61,18 +55,19 @@ class Reference:
         wanted = list(dict.fromkeys(names))
         missing = [TensorId(name) for name in wanted if name not in self._known]
         if missing:
-            tapped = tap_tensors(self._index.proto, missing, only=True)
+            tapped = tap_tensors(self._index.model, missing, only=True)
             session = Session(tapped.proto, optimize=False, threads=self._threads, arena=False)
             values = session.run({value.name: self._feeds[value.name] for value in session.inputs})
             self._known.update({tensor.name: values[name] for tensor, name in tapped.outputs.items()})
+            # The session holds its buffers, which would add to those of the runs that follow.
             del session
             trim_memory()
         return {name: self._known[name] for name in wanted}
 
 
-def run_optimized(proto: onnx.ModelProto, feeds: Feeds, *, provider: str = CPU) -> Mapping[str, Array]:
-    """The outputs of ORT with all optimizations, as users run it."""
-    return Session(proto, threads=1, provider=provider, arena=False).run(feeds)
+def run_optimized(proto: ModelLike, feeds: Feeds, *, provider: str = "") -> Mapping[str, Array]:
+    """The outputs of ORT with all optimizations, as users run it. provider: "" for the CPU."""
+    return Session(proto, threads=1, arena=False, provider=provider).run(feeds)
 
 
 def bisect_divergence(
@@ -97,22 +92,17 @@ def bisect_divergence(
     piece = search.grow()
     if piece is None:
         return None
-    order = leave_out_nodes(parts.sort_names(piece), lambda names: search.fails(set(names)), search.connect)
+    order = leave_out_nodes(parts.sort_names(piece), search.fails, search.connect)
     proto, inputs = parts.cut_fed(order, counterpart.tensor)
-    error = search.tried[frozenset(order)]
+    ended = search.find_end(order)
+    # Nodes are left out only while the rest goes on failing.
+    assert ended is not None
+    error, failure = ended
+    ops = tuple(index.node(name).op_type for name in order)
     found = Bisection(
-        run=engine.name,
-        against=OFF,
-        output=counterpart.tensor,
-        nodes=tuple(order),
-        ops=tuple(index.node(name).op_type for name in order),
-        inputs=tuple(inputs),
-        sqnr_db=error.sqnr_db,
-        max_abs=error.max_abs,
-        levels=error.levels,
-        trials=search.trials,
-        failure=search.failures.get(frozenset(order), ""),
-    )
+        run=engine.name, against=OFF, output=counterpart.tensor, nodes=tuple(order), ops=ops, inputs=tuple(inputs),
+        sqnr_db=error.sqnr_db, max_abs=error.max_abs, levels=error.levels, trials=len(search.tried), failure=failure,
+    )  # fmt: skip
     return Piece(found, proto, inputs)
 
 
@@ -124,18 +114,15 @@ class _Search:
     step: float
     tick: Callable[[], None]
     failing: bool
-    trials: int = 0
-    # Pieces that diverge (or fail), with their errors; those that do not, without.
-    tried: dict[frozenset[str], Error] = field(default_factory=dict)
-    failures: dict[frozenset[str], str] = field(default_factory=dict)
-    _fine: set[frozenset[str]] = field(default_factory=set)
+    # How each piece ended: its error and why the engine cannot run it, None for one that is fine.
+    tried: dict[frozenset[str], tuple[Error, str] | None] = field(default_factory=dict)
 
     def grow(self) -> set[str] | None:
         """The first of growing neighbourhoods that diverges; None when even all nodes before the tensor do not."""
         start = self.parts.producer(self.counterpart.tensor)
         if start is None:
             return None
-        piece, edge = {start}, [start]
+        piece, edge = {start}, {start}
         target = 1.0
         while True:
             if len(piece) >= target or not edge:
@@ -144,29 +131,26 @@ class _Search:
                 target = max(target * _GROWTH, len(piece) + 1)
             if not edge:
                 return None
-            edge = [name for node in edge for name in self.parts.list_sources(node) if name not in piece]
-            edge = list(dict.fromkeys(edge))
-            piece = piece | set(edge)
+            edge = {name for node in edge for name in self.parts.list_sources(node)} - piece
+            piece = piece | edge
 
     def connect(self, names: list[str]) -> list[str]:
         """Those of the nodes that the tensor is computed from without leaving them."""
         return self.parts.list_needed([self.counterpart.tensor], names)
 
-    def fails(self, piece: set[str]) -> bool:
+    def fails(self, piece: Iterable[str]) -> bool:
         """True when the piece diverges (or fails) by itself; one that the reference cannot run does not count."""
-        key = frozenset(piece)
-        if key not in self.tried and key not in self._fine:
-            self.trials += 1
-            self.tick()
-            error = self._find_error(key)
-            if error is None:
-                self._fine.add(key)
-            else:
-                self.tried[key] = error
-        return key in self.tried
+        return self.find_end(piece) is not None
 
-    def _find_error(self, piece: frozenset[str]) -> Error | None:
-        """The error of a piece that diverges (or fails); None for any other."""
+    def find_end(self, piece: Iterable[str]) -> tuple[Error, str] | None:
+        """How a piece that diverges (or fails) ends, tried once; None for any other."""
+        key = frozenset(piece)
+        if key not in self.tried:
+            self.tick()
+            self.tried[key] = self._try(key)
+        return self.tried[key]
+
+    def _try(self, piece: frozenset[str]) -> tuple[Error, str] | None:
         tensor = self.counterpart.tensor
         proto, feeds = self.parts.cut_fed(piece, tensor)
         try:
@@ -176,12 +160,11 @@ class _Search:
         try:
             value = self.engine.run(proto, feeds)[tensor]
         except ModelError as failure:
-            self.failures[piece] = str(failure).splitlines()[0]
-            return _NOTHING if self.failing else None
+            return (_NOTHING, str(failure).splitlines()[0]) if self.failing else None
         tally = Tally(tensor, step=self.step)
         tally.update(self._to_real(reference), self._to_real(value))
         error = tally.error("", "")
-        return error if diverges(error) and not self.failing else None
+        return (error, "") if diverges(error) and not self.failing else None
 
     def _to_real(self, value: Array) -> Array:
         return self.counterpart.level.to_real(value) if self.counterpart.level is not None else value

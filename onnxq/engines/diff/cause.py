@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from numpy.typing import NDArray
 
 from onnxq.annotate import WeightSums, find_saturating
+from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.matching import Counterpart
 from onnxq.engines.prove.judge import judge_sums
 from onnxq.engines.prove.ort_kernels import read_optimized
@@ -24,7 +22,6 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.runtime import optimize_graph
 from onnxq.sites import TensorId
 
-Array = NDArray[Any]
 # dB that a run must be nearer to the emulation than to the exact answer: a quarter of the noise. An unrelated fault is
 # as far from one as from the other.
 _EXPLAINED_DB = 6.0
@@ -46,9 +43,9 @@ def find_saturating_weights(
     if not any(one.rows for one in find_saturating(index)):
         return ()
     try:
-        kernels = read_optimized(index.proto, optimize_graph(index.proto, layout=False))
+        kernels = read_optimized(index.model, optimize_graph(index.model, layout=False))
         weights = {one.node: one for one in judge_sums(index, kernels) if one.saturates}
-        emulation = emulate_saturation(index.proto, frozenset(weights))
+        emulation = emulate_saturation(index.model, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)
         exact, saturating, value = counterpart.read(plain.run(feeds)), counterpart.read(session.run(feeds)), run()
@@ -60,10 +57,8 @@ def find_saturating_weights(
     if near == -math.inf or near < far + _EXPLAINED_DB:
         return ()
     behind = _find_ancestors(index, tensor)
-    seen = [
-        weights[one.node] for one in session.nodes() if one.saturated and one.node in behind and one.node in weights
-    ]
-    return _choose_nearest(index, tensor, seen)
+    counted = (one.node for one in session.nodes() if one.saturated)
+    return _choose_nearest(index, tensor, [weights[node] for node in counted if node in behind and node in weights])
 
 
 def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
@@ -79,21 +74,16 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
             continue
         found.add(reached.name)
         stack += [node for _, scope in index.subgraphs(reached.name) for node in by_scope.get(scope, ())]
-        sources = (index.resolve(name, reached.scope) for name in reached.inputs)
-        stack += [index.producer(source) for source in sources if source is not None]
+        stack += [index.maker(reached, k) for k in range(len(reached.inputs))]
     return found
 
 
 def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[WeightSums, ...]:
     """The one weight that a tensor is computed from directly, if there is one; else all."""
-    node = index.producer(TensorId(tensor))
-    while (
-        node is not None and node.name not in {one.node for one in seen} and len(node.inputs) and node.op_type in _THIN
-    ):
-        source = index.resolve(node.inputs[0], node.scope)
-        node = None if source is None else index.producer(source)
-    direct = tuple(one for one in seen if node is not None and one.node == node.name)
-    return direct or tuple(seen)
+    node, names = index.producer(TensorId(tensor)), {one.node for one in seen}
+    while node is not None and node.name not in names and node.op_type in _THIN:
+        node = index.maker(node)
+    return tuple(one for one in seen if node is not None and one.node == node.name) or tuple(seen)
 
 
 # Operators between a product and the tensor that its kernel gives.

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from onnxq.data import Dataset
 from onnxq.engines.diff.bisect import Piece, bisect_divergence
@@ -20,17 +19,17 @@ from onnxq.engines.diff.layers import (
     Inner,
     LayerResults,
     compare_layers,
+    make_point,
     open_inner,
     read_optimized_tensor,
 )
 from onnxq.engines.diff.matching import Counterpart
-from onnxq.engines.diff.measure import SAME_DB, diverges, find_unmet
+from onnxq.engines.diff.measure import SAME_DB, Tallies, diverges, find_unmet
 from onnxq.engines.diff.model import (
     FLOAT,
     OFF,
     ON,
     Difference,
-    Divergence,
     OutputDiff,
     Run,
     Tolerances,
@@ -41,28 +40,30 @@ from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, infer_shapes, name_nodes
+from onnxq.plan.names import QUANTIZE
 from onnxq.progress import Progress, silent
-from onnxq.runtime import CPU, NodeError
+from onnxq.runtime import NodeError
 from onnxq.sites import Refusal, TensorId
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRequest:
-    """The comparisons to make. engines: of ENGINES, () takes ORT and, where it can run, TensorRT.
+    """The comparisons to make."""
 
-    keep: samples to record. memory_limit: bytes of inner tensors held at a time. threads: of ORT; 0 takes all.
-    provider: of ORT, that the quantized model runs on with optimizations. plugins: paths of TensorRT's.
-    """
-
+    # Of ENGINES; () takes ORT and, where it can run, TensorRT.
     engines: tuple[str, ...] = ()
     layers: bool = False
     bisect: bool = False
     top_k: int = 1
+    # Samples to record.
     keep: int = 0
+    # Of ORT; 0 takes all.
     threads: int = 0
+    # Bytes of inner tensors held at a time.
     memory_limit: int = 2**30
-    provider: str = CPU
+    # Of ORT with optimizations, "" for the CPU; paths of TensorRT's plugins.
+    provider: str = ""
     plugins: tuple[str, ...] = ()
     tolerances: Tolerances = field(default_factory=Tolerances)
 
@@ -82,8 +83,8 @@ class DiffResult:
 
 
 def compare_models(
-    float_proto: onnx.ModelProto,
-    quantized: onnx.ModelProto,
+    float_model: ModelLike,
+    quantized: ModelLike,
     dataset: Dataset,
     request: DiffRequest = DiffRequest(),
     *,
@@ -97,17 +98,18 @@ def compare_models(
     samples, MissingDependencyError without ONNX Runtime.
     """
     with progress("indexing both models"):
-        float_index, index = GraphIndex(name_nodes(float_proto)), GraphIndex(infer_shapes(name_nodes(quantized)))
+        float_index, index = GraphIndex(name_nodes(float_model)), GraphIndex(infer_shapes(name_nodes(quantized)))
         check_pair(float_index, index)
     with ScratchFolder() as folder:
         engines = Engines(
-            float_index, index, dataset, request.engines, request.threads, folder, progress,
-            provider=request.provider, plugins=request.plugins,
+            float_index, index, dataset, request.engines, request.threads, folder, progress, request.provider,
+            request.plugins,
         )  # fmt: skip
         work = _Comparison(engines, request, Recorder(request.keep))
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if request.inside else LayerResults()
         points = _find_first_points(work, layers, outputs)
+        # Kernels alone are looked at first: bisection needs a tensor to start from, and they may give one.
         if request.bisect:
             points = (*points, *work.check_kernels(points))
         points = tuple(work.explain(point) for point in points)
@@ -134,18 +136,12 @@ def compare_models(
 def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
     """Raise ModelError unless both models take the same inputs and share an output."""
     inputs, others = ({value.name for value in one.inputs} for one in (float_index, index))
+    fix = "give a model and its own quantized form"
     if inputs != others:
-        only = sorted(inputs ^ others)
-        raise ModelError(
-            "inputs",
-            f"the models do not have the same ones: {', '.join(only)}",
-            "give a model and its own quantized form",
-            code="Q114",
-        )
+        cause = f"the models do not have the same ones: {', '.join(sorted(inputs ^ others))}"
+        raise ModelError("inputs", cause, fix, code="Q114")
     if not {value.name for value in float_index.outputs} & {value.name for value in index.outputs}:
-        raise ModelError(
-            "outputs", "the models have none in common", "give a model and its own quantized form", code="Q114"
-        )
+        raise ModelError("outputs", "the models have none in common", fix, code="Q114")
 
 
 @dataclass(eq=False)
@@ -177,14 +173,16 @@ class _Comparison:
         common = {value.name for value in self.index.outputs}
         names = [value.name for value in self.engines.float_index.outputs if value.name in common]
         steps = {name: find_output_step(self.index, name) for name in names}
-        self.sums = sums = OutputSums(names, self.request.top_k, steps)
+        self.sums = sums = OutputSums(names, steps, Tallies(self.request.top_k, sliced=True))
         with self.engines.open_runners(alone=not loaded) as runners:
+            # Only now is it known which engines run, and so which names are taken.
             self.loaded = _label_loaded(loaded, self.engines.names)
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
                     if self.recorder.wants(at):
                         self.recorder.add(feeds, values, {runner.name: runner.seconds for runner in runners})
+                    # A file may hold fewer samples than were run here.
                     values |= {run: one.samples[at] for run, one in self.loaded.items() if at < len(one.samples)}
                     sums.add(values)
                     task.advance()
@@ -202,34 +200,28 @@ class _Comparison:
 
     def _describe_runs(self, seen: Mapping[str, int]) -> None:
         for name in self.engines.names:
-            self.runs.append(
-                Run(
-                    name=name, engine=describe_engine(name, self.request.provider), samples=seen.get(name, 0), base=name
-                )
-            )
+            engine = describe_engine(name, self.request.provider)
+            self.runs.append(Run(name=name, engine=engine, samples=seen.get(name, 0), base=name))
         for name, one in self.loaded.items():
             count = seen.get(name, 0)
             run = Run(name=name, engine=f"from {one.path}", samples=count, base=one.name, origin=one.origin)
             self.runs.append(run)
-            if count < len(self.dataset):
-                self.notes.append(
-                    f"{run.label}: only the first {count} of {len(self.dataset)} samples are in {one.path}"
-                )
+            total = len(self.dataset)
+            if count < total:
+                self.notes.append(f"{run.label}: only the first {count} of {total} samples are in {one.path}")
 
     def _check_same_samples(self, sums: OutputSums) -> None:
         """The float run in a results file must answer as float does here."""
-        for run in filter(self._proves, self.loaded):
-            for name in sums.names:
-                error = sums.find_error(name, run, FLOAT)
-                if error is not None and error.whole_db < SAME_DB:
-                    path = self.loaded[run].path
-                    raise DataError(
-                        path,
+        runs = list(filter(self._proves, self.loaded))
+        for name in sums.names:
+            for error in sums.tallies.list_errors(name, runs, FLOAT):
+                if error.whole_db < SAME_DB:
+                    cause = (
                         f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
-                        "it was made with other samples or another model",
-                        "give the samples it was made with: as `data=…` the inputs.json saved beside it",
-                        code="Q218",
+                        "it was made with other samples or another model"
                     )
+                    fix = "give the samples it was made with: as `data=…` the inputs.json saved beside it"
+                    raise DataError(self.loaded[error.run].path, cause, fix, code="Q218")
 
     def compare_layers(self) -> LayerResults:
         """Every matching tensor inside."""
@@ -239,10 +231,8 @@ class _Comparison:
             return LayerResults(skipped=(Refusal("layers", cause, code="R111"),))
         with self.engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
-            fused = ON in self.engines.names and self.request.provider == CPU
-            self.inner = inner = open_inner(
-                self.engines.float_index, self.index, first, fused=fused, threads=threads
-            )  # fmt: skip
+            fused = ON in self.engines.names and not self.request.provider
+            self.inner = inner = open_inner(self.engines.float_index, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
             others = self.engines.open_inner(stack)
             return compare_layers(
@@ -264,7 +254,8 @@ class _Comparison:
 
     def explain(self, point: DivergencePoint) -> DivergencePoint:
         """The point with the weights that saturate, where these make a run with optimizations diverge."""
-        if point.divergence.run != ON or self.request.provider != CPU:
+        # ORT's fusions bring in the integer kernels whose sums saturate; TensorRT's sums are exact.
+        if point.divergence.run != ON or self.request.provider:
             return point
         feeds = self.dataset[point.sample]
         with self.engines.progress("looking for the cause"):
@@ -280,6 +271,7 @@ class _Comparison:
         for point in points:
             run = point.divergence.run
             engine = self.engines.find_under_test(run)
+            # A run from a file cannot run a piece.
             if engine is None or run not in self.engines.names:
                 continue
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
@@ -290,10 +282,10 @@ class _Comparison:
             if found is not None:
                 yield found
             else:
-                self.notes.append(
-                    f"{label_run(run)}: no piece of the network up to {point.divergence.tensor} diverges when it is "
-                    "given the same inputs; the difference adds up from roundings"
+                none = (
+                    f"no piece of the network up to {point.divergence.tensor} diverges when it is given the same inputs"
                 )
+                self.notes.append(f"{label_run(run)}: {none}; the difference adds up from roundings")
 
     def bisect_failures(self) -> Iterator[Piece]:
         """The smallest piece that an engine which failed cannot run, where its message names a node of the model."""
@@ -316,11 +308,11 @@ def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
     """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
     node_name = [error.node] if isinstance(error, NodeError) else []
     found: list[str] = []
+    # Names of nodes have no common form: every word of the message may be one.
     for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
         made = [tensor for node in index.nodes if node.name == name and not node.scope for tensor in node.outputs]
-        readers = [edge.node for tensor in made for edge in index.consumers(TensorId(tensor)) if not edge.scope]
-        found += made
-        found += [node.outputs[0] for reader in readers if (node := index.node(reader)).op_type == "QuantizeLinear"]
+        readers = [reader for tensor in made for reader in index.readers(TensorId(tensor)) if not reader.scope]
+        found += [*made, *(reader.outputs[0] for reader in readers if reader.op_type == QUANTIZE)]
     return list(dict.fromkeys(found))
 
 
@@ -334,14 +326,9 @@ def _find_first_points(
         for error in output.engines:
             if error.run in found or not diverges(error, plain):
                 continue
-            node = work.index.producer(TensorId(output.name))
-            divergence = Divergence(
-                run=error.run, against=error.against, tensor=output.name, node=node.name if node else "",
-                op=node.op_type if node else "", sqnr_db=error.sqnr_db, levels=error.levels,
-            )  # fmt: skip
-            worst = work.sums.find_worst_sample(output.name, error.run) if work.sums is not None else 0
-            step = find_output_step(work.index, output.name)
-            found[error.run] = DivergencePoint(divergence, Counterpart(output.name, None), step, worst)
+            node, step = work.index.producer(TensorId(output.name)), find_output_step(work.index, output.name)
+            worst = work.sums.tallies.find_worst_sample(output.name, error.run, OFF) if work.sums is not None else 0
+            found[error.run] = make_point(error, output.name, node, Counterpart(output.name, None), step, worst)
             if work.request.inside and layers.layers:
                 label = next(run.label for run in work.runs if run.name == error.run)
                 work.notes.append(f"{label}: output {output.name} diverges though no tensor read inside does")

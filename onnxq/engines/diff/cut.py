@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import ValueInfoProto, helper
 
-from onnxq.graph import GraphIndex
+from onnxq.engines.diff.levels import Array
+from onnxq.graph import GraphIndex, ModelLike
 from onnxq.graph.subgraph import Cutter
 from onnxq.sites import TensorId
 
-Array = NDArray[np.generic]
 
-
-class Parts(Cutter[ModelProto]):
+class Parts(Cutter[ModelLike]):
     """Cuts parts out of one model. `values` gives the arrays that cross a cut, by tensor name."""
 
     def __init__(self, index: GraphIndex, values: Callable[[Iterable[str]], dict[str, Array]]) -> None:
-        super().__init__(index.proto)
+        super().__init__(index.model)
         self._index, self._values = index, values
 
-    def cut_fed(self, names: Collection[str], output: str) -> tuple[ModelProto, dict[str, Array]]:
+    def cut_fed(self, names: Collection[str], output: str) -> tuple[ModelLike, dict[str, Array]]:
         """The nodes as a model with one output, and the arrays to feed it."""
         crossing = self.list_inputs(names)
         arrays = self._values([*crossing, output])

@@ -7,34 +7,34 @@ A kernel fed the same integers has nothing to hide in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.engines.diff.bisect import Feeds, Reference, run_optimized
+from onnxq.engines.diff.bisect import Reference, run_optimized
 from onnxq.engines.diff.cut import Parts
 from onnxq.engines.diff.layers import DivergencePoint, Inner, mark_divergence
+from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.matching import Counterpart, MatchedTensor, match_tensors
 from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, ON, Error, label_run
 from onnxq.errors import ModelError
-from onnxq.runtime import Session
-
-Array = NDArray[np.generic]
+from onnxq.runtime import Feeds, Session
 
 
 @dataclass(frozen=True)
 class KernelCheck:
-    """kernels: how many were tried. levels: most steps any quantized value is off by; share: of values that are off
-    in the worst kernel. sqnr_db: of the worst float result. point: the first kernel that diverges.
-    """
+    """The agreement of kernels, each by itself."""
 
+    # How many were tried.
     kernels: int
+    # Most steps that any quantized value is off by, and the share of values that are off in the worst kernel.
     levels: float = 0.0
     share: float = 0.0
+    # Of the worst float result.
     sqnr_db: float = math.inf
+    # The first kernel that diverges.
     point: DivergencePoint | None = None
 
     def describe(self) -> str:
@@ -48,15 +48,16 @@ class KernelCheck:
 
 
 def check_kernels(
-    inner: Inner, feeds: Feeds, *, sample: int = 0, threads: int = 0, tick: Callable[[], None] = lambda: None
+    inner: Inner, feeds: Feeds, *, threads: int = 0, tick: Callable[[], None] = lambda: None
 ) -> KernelCheck:
-    """Cut the model where ORT's fusions do, and run every piece on one sample without and with optimizations."""
+    """Cut the model where ORT's fusions do, and run every piece on the first sample without and with optimizations."""
     matched = match_tensors(inner.float_index, inner.index)
     survivors = inner.survivors
     wanted = [(row, one) for row in matched for one in row.counterparts if one.tensor in survivors]
     reference = Reference(inner.index, feeds, threads=threads)
     cutter = Parts(inner.index, reference)
     pieces = {one.tensor: _find_kernel(cutter, one.tensor, survivors) for _, one in wanted}
+    # All at once: one run of the model in place of one for every piece.
     reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))])
     kernels, levels, share, worst = 0, 0.0, 0.0, math.inf
     point: DivergencePoint | None = None
@@ -72,7 +73,7 @@ def check_kernels(
         else:
             levels, share = max(levels, error.levels), max(share, off)
         if point is None and diverges(error):
-            point = mark_divergence(row, counterpart, error, sample)
+            point = mark_divergence(row, counterpart, error, 0)
     return KernelCheck(kernels, levels, share, worst, point)
 
 
@@ -103,12 +104,12 @@ def _run_kernel(
 
 
 def _measure(row: MatchedTensor, counterpart: Counterpart, mine: Array, theirs: Array) -> tuple[Error, float] | None:
-    reals: Sequence[Array | None] = [counterpart.read({counterpart.tensor: value}) for value in (mine, theirs)]
-    if reals[0] is None or reals[1] is None:
+    own, other = (counterpart.read({counterpart.tensor: value}) for value in (mine, theirs))
+    if own is None or other is None:
         return None
-    tally = Tally(
-        row.name, step=counterpart.level.scale if counterpart.level is not None and mine.dtype.kind in "iu" else 0.0
-    )
-    tally.update(reals[0], reals[1])
+    level = counterpart.level
+    # Steps are only counted between integers; a float result has none.
+    tally = Tally(row.name, step=level.scale if level is not None and mine.dtype.kind in "iu" else 0.0)
+    tally.update(own, other)
     same = mine.shape == theirs.shape
     return tally.error(ON, OFF), float(np.mean(mine != theirs)) if same and mine.size else 0.0

@@ -9,21 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 
-from onnxq.engines.diff.levels import Level, find_level
+from onnxq.engines.diff.levels import Array, Level, find_level
 from onnxq.engines.diff.matching import Counterpart, MatchedTensor, find_losses, match_tensors
-from onnxq.engines.diff.measure import Tally, diverges
+from onnxq.engines.diff.measure import Tallies, Tally, diverges
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
 from onnxq.engines.diff.runs import OrtRunner, Runner
 from onnxq.errors import OnnxqError
-from onnxq.graph import GraphIndex, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, add_libraries, name_nodes
+from onnxq.graph.light import list_libraries
 from onnxq.progress import Task, silent
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
 from onnxq.sites import Refusal, TensorId
-
-Array = NDArray[np.generic]
 
 # As good as equal: float32 sums in another order.
 _EQUAL_DB = 80.0
@@ -31,19 +28,22 @@ _EQUAL_DB = 80.0
 
 @dataclass(frozen=True)
 class DivergencePoint:
-    """Where an engine first diverges, for bisection. step: of the tensor's quantizer. sample: the worst one."""
+    """Where an engine first diverges, for bisection."""
 
     divergence: Divergence
     counterpart: Counterpart
+    # Of the tensor's quantizer, 0 without one.
     step: float
+    # The worst one: bisection runs a single sample.
     sample: int
 
 
 @dataclass(frozen=True)
 class LayerResults:
-    """Layers in the order of the network; worst: their names by SQNR drop."""
+    """Layers in the order of the network."""
 
     layers: tuple[LayerDiff, ...] = ()
+    # Their names by SQNR drop, the largest first.
     worst: tuple[str, ...] = ()
     points: tuple[DivergencePoint, ...] = ()
     skipped: tuple[Refusal, ...] = ()
@@ -52,10 +52,11 @@ class LayerResults:
 
 @dataclass(eq=False)
 class Inner:
-    """The models whose inner tensors are read. fused: ORT's graph of the quantized one; None when it is not read."""
+    """The models whose inner tensors are read."""
 
     float_index: GraphIndex
     index: GraphIndex
+    # ORT's graph of the quantized one; None when it is not read.
     fused: GraphIndex | None
     notes: list[str] = field(default_factory=list)
     skipped: list[Refusal] = field(default_factory=list)
@@ -75,9 +76,9 @@ def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fuse
         return inner
     try:
         # NOTE: the last optimization level only lays tensors out anew, under other names and with other axes.
-        made = name_nodes(optimize_graph(index.proto, layout=False))
+        made = add_libraries(name_nodes(optimize_graph(index.model, layout=False)), list_libraries(index.model))
         inner.fused = GraphIndex(made)
-        inner.notes.extend(_find_layout_notes(index.proto, made, feeds, threads))
+        inner.notes.extend(_find_layout_notes(index.model, made, feeds, threads))
     except (OnnxqError, OSError, ValueError) as error:
         inner.fused = None
         fix = "the outputs are compared all the same"
@@ -87,7 +88,8 @@ def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fuse
     return inner
 
 
-def _find_layout_notes(quantized: onnx.ModelProto, fused: onnx.ModelProto, feeds: Feeds, threads: int) -> Iterator[str]:
+def _find_layout_notes(quantized: ModelLike, fused: ModelLike, feeds: Feeds, threads: int) -> Iterator[str]:
+    # Proof that the graph read back stands for ORT's own run: its outputs must be those of that run.
     actual: dict[str, Any] = dict(Session(quantized, threads=threads).run(feeds))
     read = Session(fused, optimize=False, threads=threads).run(feeds)
     for name, value in actual.items():
@@ -103,25 +105,12 @@ def _find_layout_notes(quantized: onnx.ModelProto, fused: onnx.ModelProto, feeds
             )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sums:
-    """Errors by tensor and (run, against), and the counterpart that each run was read at."""
+    """Errors of the tensors, and the counterpart that each run of a tensor was read at."""
 
-    top_k: int
-    tallies: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
+    tallies: Tallies = field(default_factory=Tallies)
     counterparts: dict[tuple[str, str], Counterpart] = field(default_factory=dict)
-
-    def add(self, row: MatchedTensor, run: str, against: str, reference: Array, value: Array) -> None:
-        tally = self.tallies.setdefault((row.name, run, against), Tally(row.name, self.top_k, row.step))
-        tally.update(reference, value)
-
-    def error(self, row: MatchedTensor, run: str, against: str) -> Error | None:
-        tally = self.tallies.get((row.name, run, against))
-        return None if tally is None else tally.error(run, against)
-
-    def find_worst(self, row: MatchedTensor, error: Error) -> tuple[Counterpart, int]:
-        """The counterpart that a run was read at, and the sample of its largest error."""
-        return self.counterparts[row.name, error.run], self.tallies[row.name, error.run, error.against].worst_sample
 
 
 def compare_layers(
@@ -130,7 +119,6 @@ def compare_layers(
     first: Feeds,
     *,
     others: Sequence[Runner] = (),
-    top_k: int = 0,
     threads: int = 0,
     memory_limit: int = 2**30,
     begin: Callable[[int], AbstractContextManager[Task]] = lambda rounds: silent(""),
@@ -143,9 +131,10 @@ def compare_layers(
     made = match_tensors(inner.float_index, inner.index)
     if not made:
         return LayerResults(skipped=tuple(inner.skipped), notes=tuple(inner.notes))
-    sums = _Sums(top_k)
+    sums = _Sums()
     names = {runner.name for runner in others}
-    groups = list(group_by_size(inner.index.proto, made, first, memory_limit // (3 + len(names))))
+    # Three runs of ORT (float, without and with optimizations) hold tensors beside those of the others.
+    groups = list(group_by_size(inner.index.model, made, first, memory_limit // (3 + len(names))))
     with begin(len(groups)) as task:
         for group in groups:
             _read_group(inner, group, samples, others, sums, threads, task.advance)
@@ -153,7 +142,7 @@ def compare_layers(
 
 
 def group_by_size(
-    proto: onnx.ModelProto, made: Sequence[MatchedTensor], feeds: Feeds, limit: int
+    proto: ModelLike, made: Sequence[MatchedTensor], feeds: Feeds, limit: int
 ) -> Iterator[list[MatchedTensor]]:
     """The tensors in groups that, of the size they have in this sample, stay within the limit."""
     tensors = [TensorId(one.tensor) for row in made for one in row.counterparts]
@@ -161,6 +150,7 @@ def group_by_size(
     group: list[MatchedTensor] = []
     used = 0
     for row in made:
+        # An estimate: four bytes, as most of them are float32.
         size = sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
         if group and used + size > limit:
             yield group
@@ -185,7 +175,7 @@ def _read_group(
     sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
     if inner.fused is not None:
         sources.append((ON, inner.fused, [name for name in tensors if name in survivors]))
-    runners = [_open_runner(name, index.proto, wanted, threads) for name, index, wanted in sources if wanted]
+    runners = [_open_runner(name, index.model, wanted, threads) for name, index, wanted in sources if wanted]
     levels: dict[str, Level | None] = {}
     if inner.fused is not None:
         levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
@@ -204,15 +194,15 @@ def read_optimized_tensor(
     An output comes from a run, another tensor from the graph that the fusions left.
     """
     if counterpart.tensor in {value.name for value in index.outputs}:
-        return counterpart.read(Session(index.proto).run(feeds))
+        return counterpart.read(Session(index.model).run(feeds))
     if inner is None or inner.fused is None or counterpart.tensor not in inner.survivors:
         return None
-    tapped = tap_tensors(inner.fused.proto, [TensorId(counterpart.tensor)], only=True)
+    tapped = tap_tensors(inner.fused.model, [TensorId(counterpart.tensor)], only=True)
     values = Session(tapped.proto, optimize=False, arena=False).run(feeds)
     return counterpart.read(values, find_level(inner.fused, counterpart.tensor))
 
 
-def _open_runner(name: str, proto: onnx.ModelProto, tensors: Sequence[str], threads: int) -> Runner:
+def _open_runner(name: str, proto: ModelLike, tensors: Sequence[str], threads: int) -> Runner:
     tapped = tap_tensors(proto, [TensorId(tensor) for tensor in tensors], only=True)
     session = Session(tapped.proto, optimize=False, threads=threads, arena=False)
     return OrtRunner(name, session, list(tapped.outputs.values()))
@@ -223,6 +213,7 @@ def _compare_tensor(
 ) -> None:
     plain = values.get(OFF, {})
     reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None
+    # The file's own run is read where the engines were, so that their errors against float can be set side by side.
     at: Counterpart | None = None
     for run, found in values.items():
         if run in (FLOAT, OFF):
@@ -234,9 +225,10 @@ def _compare_tensor(
                 continue
             sums.counterparts[row.name, run] = counterpart
             at = counterpart if at is None else at
-            sums.add(row, run, OFF, own, value)
+            sums.tallies.add(row.name, run, OFF, own, value, row.step)
             if reference is not None:
-                sums.add(row, run, FLOAT, reference, value)
+                sums.tallies.add(row.name, run, FLOAT, reference, value, row.step)
+            # The first that the run holds: the tensor itself before its quantizers' outputs.
             break
     if at is None:
         at = next((one for one in row.counterparts if one.read(plain) is not None), None)
@@ -244,56 +236,51 @@ def _compare_tensor(
         own = at.read(plain)
         sums.counterparts.setdefault((row.name, OFF), at)
         if own is not None and reference.dtype.kind == "f":
-            sums.add(row, OFF, FLOAT, reference, own)
+            sums.tallies.add(row.name, OFF, FLOAT, reference, own, row.step)
 
 
 def _sum_up(inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequence[str]) -> LayerResults:
-    plain = {row.name: error for row in made if (error := sums.error(row, OFF, FLOAT)) is not None}
-    losses = find_losses(inner.index, made, {name: error.sqnr_db for name, error in plain.items()})
+    tallies = sums.tallies
+    plain = {row.name: error.sqnr_db for row in made for error in tallies.list_errors(row.name, [OFF], FLOAT)}
+    losses = find_losses(inner.index, made, plain)
     layers: list[LayerDiff] = []
     points: dict[str, DivergencePoint] = {}
     for row in made:
-        accuracy = [error for run in (OFF, *runs) if (error := sums.error(row, run, FLOAT)) is not None]
-        engines = [error for run in runs if (error := sums.error(row, run, OFF)) is not None]
+        accuracy = tallies.list_errors(row.name, (OFF, *runs), FLOAT)
+        engines = tallies.list_errors(row.name, runs, OFF)
         if not accuracy and not engines:
             continue
         before, own = losses[row.name]
         for error in engines:
             if error.run not in points and diverges(error, own):
-                counterpart, worst = sums.find_worst(row, error)
-                points[error.run] = mark_divergence(row, counterpart, error, worst)
+                worst = tallies.find_worst_sample(row.name, error.run, OFF)
+                points[error.run] = mark_divergence(row, sums.counterparts[row.name, error.run], error, worst)
         at = sums.counterparts.get((row.name, ON), sums.counterparts.get((row.name, OFF)))
         name = row.reference or row.name
         layers.append(
             LayerDiff(
-                name=name,
-                node=row.node.name,
-                op=row.node.op_type,
+                name=name, node=row.node.name, op=row.node.op_type, accuracy=accuracy, engines=engines,
                 at="" if at is None or at.tensor == name else at.tensor,
-                accuracy=tuple(accuracy),
-                engines=tuple(engines),
                 drop_db=before - own if row.name in plain else math.nan,
             )
-        )
+        )  # fmt: skip
     fallen = sorted((layer for layer in layers if layer.drop_db > 0), key=lambda layer: -layer.drop_db)
-    return LayerResults(
-        tuple(layers),
-        tuple(layer.name for layer in fallen),
-        tuple(points.values()),
-        tuple(inner.skipped),
-        tuple(inner.notes),
-    )
+    worst_first = tuple(layer.name for layer in fallen)
+    return LayerResults(tuple(layers), worst_first, tuple(points.values()), tuple(inner.skipped), tuple(inner.notes))
 
 
 def mark_divergence(row: MatchedTensor, counterpart: Counterpart, error: Error, sample: int) -> DivergencePoint:
     """The point of an error at a tensor, read at a counterpart on the sample of this number."""
+    return make_point(error, row.reference or row.name, row.node, counterpart, row.step, sample)
+
+
+def make_point(
+    error: Error, tensor: str, node: NodeRef | None, counterpart: Counterpart, step: float, sample: int
+) -> DivergencePoint:
+    """The point of an error at a tensor of this name. node: that makes it, None for an input of the model."""
+    name, op = (node.name, node.op_type) if node is not None else ("", "")
     divergence = Divergence(
-        run=error.run,
-        against=error.against,
-        tensor=row.reference or row.name,
-        node=row.node.name,
-        op=row.node.op_type,
-        sqnr_db=error.sqnr_db,
+        run=error.run, against=error.against, tensor=tensor, node=name, op=op, sqnr_db=error.sqnr_db,
         levels=error.levels,
-    )
-    return DivergencePoint(divergence, counterpart, row.step, sample)
+    )  # fmt: skip
+    return DivergencePoint(divergence, counterpart, step, sample)

@@ -66,13 +66,7 @@ def find_level(index: GraphIndex, tensor: str) -> Level | None:
 
 
 def _read_level(index: GraphIndex, node: NodeRef, scale_at: int, zero_at: int) -> Level | None:
-    scale, zero = (_find_constant(index, node, k) for k in (scale_at, zero_at))
+    scale, zero = (index.input_value(node, k) for k in (scale_at, zero_at))
     if scale is None or scale.size != 1 or (zero is not None and zero.size != 1):
         return None
     return Level(float(scale.reshape(())), int(zero.reshape(())) if zero is not None else 0)
-
-
-def _find_constant(index: GraphIndex, node: NodeRef, k: int) -> Array | None:
-    name = node.inputs[k] if k < len(node.inputs) else ""
-    found = index.resolve(name, node.scope) if name else None
-    return index.constant(found) if found is not None else None

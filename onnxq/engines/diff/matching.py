@@ -11,16 +11,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from onnxq.engines.diff.levels import Level, find_level
+from onnxq.engines.diff.levels import Array, Level, find_level
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE
 from onnxq.sites import TensorId
 
-Array = NDArray[np.generic]
 Values = Mapping[str, Array]
 
 _FLOATS = frozenset(
@@ -54,14 +51,13 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class MatchedTensor:
-    """A tensor of the quantized file's main graph. reference: the float model's name for it, "" when it has none.
-
-    counterparts: itself, then its quantizers' outputs.
-    """
+    """A tensor of the quantized file's main graph."""
 
     name: str
     node: NodeRef
+    # The float model's name for it, "" when it has none.
     reference: str
+    # Itself, then its quantizers' outputs: these survive when a fused kernel swallows the tensor.
     counterparts: tuple[Counterpart, ...]
 
     @property
@@ -78,30 +74,22 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
     known = {name for node in float_index.nodes if not node.scope for name in node.outputs}
     quantizers: dict[str, list[NodeRef]] = {}
     for node in index.nodes:
-        if node.op_type == "QuantizeLinear" and not node.scope:
+        if node.op_type == QUANTIZE and not node.scope:
             quantizers.setdefault(find_source(index, node.inputs[0]), []).append(node)
     found = []
     live = _find_data_nodes(index)
     for node in index.nodes:
-        if (
-            node.name not in live
-            or node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant")
-            or _is_quantizer_clip(index, node)
-        ):
-            continue
-        for name in node.outputs:
-            tensor = TensorId(name)
-            if not name or index.dtype(tensor) not in _FLOATS or index.is_constant(tensor):
+        own = node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant") and not _is_quantizer_clip(index, node)
+        for name in filter(None, node.outputs if own and node.name in live else ()):
+            if index.dtype(TensorId(name)) not in _FLOATS or index.is_constant(TensorId(name)):
                 continue
             makers = quantizers.get(name, [])
-            stored = [q.outputs[0] for q in makers if index.dtype(TensorId(q.outputs[0])) in _INTEGERS]
-            counterparts = [
-                Counterpart(name, None),
-                *(Counterpart(tensor, find_level(index, tensor)) for tensor in stored),
-            ]
+            stored = [q.outputs[0] for q in makers if index.dtype(q.result) in _INTEGERS]
+            levels = (Counterpart(tensor, find_level(index, tensor)) for tensor in stored)
+            # An exporter that quantizes an output gives the dequantized tensor the float one's name.
             names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
             reference = next((one for one in names if one in known), "")
-            found.append(MatchedTensor(name, node, reference, tuple(counterparts)))
+            found.append(MatchedTensor(name, node, reference, (Counterpart(name, None), *levels)))
     return tuple(found)
 
 
@@ -128,15 +116,14 @@ def find_source(index: GraphIndex, tensor: str) -> str:
 
 def _is_quantizer_clip(index: GraphIndex, node: NodeRef) -> bool:
     """A Clip that narrows a quantizer's range, known by its name: nothing else reads it."""
-    if node.op_type != "Clip" or node.scope or index.is_output(TensorId(node.outputs[0])):
+    if node.op_type != "Clip" or node.scope or index.is_output(node.result):
         return False
-    readers = [index.node(edge.node).op_type for edge in index.consumers(TensorId(node.outputs[0]))]
-    return bool(readers) and set(readers) == {"QuantizeLinear"} and node.outputs[0].endswith(PARTS["clipped"])
+    readers = {reader.op_type for reader in index.readers(node.result)}
+    return readers == {QUANTIZE} and node.outputs[0].endswith(PARTS["clipped"])
 
 
 def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:
-    readers = (index.node(edge.node) for edge in index.consumers(TensorId(quantizer.outputs[0])))
-    return [node.outputs[0] for node in readers if node.op_type == "DequantizeLinear"]
+    return [node.outputs[0] for node in index.readers(quantizer.result) if node.op_type == DEQUANTIZE]
 
 
 def find_losses(

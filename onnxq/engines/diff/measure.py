@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.model import Error, OutputDiff, Tolerances, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.evaluation.slices import SliceSums
-
-Array = NDArray[np.generic]
 
 # Two engines that add the same float32 numbers in another order differ less than this; so does float16 or TF32.
 SAME_DB = 40.0
@@ -27,19 +26,21 @@ _TWICE_DB = 10.0 * math.log10(2.0)
 
 @dataclass
 class Tally:
-    """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k.
-
-    step: of the tensor's quantizer, 0 without one. sliced: judge slices of other scales too.
-    """
+    """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k."""
 
     name: str
+    # 0: no agreement is measured.
     top_k: int = 0
+    # Of the tensor's quantizer, 0 without one.
     step: float = 0.0
+    # Judge slices of other scales too.
     sliced: bool = False
     samples: int = 0
     max_rel: float = 0.0
     worst_sample: int = 0
+    # Noise over signal of the worst sample; below any real one at first, so that the first sample counts.
     _worst: float = -1.0
+    # Shares of the top k that agree, summed over the rows along the last axis.
     _hits: float = 0.0
     _rows: int = 0
     _sums: ErrorAccumulator = field(init=False)
@@ -81,6 +82,30 @@ class Tally:
         )
 
 
+@dataclass(eq=False)
+class Tallies:
+    """Error sums by tensor, run and the run that it is compared with. top_k, sliced: as of Tally."""
+
+    top_k: int = 0
+    sliced: bool = False
+    _known: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
+
+    def add(self, name: str, run: str, against: str, reference: Array, value: Array, step: float) -> None:
+        """Add one sample of a tensor. step: of its quantizer, 0 without one."""
+        fresh = Tally(name, self.top_k, step, sliced=self.sliced)
+        self._known.setdefault((name, run, against), fresh).update(reference, value)
+
+    def list_errors(self, name: str, runs: Iterable[str], against: str) -> tuple[Error, ...]:
+        """The errors of a tensor in those of the runs that were compared."""
+        return tuple(
+            self._known[key].error(key[1], against) for run in runs if (key := (name, run, against)) in self._known
+        )
+
+    def find_worst_sample(self, name: str, run: str, against: str) -> int:
+        """The sample of a run's largest error."""
+        return self._known[name, run, against].worst_sample
+
+
 def _divide(error: float, by: float) -> float:
     return error / by if by else math.inf if error else 0.0
 
@@ -113,12 +138,14 @@ def diverges(error: Error, accuracy_db: float = math.inf) -> bool:
     return error.sqnr_db < min(SAME_DB, accuracy_db - _TWICE_DB) and not error.levels <= ONE_LEVEL
 
 
+# (measure for people, field of Error, field of Tolerances).
 _AGAINST_FLOAT = (
     ("SQNR in dB", "sqnr_db", "min_sqnr"),
     ("cosine", "cosine", "min_cosine"),
     ("max abs error", "max_abs", "max_abs"),
     ("top-k agreement", "top_k", "min_agreement"),
 )
+_AGAINST_FILE = ("SQNR in dB against what the file says", "sqnr_db", "min_engines")
 
 
 def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet, ...]:
@@ -126,9 +153,7 @@ def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[U
     found = []
     for output in outputs:
         checks = [(error, check) for error in output.accuracy for check in _AGAINST_FLOAT]
-        checks += [
-            (error, ("SQNR in dB against what the file says", "sqnr_db", "min_engines")) for error in output.engines
-        ]
+        checks += [(error, _AGAINST_FILE) for error in output.engines]
         for error, (measure, attribute, tolerance) in checks:
             wanted = getattr(tolerances, tolerance)
             value = float(getattr(error, attribute))
@@ -136,11 +161,6 @@ def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[U
                 continue  # An output without rows to rank has no agreement to ask for.
             at_most = tolerance == "max_abs"
             if not (value <= wanted if at_most else value >= wanted):
-                part = error.part if attribute == "sqnr_db" else ""
-                found.append(
-                    Unmet(
-                        output=output.name, run=error.run, measure=measure, value=value, wanted=wanted,
-                        at_most=at_most, part=part,
-                    )
-                )  # fmt: skip
+                one = Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted)
+                found.append(replace(one, at_most=at_most, part=error.part if attribute == "sqnr_db" else ""))
     return tuple(found)

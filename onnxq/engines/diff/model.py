@@ -23,14 +23,13 @@ def label_run(base: str, origin: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One model in one engine. name: its column and its runner's name in saved results. samples: how many it ran.
+    """One model in one engine."""
 
-    base: the name without its origin. origin: of a run from a file whose name others have too, "" for any other.
-    """
-
+    # Its column in reports, and its runner's name in saved results.
     name: str
     engine: str
     samples: int = 0
+    # The name without its origin; the origin tells a run from a file from others of the same name, "" for any other.
     base: str = ""
     origin: str = ""
 
@@ -42,24 +41,22 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """The distance of one run's tensor from another's, over all samples.
-
-    sqnr_db: inf when identical; of an output's worst part, where slices of another scale are farther than the whole;
-    part: those slices, like "[:, 4:, :]"; whole_db: of the whole, nan where nobody looked. max_rel: largest error over
-    the largest reference value of its sample.
-    top_k: share of the K largest along the last axis that both name; nan where there is none. levels: largest error
-    in steps of the tensor's quantizer; nan where it has none.
-    """
+    """The distance of one run's tensor from another's, over all samples."""
 
     run: str
     against: str
+    # inf when identical; of an output's worst part, where slices of another scale are farther than the whole.
     sqnr_db: float
     cosine: float
     max_abs: float
+    # Largest error over the largest reference value of its sample.
     max_rel: float
+    # Share of the K largest along the last axis that both name; nan where there is none.
     top_k: float = math.nan
+    # Largest error in steps of the tensor's quantizer; nan where it has none.
     levels: float = math.nan
     samples: int = 0
+    # The slices that sqnr_db is of, like "[:, 4:, :]", and the SQNR of the whole, nan where nobody looked.
     part: str = ""
     whole_db: float = math.nan
 
@@ -75,26 +72,22 @@ class OutputDiff:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDiff:
-    """One tensor inside. name: the float model's; at: the quantized model's that was read for it ("" the same).
-
-    node, op: its producer. drop_db: the SQNR it lost against the worst tensor it is computed from.
-    """
+    """One tensor inside, by its name in the float model, with the node of the quantized model that makes it."""
 
     name: str
     node: str
     op: str
+    # The quantized model's tensor that was read for it, "" when it has the same name.
     at: str = ""
     accuracy: tuple[Error, ...] = ()
     engines: tuple[Error, ...] = ()
+    # The SQNR it lost against the worst tensor it is computed from.
     drop_db: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The first tensor, in the order of the network, in which an engine differs from another beyond rounding.
-
-    saturating: the weights whose 16-bit sums overflow on CPUs without VNNI, where that explains it.
-    """
+    """The first tensor, in the order of the network, in which an engine differs from another beyond rounding."""
 
     run: str
     against: str
@@ -103,42 +96,41 @@ class Divergence:
     op: str
     sqnr_db: float
     levels: float = math.nan
+    # The weights whose 16-bit sums overflow on CPUs without VNNI, where that explains the difference.
     saturating: tuple[WeightSums, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection:
-    """The smallest subgraph found whose output diverges when both engines get the same inputs.
-
-    nodes, ops: in the order they run; inputs, output: its tensors; trials: subgraphs tried; path: its file.
-    failure: of an engine that cannot run it at all, in the engine's words.
-    """
+    """The smallest subgraph found whose output diverges when both engines get the same inputs."""
 
     run: str
     against: str
     output: str
+    # In the order they run, like ops.
     nodes: tuple[str, ...]
     ops: tuple[str, ...]
     inputs: tuple[str, ...]
     sqnr_db: float
     max_abs: float
     levels: float = math.nan
+    # How many subgraphs were tried.
     trials: int = 0
+    # Of an engine that cannot run it at all, in the engine's words.
     failure: str = ""
     path: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """Bounds that the quantized model must keep; None: not checked.
+    """Bounds that the quantized model must keep; None: not checked."""
 
-    min_engines: SQNR in dB of each engine against ORT without optimizations; the others are against float.
-    """
-
+    # dB, like min_engines.
     min_sqnr: float | None = None
     min_cosine: float | None = None
     max_abs: float | None = None
     min_agreement: float | None = None
+    # Of each engine against ORT without optimizations; the others are against float.
     min_engines: float | None = None
 
 
@@ -151,6 +143,7 @@ class Unmet:
     measure: str
     value: float
     wanted: float
+    # True for errors, which have an upper bound.
     at_most: bool = False
     part: str = ""
 

@@ -9,23 +9,24 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from onnxq.engines.diff.levels import find_level
-from onnxq.engines.diff.measure import Array, Tally
-from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff
+from onnxq.engines.diff.levels import Array, find_level
+from onnxq.engines.diff.measure import Tallies
+from onnxq.engines.diff.model import FLOAT, OFF, OutputDiff
 from onnxq.graph import GraphIndex
 from onnxq.sites import TensorId
 
 
 @dataclass(eq=False)
 class OutputSums:
-    """Errors of the outputs by (output, run, against). not_numeric: kinds of the outputs that cannot be compared."""
+    """Errors of the outputs."""
 
     names: Sequence[str]
-    top_k: int
     steps: Mapping[str, float]
+    tallies: Tallies
+    # Samples of each run: a file may hold fewer than were run here.
     seen: dict[str, int] = field(default_factory=dict)
+    # By output that cannot be compared: its kind.
     not_numeric: dict[str, str] = field(default_factory=dict)
-    _tallies: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """One sample of all runs."""
@@ -36,27 +37,15 @@ class OutputSums:
             self.seen[run] = self.seen.get(run, 0) + 1
             for name, against in product(self.names, (FLOAT, OFF)):
                 mine, other = found.get(name), values.get(against, {}).get(name)
+                # Float is nobody's quantized run, and no run is compared with itself.
                 if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
-                    fresh = Tally(name, self.top_k, self.steps[name], sliced=True)
-                    self._tallies.setdefault((name, run, against), fresh).update(other, mine)
-
-    def find_error(self, name: str, run: str, against: str) -> Error | None:
-        """The error of one output of one run; None when it was not compared."""
-        tally = self._tallies.get((name, run, against))
-        return None if tally is None else tally.error(run, against)
-
-    def find_worst_sample(self, name: str, run: str) -> int:
-        """Where a run is farthest from ORT without optimizations."""
-        return self._tallies[name, run, OFF].worst_sample
+                    self.tallies.add(name, run, against, other, mine, self.steps[name])
 
     def make_results(self, runs: Sequence[str]) -> tuple[OutputDiff, ...]:
         """Output by output."""
+        errors = self.tallies.list_errors
         return tuple(
-            OutputDiff(
-                name=name,
-                accuracy=tuple(error for run in runs if (error := self.find_error(name, run, FLOAT)) is not None),
-                engines=tuple(error for run in runs if (error := self.find_error(name, run, OFF)) is not None),
-            )
+            OutputDiff(name=name, accuracy=errors(name, runs, FLOAT), engines=errors(name, runs, OFF))
             for name in self.names
         )
 

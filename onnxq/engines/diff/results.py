@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,9 @@ class Recorder:
         return str(folder / RESULTS), str(folder / INPUTS)
 
 
-def save_feeds(path: Path, feeds: Sequence[Feeds], *, overwrite: bool) -> None:
-    """Write feeds as Polygraphy's JSON of inputs."""
-    arrays = [{name: _copy_storable(value) for name, value in one.items()} for one in feeds]
-    write_text(path, _to_json(arrays), overwrite=overwrite)
+def save_feeds(path: Path, feeds: Feeds) -> None:
+    """Write one sample's feeds as Polygraphy's JSON of inputs, over an earlier file."""
+    write_text(path, _to_json([{name: _copy_storable(value) for name, value in feeds.items()}]), overwrite=True)
 
 
 def _to_json(value: Any) -> str:
@@ -88,7 +87,7 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
     place = Path(path)
     file = place / RESULTS if (place / RESULTS).is_file() else place
     if not file.exists():
-        raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `save=…`", code="Q217")
+        raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `out=…`", code="Q217")
     files = sorted(file.glob("*.json")) if file.is_dir() else [file]
     for one in files:
         check_input_kind(one, DataError)
@@ -99,10 +98,10 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
             for name, iterations in document["lst"]:
                 found.setdefault(_STAMP.sub("", str(name)), []).extend(map(_read_outputs, iterations))
     except Exception as error:  # the file may hold anything; numpy and json each complain in their own way
-        fix = "save one with `onnxq diff` and `save=…`, or `polygraphy run --save-outputs`"
+        fix = "save one with `onnxq diff` and `out=…`, or `polygraphy run --save-outputs`"
         raise DataError(path, f"holds no Polygraphy RunResults ({shorten_error(error)})", fix, code="Q217") from error
     if not any(found.values()):
-        raise DataError(path, "holds no results", "save some with `onnxq diff` and `save=…`", code="Q217")
+        raise DataError(path, "holds no results", "save some with `onnxq diff` and `out=…`", code="Q217")
     return tuple(LoadedRun(name, str(path), tuple(samples)) for name, samples in found.items())
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import onnx
 
 from onnxq.annotate import read_plan_note
 from onnxq.data import Dataset
@@ -20,13 +19,13 @@ from onnxq.engines.builder.process import Profile
 from onnxq.engines.builder.shapes import find_sample_shapes
 from onnxq.engines.diff import trt
 from onnxq.engines.diff.bisect import EngineRun, EngineUnderTest, run_optimized
-from onnxq.engines.diff.measure import Array
+from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT
 from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, ModelLike
 from onnxq.progress import Progress
-from onnxq.runtime import CPU, Feeds, Session
+from onnxq.runtime import Feeds, Session
 from onnxq.sites import Refusal
 
 ENGINES = ("ort", "trt")
@@ -61,27 +60,28 @@ class OrtRunner:
 
 @dataclass(eq=False)
 class Engines:
-    """Both models in the engines asked for.
-
-    wanted: of ENGINES; () takes ORT and, where it can run, TensorRT. names: the runs that work, float first.
-    skipped: engines that do not run, with the reason; missing: those of them that had to run; failed: errors of those
-    that were tried. provider: of ONNX Runtime with optimizations; without them, the reference, it runs on the CPU.
-    """
+    """Both models in the engines asked for."""
 
     float_index: GraphIndex
     index: GraphIndex
     dataset: Dataset
+    # Of ENGINES; () takes ORT and, where it can run, TensorRT.
     wanted: tuple[str, ...]
     threads: int
     folder: Path
     progress: Progress
-    provider: str = CPU
+    # Of ONNX Runtime with optimizations, "" for the CPU. Without them, as the reference, it runs on the CPU.
+    provider: str = ""
+    # Paths of TensorRT's.
     plugins: tuple[str, ...] = ()
+    # The runs that work, float first.
     names: list[str] = field(default_factory=list)
+    # Engines that do not run, with the reason; those of them that had to run; and errors of those that were tried.
     skipped: list[Refusal] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    _shapes: Profile = field(default_factory=dict)
     failed: dict[str, OnnxqError] = field(default_factory=dict)
+    # Found when first needed: it takes a pass over all samples.
+    _shapes: Profile = field(default_factory=dict)
 
     @contextmanager
     def open_runners(self, *, alone: bool) -> Iterator[list[Runner]]:
@@ -90,6 +90,7 @@ class Engines:
         alone: raise the first engine's error when none does.
         """
         with ExitStack() as stack:
+            # Outside the try: without the float model there is nothing to compare with.
             runners = [self._start(FLOAT, stack)]
             self.names.append(FLOAT)
             for name in self._find_candidates():
@@ -97,9 +98,8 @@ class Engines:
                     runners.append(self._start(name, stack))
                     self.names.append(name)
                 except OnnxqError as error:
-                    refusal = Refusal(
-                        name, f"{error.subject}: {error.cause}".splitlines()[0], _FIX.get(name, error.fix), code="R111"
-                    )
+                    cause = f"{error.subject}: {error.cause}".splitlines()[0]
+                    refusal = Refusal(name, cause, _FIX.get(name, error.fix), code="R111")
                     self._skip(refusal, required=self._is_required(name))
                     self.failed[name] = error
             if len(runners) == 1 and self.failed and alone:
@@ -131,6 +131,7 @@ class Engines:
 
     def _start(self, name: str, stack: ExitStack) -> Runner:
         """A runner that got through the first sample; open until the stack is closed."""
+        # A runner that fails its first sample is closed at once: an engine holds the GPU's memory.
         with ExitStack() as trial:
             runner = self._open(name, trial)
             runner.infer(self.dataset[0])
@@ -141,19 +142,20 @@ class Engines:
         if name == TRT:
             with self.progress("building the TensorRT engine"):
                 return self._open_trt("outputs", stack)
-        proto = (self.float_index if name == FLOAT else self.index).proto
+        model = (self.float_index if name == FLOAT else self.index).model
         with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
-            provider = self.provider if name == ON else CPU
-            return OrtRunner(name, Session(proto, optimize=name == ON, threads=self.threads, provider=provider))
+            provider = self.provider if name == ON else ""
+            return OrtRunner(name, Session(model, optimize=name == ON, threads=self.threads, provider=provider))
 
     def _open_trt(self, name: str, stack: ExitStack, *, debug_tensors: bool = False) -> Runner:
         """TensorRT's runner, of an engine built in a folder of this name."""
+        # One engine for all samples, so it must take the smallest and the largest.
         if not self._shapes:
             self._shapes = find_sample_shapes(self.index, self.dataset.samples())
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         engine = trt.build_trt(
-            self.index.proto, self._shapes, folder, debug_tensors=debug_tensors, plugins=self.plugins
+            self.index.model, self._shapes, folder, debug_tensors=debug_tensors, plugins=self.plugins
         )  # fmt: skip
         return stack.enter_context(trt.TrtRunner(TRT, engine, self.plugins))
 
@@ -163,6 +165,7 @@ class Engines:
             return []
         try:
             with self.progress("building the TensorRT engine for its layers"):
+                # Another engine than the outputs': inner tensors must be asked for when it is built.
                 return [self._open_trt("layers", stack, debug_tensors=True)]
         except OnnxqError as error:
             fix = "the outputs are compared all the same"
@@ -174,17 +177,18 @@ class Engines:
         found: dict[str, EngineRun] = {ON: partial(run_optimized, provider=self.provider), TRT: self._run_trt}
         return EngineUnderTest(run, found[run]) if run in found else None
 
-    def _run_trt(self, proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
+    def _run_trt(self, proto: ModelLike, feeds: Feeds) -> Mapping[str, Array]:
         with ScratchFolder(self.folder) as folder:
             shapes = find_sample_shapes(GraphIndex(proto), [feeds])
             engine = trt.build_trt(proto, shapes, folder, plugins=self.plugins)
             with trt.TrtRunner(TRT, engine, self.plugins) as runner:
+                # Copies: the runner's buffers are gone when it is closed.
                 return {name: np.array(value) for name, value in runner.infer(feeds).items()}
 
 
-def describe_engine(run: str, provider: str = CPU) -> str:
-    """The engine of a local run, for people."""
+def describe_engine(run: str, provider: str = "") -> str:
+    """The engine of a local run, for people. provider: of the run with optimizations."""
     if run == TRT:
         return name_version(trt.find_engine() or RTX)
-    place = f" on {provider}" if run == ON and provider != CPU else ""
+    place = f" on {provider}" if run == ON and provider else ""
     return f"{name_version(ORT)}{place}, {_ORT_RUNS[run]}"

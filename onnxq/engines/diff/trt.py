@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from onnxq.engines.builder.gpu import count_gpus
 from onnxq.engines.builder.library import LIBRARIES, RTX
 from onnxq.engines.builder.library import TRT as TENSORRT
@@ -19,6 +17,7 @@ from onnxq.engines.builder.process import ENGINE, BuildState, Job, Profile, buil
 from onnxq.engines.builder.trt import load_plugins, make_logger
 from onnxq.engines.diff.model import TRT
 from onnxq.errors import MissingDependencyError, ModelError
+from onnxq.graph import ModelLike
 from onnxq.runtime import Feeds, NodeError
 from onnxq.sites import Refusal
 
@@ -39,30 +38,27 @@ def find_obstacle() -> Refusal | None:
     engine = find_engine()
     if engine is None:
         cause = "TensorRT is not installed"
-        fix = (
-            "pip install 'onnxq[trt]' 'onnxq[polygraphy]' on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for "
-            "TensorRT for RTX)"
-        )
+        where = "on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for TensorRT for RTX)"
+        fix = f"pip install 'onnxq[trt]' 'onnxq[polygraphy]' {where}"
     elif find_spec("polygraphy") is None:
         cause, fix = "Polygraphy, which runs its engines, is not installed", INSTALL
     elif not count_gpus():
-        cause = (
-            f"{LIBRARIES[engine].module} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on"
-        )
-        fix = "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here"
+        missing = "there is no NVIDIA GPU (or no driver) to run an engine on"
+        cause = f"{LIBRARIES[engine].module} is installed, but {missing}"
+        fix = "run `onnxq diff` with `out=…` on a machine with one, and take its folder as `load=…` here"
     else:
         return None
     return Refusal(TRT, cause, fix, code="R111")
 
 
 def build_trt(
-    proto: onnx.ModelProto,
+    proto: ModelLike,
     shapes: Profile,
     folder: Path,
     *,
     debug_tensors: bool = False,
     capability: tuple[int, ...] = (),
-    plugins: Sequence[str] = (),
+    plugins: tuple[str, ...] = (),
 ) -> Path:
     """Build an engine for this machine's GPU, or another's capability, in a child process. Returns its path.
 
@@ -70,16 +66,14 @@ def build_trt(
     plugin that it cannot load.
     """
     # Without TF32: differences of kernels are looked for, not of float formats.
+    engine = find_engine() or TENSORRT
     job = Job(
-        engine=find_engine() or TENSORRT, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False,
-        plugins=tuple(str(Path(path).resolve()) for path in plugins),
+        engine=engine, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False, plugins=plugins
     )  # fmt: skip
-    result = check_library(build_engine(proto, job, folder, timeout=_TIMEOUT), job.engine)
+    result = check_library(build_engine(proto, job, folder, timeout=_TIMEOUT), engine)
     if result.state is BuildState.BUILT:
         return folder / ENGINE
-    error = NodeError(TRT, f"cannot build the engine: {result.reason}", code="Q115")
-    error.node = result.node
-    raise error
+    raise NodeError(TRT, f"cannot build the engine: {result.reason}", code="Q115").name_node(result.node)
 
 
 def load_polygraphy(module: str) -> Any:
@@ -113,7 +107,7 @@ def _load_plugins(paths: Sequence[str]) -> None:
     if engine is not None and (paths or engine == TENSORRT):  # TensorRT for RTX has none of its own
         library = import_module(LIBRARIES[engine].module)
         with open(os.devnull, "w", encoding="utf-8") as sink:
-            load_plugins(library, make_logger(library, sink), [str(Path(path).resolve()) for path in paths])
+            load_plugins(library, make_logger(library, sink), paths)
 
 
 class TrtRunner:

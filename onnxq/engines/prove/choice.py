@@ -7,6 +7,7 @@ from onnx import ModelProto
 from onnxq.annotate import read_plan_note
 from onnxq.engines.builder.library import ORT, RTX
 
+# TensorRT for RTX stands for TensorRT: it also builds where there is no GPU.
 _OF_TARGET = {"ort": ORT, "trt": RTX}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.notes import Notes, read_notes
@@ -21,7 +21,7 @@ from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, Kernel, NodeProof, S
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Role
 
 
 def judge_model(
@@ -32,8 +32,10 @@ def judge_model(
     nodes = tuple(_judge_node(node, by_node.get(node.name, ()), reasons) for node in find_heavy_nodes(index))
     notes = read_notes(inspection.model)
     proven = {one.node: one for one in nodes}
-    pairs = (_Pair(index, pair, _find_rule(notes, pair)) for pair in inspection.pairs)
-    return nodes, tuple(pair.judge(proven, by_node, reasons) for pair in pairs)
+    return nodes, tuple(
+        _judge_pair(pair, _find_rule(notes, pair), _find_readers(index, pair), proven, by_node, reasons)
+        for pair in inspection.pairs
+    )
 
 
 def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums, ...]:
@@ -44,6 +46,7 @@ def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums
         if index.node(weight.node).op_type in PRODUCTS:
             working = find_workers(weight.op, by_node.get(weight.node, ()))
             kind = find_computed_type(weight.op, working)
+            # A kernel that computes in float, or takes signed data, has no sum that could overflow.
             if kind != UNSEEN:
                 weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None))
         found.append(weight)
@@ -63,6 +66,7 @@ def judge_optimizer_sums(
     for weight in find_saturating(optimized):
         kernel = by_name.get(weight.node)
         names = [name for name in (kernel.nodes if kernel is not None else ()) if index.node(name).op_type in PRODUCTS]
+        # A fused kernel with several products: nobody knows whose weight it is.
         if weight.saturates and len(names) == 1 and names[0] not in seen:
             found.append(replace(weight, node=names[0], op=index.node(names[0]).op_type))
     return tuple(found)
@@ -90,7 +94,7 @@ def find_heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
 
 
 def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
-    found = [index.resolve(name, node.scope) for name in node.inputs if name]
+    found = [index.input(node, k) for k, name in enumerate(node.inputs) if name]
     return bool(found) and all(tensor is not None and index.is_constant(tensor) for tensor in found)
 
 
@@ -104,92 +108,70 @@ def _find_rule(notes: Notes, pair: PairInfo) -> str:
 
 
 def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
-    found = find_workers(node.op_type, kernels)
-    kind = find_computed_type(node.op_type, found)
-    first = found[0] if found else None
-    types = describe_types(node.op_type, first) if first else ""
-    return NodeProof(
-        node=node.name,
-        op=node.op_type,
-        type=kind,
-        kernel=first.name if first else "",
-        kind=first.kind if first else "",
-        types=types,
-        kernels=tuple(kernel.name for kernel in kernels),
-        reason="" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types),
-        computed=tuple(dict.fromkeys(one.dtype for one in list_arithmetic(node.op_type, found))),
-        stored=find_arithmetic(node.op_type, first).stored if first else "",
-    )
+    op, found = node.op_type, find_workers(node.op_type, kernels)
+    kind, names = find_computed_type(op, found), tuple(kernel.name for kernel in kernels)
+    types = describe_types(op, found[0]) if found else ""
+    reason = "" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types)
+    proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
+    if not found:
+        return proof
+    first, stored = found[0], find_arithmetic(op, found[0]).stored
+    computed = tuple(dict.fromkeys(one.dtype for one in list_arithmetic(op, found)))
+    return replace(proof, kernel=first.name, kind=first.kind, computed=computed, stored=stored)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """One pair, and which of its readers take its integers in."""
-
-    index: GraphIndex
-    pair: PairInfo
-    rule: str
-
-    def judge(
-        self, proven: Mapping[str, NodeProof], by_node: Mapping[str, Sequence[Kernel]], reasons: Reasons
-    ) -> SiteProof:
-        """The proof of the pair."""
-        pair, readers = self.pair, self._find_readers()
-        own = list(by_node.get(pair.dequantize, ()))
-        fused: dict[str, None] = {}
-        unfused: dict[str, None] = {}
-        unseen: dict[str, None] = {}
-        for reader in readers:
-            verdict = self._takes_integers(reader, proven.get(reader.name), by_node, own)
-            (unseen if verdict is None else fused if verdict else unfused)[reader.name] = None
-        if not readers:  # the pair stands before a model output: integers must come that far
-            reached = any(_reads_low(kernel, pair) for kernel in own)
-            (unseen if not own else fused if reached else unfused)["the model's output"] = None
-        state = _find_state(fused, unfused)
-        kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
-        return SiteProof(
-            site=str(pair.site),
-            role=str(pair.role),
-            state=state,
-            rule=self.rule,
-            readers=tuple(reader.name for reader in readers),
-            unfused=tuple(unfused),
-            kernels=tuple(kernels),
-            reason="" if state is SiteState.FUSED else reasons.explain_site(pair, self.rule, tuple(unfused), proven),
-        )
-
-    def _find_readers(self) -> tuple[NodeRef, ...]:
-        name = self.pair.dequantize
-        if not name:
-            return ()
-        made = TensorId(self.index.node(name).outputs[0], self.index.node(name).scope)
-        return tuple({e.node: self.index.node(e.node) for e in self.index.consumers(made)}.values())
-
-    def _takes_integers(
-        self,
-        reader: NodeRef,
-        proof: NodeProof | None,
-        by_node: Mapping[str, Sequence[Kernel]],
-        own: Sequence[Kernel],
-    ) -> bool | None:
-        """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""
-        if proof is not None and proof.op in PRODUCTS:
-            if proof.type == UNSEEN:
-                return None
-            stored = self.pair.role is Role.WEIGHT and proof.stored == self.pair.storage
-            return proof.type in (INT8, FLOAT8) or stored
-        mine = [kernel for kernel in own if not _only_dequantizes(kernel, self.pair)] or list(own)
-        near = [kernel for kernel in by_node.get(reader.name, ()) if kernel in mine]
-        seen = near or mine or list(by_node.get(reader.name, ()))
-        if not seen:
-            # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
-            written = [tensor for kernel in by_node.get(self.pair.quantize, ()) for tensor in kernel.outputs]
-            return True if any(is_low(tensor.dtype) for tensor in written) else None
-        taken = [_takes(kernel, self.pair) for kernel in seen]
-        return any(taken) if near or len(taken) == 1 else all(taken)
+def _judge_pair(
+    pair: PairInfo,
+    rule: str,
+    readers: Sequence[str],
+    proven: Mapping[str, NodeProof],
+    by_node: Mapping[str, Sequence[Kernel]],
+    reasons: Reasons,
+) -> SiteProof:
+    """The proof of one pair: which of its readers take its integers in."""
+    own = by_node.get(pair.dequantize, ())
+    verdicts = {reader: _takes_integers(pair, reader, proven.get(reader), by_node) for reader in readers}
+    if not readers:  # the pair stands before a model output: integers must come that far
+        verdicts["the model's output"] = any(_reads_low(kernel, pair) for kernel in own) if own else None
+    unfused = tuple(reader for reader, verdict in verdicts.items() if verdict is False)
+    state = _find_state(any(verdicts.values()), bool(unfused))
+    kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
+    reason = "" if state is SiteState.FUSED else reasons.explain_site(pair, rule, unfused, proven)
+    return SiteProof(
+        site=str(pair.site), role=str(pair.role), state=state, rule=rule, readers=tuple(readers), unfused=unfused,
+        kernels=tuple(kernels), reason=reason,
+    )  # fmt: skip
 
 
-def _find_state(fused: Iterable[str], unfused: Iterable[str]) -> SiteState:
+def _find_readers(index: GraphIndex, pair: PairInfo) -> tuple[str, ...]:
+    readers = index.consumers(index.node(pair.dequantize).result) if pair.dequantize else ()
+    return tuple(dict.fromkeys(edge.node for edge in readers))
+
+
+def _takes_integers(
+    pair: PairInfo, reader: str, proof: NodeProof | None, by_node: Mapping[str, Sequence[Kernel]]
+) -> bool | None:
+    """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""
+    if proof is not None and proof.op in PRODUCTS:
+        if proof.type == UNSEEN:
+            return None
+        stored = pair.role is Role.WEIGHT and proof.stored == pair.storage
+        return proof.type in (INT8, FLOAT8) or stored
+    # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
+    own = by_node.get(pair.dequantize, ())
+    mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)
+    near = [kernel for kernel in by_node.get(reader, ()) if kernel in mine]
+    seen = near or mine or list(by_node.get(reader, ()))
+    if not seen:
+        # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
+        written = [tensor for kernel in by_node.get(pair.quantize, ()) for tensor in kernel.outputs]
+        return True if any(is_low(tensor.dtype) for tensor in written) else None
+    taken = [_takes(kernel, pair) for kernel in seen]
+    # One of the kernels that dequantize in the reader is enough; of those elsewhere nobody knows which serves it.
+    return any(taken) if near or len(taken) == 1 else all(taken)
+
+
+def _find_state(fused: bool, unfused: bool) -> SiteState:
     if fused:
         return SiteState.PARTLY if unfused else SiteState.FUSED
     return SiteState.UNFUSED if unfused else SiteState.UNSEEN

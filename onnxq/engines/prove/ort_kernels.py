@@ -7,22 +7,23 @@ nodes that lie, in the model, between the tensors it reads and those it writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
-from onnx import TensorProto
 
 from onnxq.engines.prove.kernels import ORT_INT8
 from onnxq.engines.prove.proof import Kernel, Tensor
-from onnxq.graph import GraphIndex, NodeRef, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.values import name_type
 from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import TensorId
 
-_WORDS = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT8E4M3FN": "float8"}
+# ONNX's names of types that a proof calls otherwise, as TensorRT's do.
+_WORDS = {"float": "float32", "double": "float64", "float8e4m3fn": "float8"}
 
 
-def read_optimized(model: onnx.ModelProto, optimized: onnx.ModelProto) -> tuple[Kernel, ...]:
+def read_optimized(model: ModelLike, optimized: onnx.ModelProto) -> tuple[Kernel, ...]:
     """The optimized graph's nodes as kernels, in the order they run in; a body's belong to the kernel around it."""
     index, after = GraphIndex(model), GraphIndex(name_nodes(optimized))
     finder = _Finder(index, after)
@@ -49,15 +50,10 @@ class _Finder:
             for name in filter(None, node.outputs):
                 self._scopes.setdefault(name, set()).add(node.scope)
         self._named = {node.name: node for node in index.nodes}
+        # Tensors of the model that the optimized graph still computes.
         self._live: set[TensorId] = set()
         for node in after.nodes:
-            made = {
-                found for name in node.outputs if name and (found := self._find_original(name, node.scope)) is not None
-            }
-            twin = self._find_twin(node)
-            if not made and twin is not None:
-                made = {TensorId(name, twin.scope) for name in twin.outputs if name}
-            self._live |= made
+            self._live.update(self._find_made(node))
 
     def _find_original(self, name: str, scope: str) -> TensorId | None:
         """The model's tensor of this name, made by a node. ORT renames bodies: a name that is the only one will do."""
@@ -71,17 +67,17 @@ class _Finder:
         node = self._named.get(kernel.name)
         return node if node is not None and node.op_type.lower() in kernel.op_type.lower() else None
 
+    def _find_made(self, kernel: NodeRef) -> list[TensorId]:
+        """The model's tensors that a kernel makes: those of its outputs' names, else those of its twin."""
+        made = [self._find_original(name, kernel.scope) for name in kernel.outputs if name]
+        twin = self._find_twin(kernel)
+        own = [TensorId(name, twin.scope) for name in twin.outputs if name] if twin is not None else []
+        return [tensor for tensor in made if tensor is not None] or own
+
     def find_nodes(self, kernel: NodeRef) -> tuple[str, ...]:
         """Names of the model's nodes that a kernel computes, in the order they run in."""
-        twin = self._find_twin(kernel)
-        made = [self._find_original(name, kernel.scope) for name in kernel.outputs if name]
-        stack = [tensor for tensor in made if tensor is not None]
-        if not stack and twin is not None:
-            stack = [TensorId(name, twin.scope) for name in twin.outputs if name]
-        elif not stack:
-            stack = [
-                tensor for name in kernel.outputs if name for tensor in self._find_behind(TensorId(name, kernel.scope))
-            ]
+        twin, outputs = self._find_twin(kernel), [TensorId(name, kernel.scope) for name in kernel.outputs if name]
+        stack = self._find_made(kernel) or [tensor for output in outputs for tensor in self._find_behind(output)]
         found = {} if twin is None else {twin.name: twin.order}
         own = {TensorId(name, kernel.scope) for name in kernel.inputs}
         first, seen = set(stack), set()
@@ -92,7 +88,7 @@ class _Finder:
                 continue
             seen.add(maker.name)
             found[maker.name] = maker.order
-            read = [self._index.resolve(name, maker.scope) for name in maker.inputs]
+            read = (self._index.input(maker, k) for k in range(len(maker.inputs)))
             stack.extend(source for source in read if source is not None)
         return tuple(sorted(found, key=lambda name: found[name]))
 
@@ -109,7 +105,7 @@ class _Finder:
         stack = [tensor]
         while stack:
             at = stack.pop()
-            readers = [self._after.node(edge.node) for edge in self._after.consumers(at)]
+            readers = self._after.readers(at)
             if at in seen or len(readers) != 1 or readers[0].op_type not in _RELAYS:
                 continue
             seen.add(at)
@@ -132,25 +128,22 @@ _MOVES = frozenset({"Transpose", "Cast", "Reshape", "ReorderInput", "ReorderOutp
 def _make_kernel(node: NodeRef, finder: _Finder, index: GraphIndex, after: GraphIndex) -> Kernel:
     read = [tensor for name in node.inputs if name and (tensor := after.resolve(name, node.scope)) is not None]
     made = [TensorId(name, node.scope) for name in node.outputs if name]
+
+    def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
+        return tuple(_describe_tensor(tensor, index, after) for tensor in tensors)
+
     return Kernel(
-        name=node.name,
-        kind=node.op_type,
-        nodes=finder.find_nodes(node),
-        inputs=tuple(_describe_tensor(tensor, index, after) for tensor in read if not after.is_constant(tensor)),
-        weights=tuple(_describe_tensor(tensor, index, after) for tensor in read if after.is_constant(tensor)),
-        outputs=tuple(_describe_tensor(tensor, index, after) for tensor in made),
-        tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}",
-        moves=node.op_type in _MOVES,
-    )
+        name=node.name, kind=node.op_type, nodes=finder.find_nodes(node), outputs=describe(made),
+        inputs=describe(tensor for tensor in read if not after.is_constant(tensor)),
+        weights=describe(tensor for tensor in read if after.is_constant(tensor)),
+        tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}", moves=node.op_type in _MOVES,
+    )  # fmt: skip
 
 
 def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> Tensor:
     """As the optimized graph declares it; where it does not, as the model does."""
     shape = after.shape(tensor) or index.shape(tensor) or ()
     dtype = after.dtype(tensor) or index.dtype(tensor)
-    word = TensorProto.DataType.Name(dtype) if dtype else ""
-    return Tensor(
-        name=tensor.name,
-        dtype=_WORDS.get(word, word.lower()),
-        shape=tuple(dim if isinstance(dim, int) else -1 for dim in shape),
-    )
+    word = name_type(dtype) if dtype else ""
+    dims = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
+    return Tensor(name=tensor.name, dtype=_WORDS.get(word, word), shape=dims)

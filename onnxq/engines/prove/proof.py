@@ -34,11 +34,14 @@ class SiteState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """A tensor between kernels. dtype: onnxq's name (int8, float32 …), "" unknown. layout: in the engine's words."""
+    """A tensor between kernels."""
 
     name: str
+    # onnxq's name (int8, float32 …), "" unknown.
     dtype: str
+    # -1 for a dynamic axis.
     shape: tuple[int, ...] = ()
+    # In the engine's words.
     layout: str = ""
 
     @property
@@ -52,41 +55,41 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One kernel of the engine.
-
-    kind: the engine's own word (correlation, gemm, kgen, QLinearConv …). nodes: names of the ONNX nodes it computes,
-    wholly or in part. weights: constants it reads. tactic: the implementation, "" where the engine hides it.
-    moves: it lays data out anew, copies it or converts its type, and computes nothing.
-    """
+    """One kernel of the engine."""
 
     name: str
+    # The engine's own word (correlation, gemm, kgen, QLinearConv …).
     kind: str
+    # Names of the ONNX nodes it computes, wholly or in part.
     nodes: tuple[str, ...] = ()
     inputs: tuple[Tensor, ...] = ()
+    # Constants it reads.
     weights: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
+    # The implementation, "" where the engine hides it.
     tactic: str = ""
+    # It lays data out anew, copies it or converts its type, and computes nothing.
     moves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeProof:
-    """One heavy node: the type it computes in ("int8", "float32", "int4 weights, float16" …, "unseen") and where.
-
-    kernel, kind, types: of the kernel that does its work. kernels: all that have a part in it. reason: why not int8.
-    computed: the types of the arithmetic, several where kernels share the work, () where the engine shows none.
-    stored: dtype of a weight that the kernel reads in fewer bits than it computes in, "" for none.
-    """
+    """One heavy node, the type it computes in, and the kernel that does its work."""
 
     node: str
     op: str
+    # "int8", "float32", "int4 weights, float16" …, or UNSEEN.
     type: str
     kernel: str = ""
     kind: str = ""
     types: str = ""
+    # All kernels that have a part in it.
     kernels: tuple[str, ...] = ()
+    # Why it does not compute in int8, "" where it does.
     reason: str = ""
+    # Types of the arithmetic: several where kernels share the work, () where the engine shows none.
     computed: tuple[str, ...] = ()
+    # dtype of a weight that the kernel reads in fewer bits than it computes in, "" for none.
     stored: str = ""
 
     def runs_in(self, dtype: str) -> bool:
@@ -96,16 +99,15 @@ class NodeProof:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteProof:
-    """One pair: which kernels read its integers, and the rule that placed it.
-
-    unfused: the readers that do not take its integers in. reason: why, "" for a fused pair.
-    """
+    """One pair: which kernels read its integers, and the rule that placed it."""
 
     site: str
     role: str
     state: SiteState
+    # "" for pairs of other tools.
     rule: str = ""
     readers: tuple[str, ...] = ()
+    # The readers that do not take its integers in, and why; () and "" for a fused pair.
     unfused: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     reason: str = ""
@@ -113,50 +115,51 @@ class SiteProof:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """The smallest part found that fails in the same way. path: its file, "" when it was not written."""
+    """The smallest part found that fails in the same way."""
 
     nodes: tuple[str, ...]
     ops: tuple[str, ...]
+    # How many parts were built to find it, and for how long.
     builds: int
     seconds: float
+    # "" when it was not written.
     path: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How the build went.
-
-    node: the ONNX node that the library blames; needs_plugin: it is no operator of ONNX. capability: e.g. "8.6", "" for
-    the GPU of this machine. log: the last lines before the end, when it did not end well. saved: files written for the
-    user.
-    """
+    """How the build went."""
 
     engine: str
     version: str
     state: BuildState
+    # E.g. "8.6", "" for the GPU of this machine.
     capability: str = ""
     seconds: float = 0.0
     engine_bytes: int = 0
+    # Why there is no engine, and the ONNX node that the library blames; whether that is no operator of ONNX.
     reason: str = ""
     node: str = ""
     needs_plugin: bool = False
+    # The last lines before the end, when it did not end well.
     log: tuple[str, ...] = ()
+    # (min, opt, max) of the inputs whose shape is not fixed.
     shapes: Mapping[str, tuple[tuple[int, ...], ...]]
     reduced: Reduced | None = None
+    # Files written for the user.
     saved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """A type that heavy nodes must run in, or, forbidden, that none may compute in.
-
-    pattern: the one that selects `nodes`, "" for all that are heavy. unmet: those of them that do not keep to it.
-    """
+    """A type that heavy nodes must run in, or, forbidden, that none may compute in."""
 
     dtype: str
+    # The one that selects the nodes, "" for all that are heavy.
     pattern: str = ""
     forbidden: bool = False
     nodes: tuple[str, ...]
+    # Those of them that do not keep to it.
     unmet: tuple[str, ...]
 
 

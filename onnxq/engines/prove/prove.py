@@ -31,10 +31,9 @@ from onnxq.engines.saturation.measure import measure_saturation
 from onnxq.engines.saturation.model import Cost
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
-from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
+from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
-from onnxq.runtime import list_open_libraries
 from onnxq.sites import Caution, Unquantized
 
 # Compute capability that engines are built for where none is asked for: GeForce 30.
@@ -51,30 +50,34 @@ REDUCED = "reduced.onnx"
 
 @dataclass(frozen=True, kw_only=True)
 class ProveRequest:
-    """The options of `pipeline.prove`. engine: None for the one that the plan in the model is for.
+    """The options of `pipeline.prove`."""
 
-    require: (type, pattern) pairs. dataset: samples that saturation is measured on.
-    """
-
+    # None for the one that the plan in the model is for.
     engine: str | None = None
     capability: str | None = None
+    # (type, pattern) of nodes that must run in the type, and types that none may compute in.
     require: Sequence[tuple[str, str]] = ()
     forbid: Sequence[str] = ()
     require_exact: bool = False
+    # Samples that saturation is measured on.
     dataset: Dataset | None = None
     threads: int = 0
     shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    plugins: Sequence[str] = ()
     compare: str | Path | None = None
     save: Path | None = None
     force: bool = False
     reduce: bool = False
+    # Seconds.
     timeout: float = TIMEOUT
+    # Of custom operators, for ONNX Runtime; with plugins, for TensorRT.
+    libraries: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     progress: Progress = silent
 
 
 def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> Proof:
     """Build and judge. Raises OnnxqError for options that do not fit; a build that fails is a Proof all the same."""
+    # First, so that a file that cannot be read is not found out only after minutes of building.
     before = None if request.compare is None else read_proof(request.compare)
     with request.progress("reading the model"):
         inspection = _inspect_all_nodes(source)
@@ -82,15 +85,15 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         if not engine:
             engine, chosen = choose_engine(inspection.model, request.capability)
         capability = _read_capability(request, engine)
-        proto = infer_shapes(inspection.model)
+        proto = infer_shapes(add_libraries(inspection.model, request.libraries))
         index = GraphIndex(proto)
     required = _select_required(index, request.require)
     _check_types(request.forbid, "forbid")
+    # ONNX Runtime builds for any size.
     shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
-    operators = list_open_libraries() if engine == ORT else ()
+    operators, plugins = (request.libraries, ()) if engine == ORT else ((), request.plugins)
     # TensorRT's timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())
-    plugins = () if engine == ORT else tuple(str(Path(path).resolve()) for path in request.plugins)
     job = Job(
         engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators, plugins=plugins
     )  # fmt: skip
@@ -98,9 +101,8 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         with request.progress(f"building with {LIBRARIES[engine].title}, for at most {request.timeout:g} s"):
             result = check_library(build_engine(inspection.model, job, folder, timeout=request.timeout), engine)
         if result.state is BuildState.NO_CAPABILITY:
-            raise ConfigError(
-                f"compute capability {request.capability}", result.reason, "choose one of these", code="Q304"
-            )
+            subject = f"compute capability {request.capability}"
+            raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
         built = result.state is BuildState.BUILT
         with request.progress("reading the engine"):
             kernels = _read_kernels(engine, proto, folder) if built else ()
@@ -123,7 +125,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         sites=sites,
         requirements=(*_check_required(required, nodes), *_check_forbidden(request.forbid, nodes)),
         weights=weights,
-        cost=_measure_cost(inspection.model, weights, request) if built else None,
+        cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request) if built else None,
         require_exact=request.require_exact,
         warnings=tuple(warnings),
     )
@@ -132,15 +134,14 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     return replace(proof, compared=str(request.compare), changes=tuple(find_changes(before, proof)))
 
 
-def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], request: ProveRequest) -> Cost | None:
+def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> Cost | None:
     """Saturation on the samples, if there are any."""
     if request.dataset is None:
         return None
     nodes = frozenset(one.node for one in weights if one.saturates)
     with request.progress("counting sums that saturate", len(request.dataset)) as task:
-        found = measure_saturation(
-            proto, request.dataset.samples(), nodes=nodes, threads=request.threads, on_sample=task.advance
-        )
+        samples = request.dataset.samples()
+        found = measure_saturation(proto, samples, nodes=nodes, threads=request.threads, on_sample=task.advance)
     return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
 
@@ -150,9 +151,8 @@ def _read_capability(request: ProveRequest, engine: str) -> tuple[int, ...]:
         raise ConfigError(f"engine {engine!r}", "is not known", suggest_names(engine, ENGINES), code="Q312")
     if engine != ORT and (request.require_exact or request.dataset is not None):
         asked = "`require_exact=True`" if request.require_exact else "`data=…`"
-        raise ConfigError(
-            asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "take `engine='ort'`", code="Q317"
-        )
+        cause = "is about kernels of ONNX Runtime; TensorRT's sums are exact"
+        raise ConfigError(asked, cause, "take `engine='ort'`", code="Q317")
     if engine != RTX:
         if request.capability is not None:
             raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out", code="Q317")
@@ -189,17 +189,15 @@ def _select_required(index: GraphIndex, wanted: Sequence[tuple[str, str]]) -> di
     heavy = find_heavy_nodes(index)
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for dtype, pattern in wanted:
+        subject = f"require: {pattern}"
         try:
             names = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
         except re.error as error:
-            raise ConfigError(f"require: {pattern}", f"is not a regular expression: {error}", code="Q309") from error
+            raise ConfigError(subject, f"is not a regular expression: {error}", code="Q309") from error
         if not names:
-            raise ConfigError(
-                f"require: {pattern}",
-                f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
-                suggest_names(pattern, [node.name for node in heavy]) if heavy else "",
-                code="Q309",
-            )
+            cause = f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})"
+            near = suggest_names(pattern, [node.name for node in heavy]) if heavy else ""
+            raise ConfigError(subject, cause, near, code="Q309")
         found[dtype, pattern] = names
     return found
 
@@ -220,13 +218,13 @@ def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> It
         yield Requirement(dtype=dtype, forbidden=True, nodes=names, unmet=unmet)
 
 
-def _find_unquantized(proto: onnx.ModelProto) -> tuple[Unquantized, ...]:
+def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
     """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
     plan = read_plan_note(proto)
     return (*plan.refusals, *plan.left_float) if plan is not None else ()
 
 
-def _read_kernels(engine: str, model: onnx.ModelProto, folder: Path) -> tuple[Kernel, ...]:
+def _read_kernels(engine: str, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
     if engine == ORT:
         return read_optimized(model, onnx.load(folder / process.OPTIMIZED))
     inspection = folder / process.INSPECTION
@@ -312,6 +310,7 @@ def _copy_files(folder: Path, result: BuildResult, engine: str, save: Path | Non
         return ()
     found = []
     for name, kept in find_saved_names(engine).items():
+        # Of a build that failed only the log says anything.
         if (folder / name).exists() and (result.state is BuildState.BUILT or name == process.LOG):
             with (folder / name).open("rb") as made, replace_files([save / kept], overwrite=True) as files:
                 shutil.copyfileobj(made, files[0])
@@ -323,7 +322,7 @@ def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: ProveReque
     """The smallest part that fails as the whole does, written to the user's folder if there is one."""
     timeout = min(request.timeout, _PART_SECONDS)
 
-    def fails(part: onnx.ModelProto) -> bool:
+    def fails(part: ModelLike) -> bool:
         try:
             part_index = GraphIndex(part)
             known = {value.name: job.shapes[value.name] for value in part_index.inputs if value.name in job.shapes}
@@ -333,6 +332,7 @@ def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: ProveReque
         finally:
             task.advance()
         with ScratchFolder() as folder:
+            # Without the user's timing cache, which such builds would fill with kernels of no use.
             result = build_engine(part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
         return result.fails_like(whole)
 

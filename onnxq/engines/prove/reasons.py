@@ -12,7 +12,7 @@ from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Role, TensorId, Unquantized
-from onnxq.spec import PerChannel, PerTensor
+from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 _NO_KERNEL = {
     TRT: frozenset({"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}),
@@ -28,6 +28,7 @@ _PURPOSE = {
     "matmul-qkv": "it keeps the product in front of it in int8, whose weight TensorRT would else cut up in float: "
     "its own integers are read by none, and cost rounding only"
 }
+_CUT_UP = "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
 # Int8 kernels of TensorRT need 8.0 or more.
 _TURING = (7, 5)
 # Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
@@ -38,12 +39,14 @@ _CHANNELS = {"Conv": 0, "MatMul": -1}
 
 @dataclass(frozen=True)
 class Reasons:
-    """The model with its pairs, and the nodes its plan left float. capability: of the GPU built for, () unknown."""
+    """Explains one model's nodes and pairs."""
 
     engine: str
     index: GraphIndex
     pairs: Sequence[PairInfo]
+    # The nodes that the model's plan left float.
     left: Sequence[Unquantized] = ()
+    # Of the GPU that was built for, () unknown.
     capability: tuple[int, ...] = ()
     _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 
@@ -52,6 +55,7 @@ class Reasons:
 
     def explain_node(self, node: NodeRef, kind: str, types: str) -> str:
         """Why a heavy node does not run in int8; "" when the model does not show it."""
+        # From the surest to the least sure: the plan's own word, a missing kernel, then faults of the pairs.
         left = next((one for one in self.left if one.subject == node.name), None)
         if left is not None:
             return f"the plan left it float: {left.reason}"
@@ -71,6 +75,7 @@ class Reasons:
         """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
         if self.engine != ORT and rule in _PURPOSE:
             return _PURPOSE[rule]
+        # A pair fails with its reader, whose reason says more than anything about the pair.
         causes = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in unfused if name in proven]
         if causes:
             return "; ".join(dict.fromkeys(causes))
@@ -110,75 +115,60 @@ class Reasons:
 
     def _read_type(self, pair: PairInfo) -> str:
         """The type that the pair is stored in; a byte where a Cast unpacks it in front of the DequantizeLinear."""
-        node = self.index.node(pair.dequantize) if pair.dequantize else None
-        tensor = self.index.resolve(node.inputs[0], node.scope) if node is not None else None
-        maker = self.index.producer(tensor) if tensor is not None else None
+        maker = self.index.maker(self.index.node(pair.dequantize)) if pair.dequantize else None
         unpacked = maker is not None and maker.op_type == "Cast"
-        return pair.storage.replace("int4", "int8") if unpacked else pair.storage
+        return find_numpy_storage(pair.storage) if unpacked else pair.storage
 
     def _find_result_fault(self, node: NodeRef) -> str:
         """ONNX Runtime fuses most operators only when their result is quantized too."""
+        # A MatMul becomes MatMulIntegerToFloat instead, which writes floats.
         if node.op_type == "MatMul":
             return ""
-        at: TensorId | None = TensorId(node.outputs[0], node.scope)
-        between = []
-        while at is not None:
-            readers = [self.index.node(edge.node) for edge in self.index.consumers(at)]
+        between: list[str] = []
+        while True:
+            readers = self.index.readers(node.result)
             if any(reader.op_type == QUANTIZE for reader in readers):
                 break
             if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
                 return "its result is not quantized, and ONNX Runtime fuses it only then"
-            between.append(readers[0].op_type)
-            at = TensorId(readers[0].outputs[0], readers[0].scope)
+            node = readers[0]
+            between.append(node.op_type)
         if between:
             return f"{' and '.join(between)} between it and QuantizeLinear changes what the pair saturates by itself"
         return ""
 
     def _find_slicing(self, node: NodeRef) -> str:
         """TensorRT slices a product's weight instead of its result, and dequantizes the slices before it runs."""
-        at = TensorId(node.outputs[0], node.scope)
         for _ in range(_NEAR):
-            readers = [self.index.node(edge.node) for edge in self.index.consumers(at)]
+            readers = self.index.readers(node.result)
             if any(reader.op_type in ("Slice", "Split") for reader in readers):
-                return (
-                    "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
-                )
+                return _CUT_UP
             if len(readers) != 1 or readers[0].op_type not in (*_MOVES, "Add"):
                 return ""
-            at = TensorId(readers[0].outputs[0], readers[0].scope)
+            node = readers[0]
         return ""
 
     def _find_pair(self, node: NodeRef, k: int) -> PairInfo | None:
         """The pair in front of an input, seen through operators that only move data."""
-        at = node
-        while k < len(at.inputs):
-            tensor = self.index.resolve(at.inputs[k], at.scope)
-            maker = None if tensor is None else self.index.producer(tensor)
-            if maker is None:
-                return None
-            if maker.op_type == DEQUANTIZE:
-                return self._by_dequantize.get(maker.name)
-            if maker.op_type not in _MOVES and maker.op_type != "MaxPool":
-                return None
-            at, k = maker, 0
-        return None
+        maker = self.index.maker(node, k)
+        while maker is not None and (maker.op_type in _MOVES or maker.op_type == "MaxPool"):
+            maker = self.index.maker(maker)
+        return self._by_dequantize.get(maker.name) if maker is not None and maker.op_type == DEQUANTIZE else None
 
     def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
-        node = self.index.node(pair.dequantize)
-        tensor = self.index.resolve(node.inputs[1], node.scope)
+        tensor = self.index.input(self.index.node(pair.dequantize), 1)
         return None if tensor is None else self.index.shape(tensor)
 
     def _is_constant(self, node: NodeRef, k: int) -> bool:
         pair = self._find_pair(node, k)
         if pair is not None:
             return pair.role is Role.WEIGHT
-        tensor = self.index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
+        tensor = self.index.input(node, k)
         return tensor is not None and self.index.is_constant(tensor)
 
     def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
         """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""
-        tensor = self.index.resolve(node.inputs[k], node.scope)
-        maker = None if tensor is None else self.index.producer(tensor)
+        maker = self.index.maker(node, k)
         if maker is None or maker.op_type != DEQUANTIZE:
             return None
         if node.op_type == "Gemm":

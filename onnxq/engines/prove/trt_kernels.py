@@ -15,6 +15,7 @@ _LINE = re.compile(
     r"(?:, Constants: \[(?P<weights>.*?)\])?, Outputs: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"
     r"(?:, TacticName: (?P<tactic>[^,]*))?.*?(?:, Metadata: ?(?P<metadata>.*))?$"
 )
+# Dynamic axes are -1.
 _SIZE = re.compile(r"-?[0-9]+")
 _TENSOR = re.compile(
     r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<shape>[^\]]*)\].*?"
@@ -29,33 +30,17 @@ _MOVES = frozenset({"Move", "Tran", "Resh", "Cast", "Repl", "Conc", "Slic"})
 # Layers of the inspector that do nothing else, and those that make streams wait for each other.
 _MOVING_KINDS = frozenset({"reformat", "shuffle", "copy", "noop", "no_op", "signal", "wait", "shapehosttodevice"})
 
-# TensorRT's words for types; in an older inspector they stand in the middle of a sentence. First match wins.
-_TYPES = (
-    ("uint8", "uint8"),
-    ("int8", "int8"),
-    ("uint4", "uint4"),
-    ("int4", "int4"),
-    ("fp8", "float8"),
-    ("float8", "float8"),
-    ("fp4", "float4"),
-    ("float4", "float4"),
-    ("bfloat16", "bfloat16"),
-    ("bf16", "bfloat16"),
-    ("fp16", "float16"),
-    ("half", "float16"),
-    ("float16", "float16"),
-    ("fp32", "float32"),
-    ("float", "float32"),
-    ("int32", "int32"),
-    ("int64", "int64"),
-    ("bool", "bool"),
-)
+# Types that TensorRT calls as we do, then its other words; in an older inspector they stand inside a sentence.
+# The first match wins, so "float" comes after the longer words that begin with it.
+_SAME = ("uint8", "int8", "uint4", "int4", "float8", "float4", "bfloat16", "float16", "int32", "int64", "bool")
+_OTHER = {"fp8": "float8", "fp4": "float4", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+_TYPES = {**dict(zip(_SAME, _SAME, strict=True)), **_OTHER, "float": "float32"}
 
 
 def find_dtype(words: str) -> str:
     """The type in TensorRT's words ("Int8", "Row major linear FP16 format"); "" when they name none."""
     low = words.lower()
-    return next((ours for theirs, ours in _TYPES if re.search(rf"(?<![a-z]){theirs}", low)), "")
+    return next((ours for theirs, ours in _TYPES.items() if re.search(rf"(?<![a-z]){theirs}", low)), "")
 
 
 def find_node_names(metadata: str) -> tuple[str, ...]:
@@ -114,6 +99,7 @@ def read_inspector(text: str) -> tuple[Kernel, ...]:
 
 def _read_layer(layer: Mapping[str, Any]) -> Kernel:
     weights = [_read_tensor(entry) for entry in layer.get("Constants") or ()]
+    # A convolution's weight may stand apart from the constants, with a count in place of a shape.
     weight = layer.get("Weights")
     if isinstance(weight, Mapping) and weight.get("Count"):
         dtype = find_dtype(str(weight.get("Type", "")))

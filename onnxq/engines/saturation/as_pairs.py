@@ -13,15 +13,35 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
 from onnxq.graph import Editor, GraphIndex, NodeRef, ensure_opset, name_nodes
+from onnxq.graph.light import M
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
 
 
-def replace_integer_operators(proto: ModelProto, wanted: frozenset[str]) -> tuple[ModelProto, dict[str, str]]:
+class NodeWriter:
+    """Writes nodes of one scope, and their constants, under names that begin with a prefix."""
+
+    def __init__(self, editor: Editor[Any], scope: str, prefix: str) -> None:
+        self.editor, self.scope, self.prefix = editor, scope, prefix
+
+    def add(self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any) -> str:
+        """A node; returns its output."""
+        made = output or self.editor.fresh(f"{self.prefix}/{op}")
+        name = name or self.editor.fresh(f"{self.prefix}/{op}/node")
+        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=attrs)
+        return made
+
+    def constant(self, value: Any) -> str:
+        """A new constant; returns its name."""
+        name = self.editor.fresh(f"{self.prefix}/constant")
+        return self.editor.add_initializer(self.scope, name, np.asarray(value))
+
+
+def replace_integer_operators(proto: M, wanted: frozenset[str]) -> tuple[M, dict[str, str]]:
     """A copy in which the nodes named are float operators between pairs; those of other operators stay as they are.
 
     Returns it with the names of the float operators and of the nodes they stand for. Raises ModelError for a model of
@@ -34,42 +54,30 @@ def replace_integer_operators(proto: ModelProto, wanted: frozenset[str]) -> tupl
     index, editor = GraphIndex(proto), Editor(proto)
     names: dict[str, str] = {}
     for node in index.nodes:
+        # No float operator of ONNX takes channels last.
         if node.name in wanted and node.op_type in _WRITERS and not node.attrs.get("channels_last", 0):
             editor.remove_node(node.name)
             _WRITERS[node.op_type](_Writer(editor, index, node, names))
     return editor.export(), names
 
 
-class _Writer:
+class _Writer(NodeWriter):
     """Writes the replacement of one node. names: the float operator's is added."""
 
     def __init__(self, editor: Editor[Any], index: GraphIndex, node: NodeRef, names: dict[str, str]) -> None:
-        self.editor, self.index, self.node, self.names = editor, index, node, names
+        super().__init__(editor, node.scope, node.name)
+        self.index, self.node, self.names = index, node, names
 
     def input(self, position: int) -> str:
         """The name of an input, "" for one left out."""
         return self.node.inputs[position] if position < len(self.node.inputs) else ""
 
-    def add(
-        self, op: str, inputs: list[str], output: str = "", attrs: Mapping[str, Any] | None = None, **kw: str
-    ) -> str:
-        """A node; returns its output."""
-        made = output or self.editor.fresh(f"{self.node.name}/{op}")
-        name = kw.get("name") or self.editor.fresh(f"{self.node.name}/{op}/node")
-        self.editor.insert_node(self.node.scope, op, inputs, [made], name=name, attrs=attrs)
-        return made
-
     def product(self, op: str, inputs: list[str], output: str = "") -> str:
         """The float operator."""
-        kept = {key: value for key, value in self.node.attrs.items() if key != "channels_last"}
+        kept = {key: value for key, value in self.node.attrs.items() if key != "channels_last" and op != "MatMul"}
         name = self.editor.fresh(f"{self.node.name}/{op}")
         self.names[name] = self.node.name
-        return self.add(op, inputs, output, kept if op != "MatMul" else None, name=name)
-
-    def constant(self, value: Any) -> str:
-        """A new constant of the node's scope."""
-        name = self.editor.fresh(f"{self.node.name}/constant")
-        return self.editor.add_initializer(self.node.scope, name, np.asarray(value))
+        return self.add(op, inputs, output, name=name, **kept)
 
     def inputs(self, *positions: int) -> list[str]:
         """The names of several inputs."""
@@ -77,7 +85,7 @@ class _Writer:
 
     def dequantize(self, inputs: list[str], axis: int = 1) -> str:
         """A DequantizeLinear of (tensor, scale, zero point or ""). axis: where scales lie when there are several."""
-        return self.add("DequantizeLinear", [name for name in inputs if name], attrs={"axis": axis})
+        return self.add("DequantizeLinear", [name for name in inputs if name], axis=axis)
 
     def quantize(self, tensor: str, scale: str, zero: str) -> None:
         """The QuantizeLinear that makes the node's own output."""
@@ -85,6 +93,7 @@ class _Writer:
 
     def ones(self, zero: str) -> str:
         """A scale of 1 in the shape of a zero point."""
+        # DequantizeLinear wants both of one shape, and MatMulInteger may have a zero point for each column.
         found = self.index.resolve(zero, self.node.scope)
         shape = (self.index.shape(found) or ()) if found is not None else ()
         return self.constant(np.ones([dim if isinstance(dim, int) else 1 for dim in shape], np.float32))
@@ -112,6 +121,7 @@ def _write_gemm(w: _Writer) -> None:
     weight = w.dequantize(w.inputs(3, 4, 5), axis=0 if w.node.attrs.get("transB", 0) else 1)
     bias = []
     if w.input(6):
+        # The bias counts in steps of the product times alpha, and Gemm's alpha does not reach it.
         alpha = w.constant(np.float32(w.node.attrs.get("alpha", 1.0)))
         scale = w.add("Mul", [w.add("Mul", w.inputs(1, 4)), alpha])
         bias = [w.dequantize([w.input(6), scale], axis=w.last_axis(w.input(6)))]
@@ -124,7 +134,7 @@ def _write_matmul_integer(w: _Writer) -> None:
     data = w.dequantize([w.input(0), w.ones(w.input(2)), w.input(2)])
     weight = w.dequantize([w.input(1), w.ones(w.input(3)), w.input(3)])
     rounded = w.add("Round", [w.product("MatMul", [data, weight])])
-    w.add("Cast", [rounded], w.node.outputs[0], {"to": TensorProto.INT32})
+    w.add("Cast", [rounded], w.node.outputs[0], to=TensorProto.INT32)
 
 
 def _write_matmul_integer_to_float(w: _Writer) -> None:

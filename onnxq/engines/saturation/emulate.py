@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
 from onnxq.annotate.saturation import Operand, find_operands, find_saturating
-from onnxq.engines.saturation.as_pairs import replace_integer_operators
-from onnxq.graph import Editor, GraphIndex, infer_shapes, name_nodes
+from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
+from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.sites import Refusal, TensorId
 from onnxq.targets.ort_sums import Data
 
@@ -57,21 +57,21 @@ class Emulation:
     Both are meant for ONNX Runtime without optimizations. skipped: nodes that saturate and are not emulated.
     """
 
-    exact: ModelProto
-    saturating: ModelProto
+    exact: ModelLike
+    saturating: ModelLike
     counters: tuple[Counter, ...] = ()
     skipped: tuple[Refusal, ...] = ()
 
 
-def emulate_saturation(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation:
+def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) -> Emulation:
     """Rewrite a model. nodes: those that saturate, where more is known of their kernels than the file says.
 
     Raises ModelError for a model below opset 13 with integer operators that cannot be upgraded.
     """
     named = name_nodes(proto)
+    if nodes is None:
+        nodes = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
     over = nodes
-    if over is None:
-        over = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
     paired, names = replace_integer_operators(named, over)
     exact = infer_shapes(paired)
     index, editor = GraphIndex(exact), Editor(exact)
@@ -102,20 +102,18 @@ def _find_obstacle(index: GraphIndex, operand: Operand) -> str:
 
 def _find_scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | None:
     """One factor a row, or one for all. Kernels read scales along another axis as if they were the rows'."""
-    node = operand.dequantize
-    tensor = None if node is None else index.resolve(node.inputs[1], node.scope)
-    scale = None if tensor is None else index.constant(tensor)
+    scale = None if operand.dequantize is None else index.input_value(operand.dequantize, 1)
     if scale is None or scale.size not in (1, len(operand.sums)):
         return None
     return np.asarray(scale, np.float32).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
 
 
-class _Writer:
+class _Writer(NodeWriter):
     """Writes the nodes of one product."""
 
     def __init__(self, editor: Editor[Any], index: GraphIndex, operand: Operand) -> None:
-        self.editor, self.index, self.operand = editor, index, operand
-        self.node, self.scope = operand.node, operand.node.scope
+        super().__init__(editor, operand.node.scope, f"{operand.node.name}/saturation")
+        self.index, self.operand, self.node = index, operand, operand.node
         self.conv = operand.node.op_type == "Conv"
 
     def write(self) -> Counter:
@@ -127,14 +125,13 @@ class _Writer:
         for rows, sums in chunks:
             part, found = self._write_chunk(levels, rows, sums)
             parts.append(part)
-            count = self._add_node("Add", [count, found]) if count else found
+            count = self.add("Add", [count, found]) if count else found
         rows = np.concatenate([rows for rows, _ in chunks])
-        self._add_node("Add", [inner, self._write_excess(parts, rows, inner)], output=made)
+        self.add("Add", [inner, self._write_excess(parts, rows, inner)], output=made)
         self.editor.rewire(TensorId(inner, self.scope), made, outputs=True)
-        size = self._add_node("Size", [made])
-        return Counter(
-            self.node.name, TensorId(count, self.scope), TensorId(size, self.scope), over.size / max(len(over), 1)
-        )
+        size = self.add("Size", [made])
+        saturated, sizes = TensorId(count, self.scope), TensorId(size, self.scope)
+        return Counter(self.node.name, saturated, sizes, over.size / max(len(over), 1))
 
     def _name_results(self) -> tuple[str, str]:
         """Names of the exact and of the saturating result.
@@ -151,19 +148,19 @@ class _Writer:
     def _write_levels(self) -> str:
         """Raw quantized values that weights meet: [N, channel * taps + tap, …] of a Conv, [..., K] of a product."""
         source = self.operand.source
-        if source is None:  # pragma: no cover - _find_obstacle asked for it
-            raise ValueError("data without a pair")
+        # _find_obstacle has asked for both pairs.
+        assert source is not None
         x, scale = self.node.inputs[self.operand.product.data], source.inputs[1]
-        found = self._add_node("Round", [self._add_node("Div", [x, scale])])
+        found = self.add("Round", [self.add("Div", [x, scale])])
         if self.conv:
             found = self._write_im2col(found)
         elif self.node.attrs.get("transA", 0):
-            found = self._add_node("Transpose", [found], perm=[1, 0])
-        shift = self._add_constant(np.float32(128 if self.operand.data == "int8" else 0))
+            found = self.add("Transpose", [found], perm=[1, 0])
+        shift = self.constant(np.float32(128 if self.operand.data == "int8" else 0))
         if len(source.inputs) > 2 and source.inputs[2]:
-            zero = self._add_node("Cast", [source.inputs[2]], to=TensorProto.FLOAT)
-            shift = self._add_node("Add", [zero, shift])
-        return self._add_node("Add", [found, shift])
+            zero = self.add("Cast", [source.inputs[2]], to=TensorProto.FLOAT)
+            shift = self.add("Add", [zero, shift])
+        return self.add("Add", [found, shift])
 
     def _write_im2col(self, x: str) -> str:
         """Every tap of every channel as a channel of its own: a depthwise Conv with one filter a tap."""
@@ -172,9 +169,7 @@ class _Writer:
         channels = self.operand.values.shape[1] * int(self.node.attrs.get("group", 1))
         filters = np.tile(np.eye(count, dtype=np.float32).reshape(count, 1, *taps), (channels, *[1] * (len(taps) + 1)))
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
-        return self._add_node(
-            "Conv", [x, self._add_constant(filters)], **attrs, kernel_shape=list(taps), group=channels
-        )
+        return self.add("Conv", [x, self.constant(filters)], **attrs, kernel_shape=list(taps), group=channels)
 
     def _find_gather_indices(self, rows: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the k-th weight of a row finds its quantized value."""
@@ -189,49 +184,39 @@ class _Writer:
         which = np.maximum(sums, 0)
         weights = self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
         products = []
+        # A 16-bit sum is of two neighbours: kernels multiply bytes and add the products in pairs.
         for side in (0, 1):
             # The last of an odd number has no neighbour, and never overflows.
             at = self._find_gather_indices(np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side)
-            x = self._add_node("Gather", [levels, self._add_constant(at)], axis=1 if self.conv else -1)
+            x = self.add("Gather", [levels, self.constant(at)], axis=1 if self.conv else -1)
             w = weights[:, :, side].reshape(-1, *[1] * (self.operand.values.ndim - 2 if self.conv else 0))
-            products.append(self._add_node("Mul", [x, self._add_constant(w)]))
-        total = self._add_node("Add", products)
-        least, most = (self._add_constant(np.float32(bound)) for bound in (_INT16.min, _INT16.max))
-        excess = self._add_node("Sub", [self._add_node("Min", [self._add_node("Max", [total, least]), most]), total])
-        some = self._add_node("Cast", [self._add_node("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64)
+            products.append(self.add("Mul", [x, self.constant(w)]))
+        total = self.add("Add", products)
+        least, most = (self.constant(np.float32(bound)) for bound in (_INT16.min, _INT16.max))
+        excess = self.add("Sub", [self.add("Min", [self.add("Max", [total, least]), most]), total])
+        some = self.add("Cast", [self.add("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64)
         shape = [0, len(rows), sums.shape[1], -1] if self.conv else [-1, len(rows), sums.shape[1]]
-        apart = self._add_node("Reshape", [excess, self._add_constant(np.array(shape, np.int64))])
-        return self._write_sum(apart, 2), self._add_node("ReduceSum", [some], keepdims=0)
+        apart = self.add("Reshape", [excess, self.constant(np.array(shape, np.int64))])
+        return self._add_up(apart), self.add("ReduceSum", [some], keepdims=0)
 
     def _write_excess(self, parts: Sequence[str], rows: NDArray[np.int64], like: str) -> str:
         """Chunks of rows, -1 being one of zeros, as the product's result is laid out, in its unit."""
-        found = self._add_node("Concat", list(parts), axis=1) if len(parts) > 1 else parts[0]
+        found = self.add("Concat", list(parts), axis=1) if len(parts) > 1 else parts[0]
         place = np.full(len(self.operand.sums), int(np.flatnonzero(rows == -1)[0]), np.int64)
         place[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
         scale = _find_scale(self.index, self.operand)
-        if scale is None or self.operand.source is None:  # pragma: no cover - _find_obstacle asked for them
-            raise ValueError("a weight without a scale")
+        assert scale is not None
+        assert self.operand.source is not None
         factor = scale.reshape(-1, 1) if self.conv else scale
-        found = self._add_node(
-            "Mul", [self._add_node("Gather", [found, self._add_constant(place)], axis=1), self._add_constant(factor)]
-        )
-        found = self._add_node("Mul", [found, self.operand.source.inputs[1]])
-        return self._add_node("Reshape", [found, self._add_node("Shape", [like])])
+        found = self.add("Mul", [self.add("Gather", [found, self.constant(place)], axis=1), self.constant(factor)])
+        found = self.add("Mul", [found, self.operand.source.inputs[1]])
+        return self.add("Reshape", [found, self.add("Shape", [like])])
 
-    def _write_sum(self, tensor: str, axis: int) -> str:
+    def _add_up(self, apart: str) -> str:
+        """The sums of each row, added up: [.., rows, sums, ..] -> [.., rows, ..]."""
         if self.index.opset < _AXES_INPUT:
-            return self._add_node("ReduceSum", [tensor], axes=[axis], keepdims=0)
-        return self._add_node("ReduceSum", [tensor, self._add_constant(np.array([axis], np.int64))], keepdims=0)
-
-    def _add_node(self, op: str, inputs: list[str], output: str = "", **attrs: Any) -> str:
-        made = output or self.editor.fresh(f"{self.node.name}/saturation/{op}")
-        name = self.editor.fresh(f"{self.node.name}/saturation/{op}/node")
-        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=dict(attrs))
-        return made
-
-    def _add_constant(self, value: Any) -> str:
-        name = self.editor.fresh(f"{self.node.name}/saturation/constant")
-        return self.editor.add_initializer(self.scope, name, np.asarray(value))
+            return self.add("ReduceSum", [apart], axes=[2], keepdims=0)
+        return self.add("ReduceSum", [apart, self.constant(np.array([2], np.int64))], keepdims=0)
 
 
 def _split_rows(over: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.evaluation.compare import compare_models
+from onnxq.graph import ModelLike
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
 from onnxq.sites import Refusal, TensorId
@@ -21,7 +23,7 @@ Array = NDArray[Any]
 
 
 def measure_saturation(
-    proto: ModelProto,
+    proto: ModelLike,
     samples: Iterable[Mapping[str, Array]],
     *,
     nodes: frozenset[str] | None = None,
@@ -53,18 +55,17 @@ def measure_saturation(
 
 @dataclass(eq=False)
 class SaturatingRun:
-    """The saturating model as a session that also counts.
-
-    tensor: one of the main graph to give instead of the outputs. exact: run the exact model, which counts nothing.
-    """
+    """The saturating model as a session that also counts."""
 
     emulation: Emulation
     threads: int = 0
+    # One of the main graph to give instead of the outputs.
     tensor: str = ""
+    # Run the exact model, which counts nothing.
     exact: bool = False
     refusals: tuple[Refusal, ...] = ()
-    _saturated: dict[str, int] = field(default_factory=dict)
-    _sizes: dict[str, int] = field(default_factory=dict)
+    # Of each node, by its counters' tensors.
+    _totals: Counts[TensorId] = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
         counters = () if self.exact else self.emulation.counters
@@ -79,20 +80,15 @@ class SaturatingRun:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The model's outputs, or the tensor asked for."""
         values = self._session.run(feeds)
-        for counter in self.emulation.counters:
-            for tensor, totals in ((counter.saturated, self._saturated), (counter.size, self._sizes)):
-                name = self._outputs.get(tensor)
-                if name is not None:
-                    totals[counter.node] = totals.get(counter.node, 0) + int(np.sum(values.pop(name)))
+        for tensor in (tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)):
+            if tensor in self._outputs:
+                self._totals[tensor] += int(np.sum(values.pop(self._outputs[tensor])))
         return values
 
     def nodes(self) -> tuple[NodeCost, ...]:
         """The counts so far."""
+        total = self._totals
         return tuple(
-            NodeCost(
-                node=one.node,
-                saturated=self._saturated.get(one.node, 0),
-                sums=round(self._sizes.get(one.node, 0) * one.sums),
-            )
+            NodeCost(node=one.node, saturated=total[one.saturated], sums=round(total[one.size] * one.sums))
             for one in self.emulation.counters
         )

@@ -26,22 +26,22 @@ class OutputCost:
     """One output: the saturating model against the exact one."""
 
     output: str
+    # inf where no sum of a sample saturated.
     sqnr_db: float
     max_abs: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The errors that CPUs without VNNI make on samples.
-
-    nodes: those whose weights can overflow. skipped: those of them that could not be emulated.
-    """
+    """The errors that CPUs without VNNI make on samples."""
 
     data: str = ""
     samples: int = 0
     synthetic: bool = False
+    # Those whose weights can overflow.
     nodes: tuple[NodeCost, ...] = ()
     outputs: tuple[OutputCost, ...] = ()
+    # Those of the nodes that could not be emulated.
     skipped: tuple[Refusal, ...] = ()
 
     @property

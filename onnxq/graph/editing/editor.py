@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
 from typing import Any, Generic
 
 from numpy.typing import NDArray
-from onnx import AttributeProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.editing.export import export_wiring, rename_value
 from onnxq.graph.editing.surgeon import gs
 from onnxq.graph.editing.wiring import BODY_TYPES, NodeRecord, ScopeRecord, find_nodes_between, find_used, import_wiring
+from onnxq.graph.index import look_up
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
-from onnxq.graph.names import choose_name, has_unique_names, list_names
+from onnxq.graph.names import check_names, choose_name, list_names
 from onnxq.graph.values import encode_tensor
 from onnxq.nearest import suggest_names
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, TensorId, is_within
+
+_fault = partial(ModelError, code="Q117")
 
 
 class Editor(Generic[M]):
@@ -28,15 +33,13 @@ class Editor(Generic[M]):
 
     def __init__(self, model: M) -> None:
         proto = bare_proto(model)
-        if not has_unique_names(proto):
-            raise ModelError(
-                "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
-            )
+        check_names(proto)
         self._source = model
         # A copy: the given model must not come to refer to the arrays of an edit that may be thrown away.
         self._store = copy_store(model)
         self._wiring = import_wiring(proto)
         self._names = list_names(proto)
+        # New nodes by the node they are anchored to, in the order in which they were inserted.
         self._before: defaultdict[str, list[str]] = defaultdict(list)
         self._after: defaultdict[str, list[str]] = defaultdict(list)
         self._metadata: dict[str, str] = {}
@@ -58,7 +61,7 @@ class Editor(Generic[M]):
 
         Subgraphs side by side may both have one.
         """
-        related = (other for other in self._wiring.scopes if _lies_inside(other, scope) or _lies_inside(scope, other))
+        related = (other for other in self._wiring.scopes if is_within(other, scope) or is_within(scope, other))
         return not any(TensorId(name, other) in self._wiring.tensors for other in related)
 
     def add_initializer(self, scope: str, name: str, array: NDArray[Any], *, dtype: int | None = None) -> str:
@@ -86,15 +89,15 @@ class Editor(Generic[M]):
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
         if t.name not in self._tensor_scope(t).initializers or not self.is_unread(t):
-            raise ModelError(str(t), "is not an initializer, or is still read", "rewire its readers first", code="Q117")
+            raise _fault(str(t), "is not an initializer, or is still read", "rewire its readers first")
         del self._wiring.tensors[t], self._wiring.scopes[t.scope].initializers[t.name]
 
-    def replace_initializer(self, t: TensorId, array: NDArray[Any], *, dtype: int | None = None) -> None:
+    def replace_initializer(self, t: TensorId, array: NDArray[Any]) -> None:
         """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
-            raise ModelError(str(t), "is not an initializer", suggest_names(t.name, scope.initializers), code="Q117")
-        scope.initializers[t.name] = encode_tensor(t.name, array, dtype, store=None if scope.name else self._store)
+            raise _fault(str(t), "is not an initializer", suggest_names(t.name, scope.initializers))
+        scope.initializers[t.name] = encode_tensor(t.name, array, store=None if scope.name else self._store)
         scope.value_info.pop(t.name, None)
 
     def insert_node(
@@ -118,17 +121,16 @@ class Editor(Generic[M]):
         """
         target = self._scope(scope)
         if name in self._wiring.nodes:
-            raise ModelError(name, "there is a node of this name already", "take a name from fresh()", code="Q117")
+            raise _fault(name, "there is a node of this name already", "take a name from fresh()")
         for anchor in filter(None, (before, after)):
             if self._node(anchor).scope != scope:
-                raise ModelError(
-                    anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope", code="Q117"
-                )
+                raise _fault(anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope")
         attributes = {key: _make_attribute(key, value) for key, value in (attrs or {}).items()}
         read = [self._visible(tensor, scope) for tensor in inputs]
         made = [self._define(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
         node = gs.Node(op_type, name=name, inputs=read, outputs=made, domain=domain or None)
-        self._wiring.nodes[name] = NodeRecord(node, scope, NodeProto(), attributes, metadata=dict(metadata or {}))
+        notes = [StringStringEntryProto(key=key, value=value) for key, value in (metadata or {}).items()]
+        self._wiring.nodes[name] = NodeRecord(node, scope, NodeProto(metadata_props=notes), attributes)
         self._names.add(name)
         if before is not None:
             self._before[before].append(name)
@@ -149,8 +151,10 @@ class Editor(Generic[M]):
             del self._wiring.scopes[subgraph]
         for tensor in record.node.outputs:
             key = TensorId(tensor.name, record.scope)
+            # Its readers keep the object, and read whatever is made under this name next.
             if tensor.name:
                 self._wiring.orphans[key] = self._wiring.tensors.pop(key)
+        # graphsurgeon unlinks the other ends then.
         record.node.inputs.clear()
         record.node.outputs.clear()
         del self._wiring.nodes[name]
@@ -159,9 +163,7 @@ class Editor(Generic[M]):
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
         record = self._node(edge.node)
         if not 0 <= edge.index <= len(record.node.inputs):
-            raise ModelError(
-                str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these", code="Q117"
-            )
+            raise _fault(str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these")
         found = self._visible(tensor, record.scope)
         if edge.index == len(record.node.inputs):
             record.node.inputs.append(found)
@@ -183,7 +185,7 @@ class Editor(Generic[M]):
             edges = list(consumers)
             strange = next((edge for edge in edges if edge not in self.consumers(t)), None)
             if strange is not None:
-                raise ModelError(str(strange), f"does not read {t}", "take the edge from the index", code="Q117")
+                raise _fault(str(strange), f"does not read {t}", "take the edge from the index")
         for edge in edges:
             self.replace_input(edge, new)
         for scope in self._wiring.scopes.values() if outputs else ():
@@ -194,12 +196,7 @@ class Editor(Generic[M]):
     def _rewire_output(self, scope: ScopeRecord, k: int, new: str) -> None:
         name = scope.outputs[k].name
         if not scope.name:
-            raise ModelError(
-                name,
-                "is an output of the model and keeps its name",
-                "rename the tensor, then make it anew",
-                code="Q117",
-            )
+            raise _fault(name, "is an output of the model and keeps its name", "rename the tensor, then make it anew")
         self._visible(new, scope.name)
         scope.outputs[k] = rename_value(scope.outputs[k], new)
 
@@ -221,9 +218,7 @@ class Editor(Generic[M]):
         scope = self._tensor_scope(t)
         tensor = self._wiring.tensors[t]
         if not scope.name and t.name in {value.name for value in scope.inputs}:
-            raise ModelError(
-                t.name, "is an input of the model and keeps its name", "insert a node behind it", code="Q117"
-            )
+            raise _fault(t.name, "is an input of the model and keeps its name", "insert a node behind it")
         self._define(new, t.scope)
         # Subgraphs that give the tensor out by its outer name are readers like any other.
         for inner in self._wiring.scopes.values():
@@ -232,11 +227,12 @@ class Editor(Generic[M]):
                 inner.outputs = [rename_value(v, new) if f else v for v, f in zip(inner.outputs, follows, strict=True)]
         self._wiring.tensors[TensorId(new, t.scope)] = self._wiring.tensors.pop(t)
         tensor.name = new
+        # Of a body, whose inputs are known to its parent by position.
         scope.inputs = [rename_value(v, new) if v.name == t.name else v for v in scope.inputs]
         record = scope.initializers.pop(t.name, None)
         if record is not None:
-            copy = type(record)()
-            copy.CopyFrom(record)
+            # A copy: the message may still belong to the model that was given.
+            copy = deepcopy(record)
             (copy.values if hasattr(copy, "values") else copy).name = new
             scope.initializers[new] = copy
         self._move_type(scope, t.name, new)
@@ -267,6 +263,7 @@ class Editor(Generic[M]):
         """Take out nodes and initializers, in every scope, that no output of the model depends on."""
         nodes, tensors = find_used(self._wiring)
         for name in [name for name in self._wiring.nodes if name not in nodes]:
+            # It may have gone with the node whose body it was in.
             if name in self._wiring.nodes:
                 self.remove_node(name)
         for scope in self._wiring.scopes.values():
@@ -274,27 +271,15 @@ class Editor(Generic[M]):
                 del scope.initializers[name]
                 del self._wiring.tensors[TensorId(name, scope.name)]
 
-    def node_metadata(self, node: str, metadata: Mapping[str, str]) -> None:
-        """Add entries to a node's metadata_props."""
-        self._node(node).metadata.update(metadata)
-
     def model_metadata(self, metadata: Mapping[str, str]) -> None:
         """Add entries to the model's metadata_props."""
         self._metadata.update(metadata)
 
     def _node(self, name: str) -> NodeRecord:
-        record = self._wiring.nodes.get(name)
-        if record is None:
-            raise ModelError(
-                name, "the model has no node of this name", suggest_names(name, self._wiring.nodes), code="Q116"
-            )
-        return record
+        return look_up(self._wiring.nodes, name, "node of this name")
 
     def _scope(self, name: str) -> ScopeRecord:
-        record = self._wiring.scopes.get(name)
-        if record is None:
-            raise ModelError(name, "the model has no such scope", suggest_names(name, self._wiring.scopes), code="Q116")
-        return record
+        return look_up(self._wiring.scopes, name, "such scope")
 
     def _tensor_scope(self, t: TensorId) -> ScopeRecord:
         if t not in self._wiring.tensors:
@@ -307,31 +292,23 @@ class Editor(Generic[M]):
             return gs.Variable.empty()
         found = self._wiring.resolve(tensor, scope)
         if found is None:
-            known = (key.name for key in self._wiring.tensors)
-            raise ModelError(
-                tensor, f"no such tensor is visible in scope {scope!r}", suggest_names(tensor, known), code="Q116"
-            )
+            near = suggest_names(tensor, (key.name for key in self._wiring.tensors))
+            raise ModelError(tensor, f"no such tensor is visible in scope {scope!r}", near, code="Q116")
         return self._wiring.tensors[found]
 
     def _define(self, name: str, scope: str) -> Any:
         if not name:
-            raise ModelError("a new tensor", "needs a name", "take one from fresh()", code="Q117")
+            raise _fault("a new tensor", "needs a name", "take one from fresh()")
         if not self.is_free(name, scope):
-            raise ModelError(
-                name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()", code="Q117"
-            )
+            raise _fault(name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()")
         self._names.add(name)
         return self._wiring.define(TensorId(name, scope))
-
-
-def _lies_inside(scope: str, outer: str) -> bool:
-    return not outer or scope == outer or scope.startswith(f"{outer}/")
 
 
 def _make_attribute(name: str, value: Any) -> AttributeProto:
     if isinstance(value, AttributeProto):
         if value.type in BODY_TYPES:
-            raise ModelError(name, "is a body, which cannot be put into a node", "build the model with it", code="Q117")
+            raise _fault(name, "is a body, which cannot be put into a node", "build the model with it")
         return value
     if isinstance(value, (list, tuple)) and not value:
         # An empty list has no type of its own; most lists of ONNX are of integers (axes, pads …).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, ValueInfoProto, helper
 
@@ -27,6 +28,7 @@ def export_wiring(
     exported = gs.export_onnx(
         wiring.scopes[""].graph, do_type_check=False, opset_imports=source.opset_import, ir_version=source.ir_version
     )
+    # graphsurgeon's own model is only asked for the nodes and their order.
     model = ModelProto()
     copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
     model.opset_import.extend(source.opset_import)
@@ -50,12 +52,9 @@ def _sort_nodes(wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anch
         stack.append((name, True))
         stack.extend((leader, False) for leader in reversed(before.get(name, [])))
     nodes = [wiring.nodes[name] for name in names if name in wiring.nodes]
-    return sort_topologically(
-        nodes,
-        [_list_needs(wiring, record, scope.name) for record in nodes],
-        [[tensor.name for tensor in record.node.outputs] for record in nodes],
-        [record.node.name for record in nodes],
-    )
+    needs = [_list_needs(wiring, record, scope.name) for record in nodes]
+    makes = [[tensor.name for tensor in record.node.outputs] for record in nodes]
+    return sort_topologically(nodes, needs, makes, [record.node.name for record in nodes])
 
 
 def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
@@ -68,13 +67,10 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
             if not tensor.name:
                 continue
             source = wiring.resolve(tensor.name, at.scope)
+            # The object that it reads was taken out; a tensor of that name further out is another one.
             if source is None or wiring.tensors[source] is not tensor:
-                raise ModelError(
-                    f"{at.node.name}, input {k}",
-                    f"reads {tensor.name!r}, which nothing makes",
-                    "rewire the node",
-                    code="Q103",
-                )
+                cause = f"reads {tensor.name!r}, which nothing makes"
+                raise ModelError(f"{at.node.name}, input {k}", cause, "rewire the node", code="Q103")
             if source.scope == scope:
                 found.append(source.name)
         for subgraph in at.subgraphs.values():
@@ -87,14 +83,13 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
 def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
     found = wiring.resolve(name, scope.name)
     if found is None:
-        where = f" of {scope.name}" if scope.name else ""
-        raise ModelError(
-            name, f"is an output{where} that nothing makes", "give a node or initializer this output name", code="Q103"
-        )
+        cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
+        raise ModelError(name, cause, "give a node or initializer this output name", code="Q103")
     return wiring.tensors[found]
 
 
 def _list_missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
+    # Both are names of ONNX's own domain.
     known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
     used = {record.node.domain or "" for record in wiring.nodes.values()}
     return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
@@ -112,6 +107,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, tar
     target.output.extend(scope.outputs)
     for tensor in scope.initializers.values():
         (target.sparse_initializer if isinstance(tensor, SparseTensorProto) else target.initializer).append(tensor)
+    # Inputs and outputs carry their types themselves.
     declared = {value.name for value in (*scope.inputs, *scope.outputs)}
     for name, value in scope.value_info.items():
         if name not in declared and wiring.resolve(name, scope.name) is not None:
@@ -124,8 +120,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, tar
 
 
 def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, target: NodeProto) -> None:
-    leave_out = ("input", "output", "name", "op_type", "domain", "attribute", "metadata_props")
-    copy_fields(record.source, target, leave_out)
+    copy_fields(record.source, target, ("input", "output", "name", "op_type", "domain", "attribute"))
     copy_fields(exported, target, ("attribute",))
     waiting = dict(record.attributes)
     made = {attr.name: attr.g for attr in exported.attribute}
@@ -136,9 +131,6 @@ def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, targe
         elif attr.name in waiting:
             target.attribute.add().CopyFrom(waiting.pop(attr.name))
     target.attribute.extend(waiting.values())
-    kept = {entry.key: entry.value for entry in record.source.metadata_props}
-    for key, value in {**kept, **record.metadata}.items():
-        target.metadata_props.add(key=key, value=value)
 
 
 def _restore_subgraphs(
@@ -155,7 +147,6 @@ def _restore_subgraphs(
 
 def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:
     """A copy of the value's type under another name."""
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
+    copy = deepcopy(value)
     copy.name = name
     return copy

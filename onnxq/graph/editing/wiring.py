@@ -11,7 +11,6 @@ never put in a set or removed from a list by value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,29 +25,33 @@ BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 @dataclass(eq=False)
 class NodeRecord:
-    """One node: its graphsurgeon twin, and the parts that graphsurgeon does not carry. subgraphs: label -> scope."""
+    """One node: its graphsurgeon twin, and the parts that graphsurgeon does not carry."""
 
     node: Any
     scope: str
+    # As it was in the file: doc string, metadata and the order of its attributes come from there.
     source: NodeProto
+    # Bodies left out.
     attributes: dict[str, AttributeProto]
+    # By label: the scope.
     subgraphs: dict[str, str] = field(default_factory=dict)
-    metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class ScopeRecord:
-    """One graph: its graphsurgeon twin and its records. order: base order of node names, removed ones included."""
+    """One graph: its graphsurgeon twin and its records."""
 
     name: str
     parent: str | None
     graph: Any
     source: GraphProto
+    # Base order of node names, removed ones included: new nodes may be anchored to them.
     order: list[str] = field(default_factory=list)
     inputs: list[ValueInfoProto] = field(default_factory=list)
     outputs: list[ValueInfoProto] = field(default_factory=list)
     initializers: dict[str, TensorProto | SparseTensorProto] = field(default_factory=dict)
     value_info: dict[str, ValueInfoProto] = field(default_factory=dict)
+    # Tensors with a quantization annotation: the name in the file -> the name now.
     annotated: dict[str, str] = field(default_factory=dict)
 
 
@@ -62,18 +65,13 @@ class Wiring:
     # Tensors whose node was taken out: who read them reads the next tensor made under that name.
     orphans: dict[TensorId, Any] = field(default_factory=dict)
 
-    def outwards(self, scope: str) -> Iterator[str]:
-        """`scope` and the scopes around it, inside out."""
-        at: str | None = scope
-        while at is not None:
-            yield at
-            at = self.scopes[at].parent
-
     def resolve(self, tensor: str, scope: str) -> TensorId | None:
         """Return the tensor that a name means when read from `scope`; None for "" and for undefined names."""
-        for at in self.outwards(scope) if tensor else ():
+        at: str | None = scope
+        while tensor and at is not None:
             if TensorId(tensor, at) in self.tensors:
                 return TensorId(tensor, at)
+            at = self.scopes[at].parent
         return None
 
     def define(self, t: TensorId) -> Any:
@@ -86,6 +84,7 @@ class Wiring:
 def import_wiring(proto: ModelProto) -> Wiring:
     """graphsurgeon's view of the model (names only) with the records. The proto is only referred to, never changed."""
     skeleton = ModelProto(ir_version=proto.ir_version)
+    # Without weights and attributes, of which graphsurgeon would make copies.
     skeleton.opset_import.extend(proto.opset_import)
     _copy_names(proto.graph, skeleton.graph)
     wiring = Wiring()
@@ -124,7 +123,7 @@ def _record_graph(wiring: Wiring, graph: Any, source: GraphProto, name: str, par
         for label, subgraph in iterate_subgraphs(proto):
             record.subgraphs[label] = join_scope(name, proto.name, label)
             _record_graph(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
-        relink_inputs(wiring, record)
+        _relink_inputs(wiring, record)
 
 
 def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
@@ -134,7 +133,7 @@ def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) 
         wiring.tensors[TensorId(name, scope)] = found[name] if name in found else gs.Variable(name)
 
 
-def relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
+def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
     """Make every input the very object of the tensor its name means.
 
     graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
@@ -145,19 +144,14 @@ def relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
             record.node.inputs[k] = wiring.tensors[found]
 
 
-def map_producers(wiring: Wiring) -> dict[TensorId, NodeRecord]:
-    """Map each tensor to the node that makes it."""
-    records = wiring.nodes.values()
-    return {TensorId(tensor.name, record.scope): record for record in records for tensor in record.node.outputs}
-
-
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     """The nodes and tensors that the model's outputs depend on. A node without outputs is there for its effect."""
-    made_by = map_producers(wiring)
+    made_by: dict[TensorId, NodeRecord] = {}
     nodes: set[str] = set()
     tensors: set[TensorId] = set()
     waiting = [wiring.resolve(value.name, "") for value in wiring.scopes[""].outputs]
     for record in wiring.nodes.values():
+        made_by.update((TensorId(tensor.name, record.scope), record) for tensor in record.node.outputs)
         if not any(tensor.name for tensor in record.node.outputs):
             nodes.add(record.node.name)
             waiting.extend(_list_needed(wiring, record))
@@ -166,6 +160,7 @@ def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
         if t is None or t in tensors:
             continue
         tensors.add(t)
+        # An initializer or an input has none.
         maker = made_by.get(t)
         if maker is not None and maker.node.name not in nodes:
             nodes.add(maker.node.name)
@@ -184,6 +179,7 @@ def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> se
     """The nodes that compute `target` (subgraphs included), without those that only come before `source`."""
     found: set[str] = set()
     waiting = [wiring.tensors[target]]
+    # By id: graphsurgeon's tensors have no hash. The source counts as seen, so the walk ends there.
     seen: set[int] = {id(wiring.tensors[source])}
     while waiting:
         tensor = waiting.pop()

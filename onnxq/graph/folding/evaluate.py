@@ -30,10 +30,8 @@ def evaluate_nodes(
     values = _run_part(_make_part(like, nodes, constants, wanted)) if wanted else {}
     if values is None:
         # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
-        alone = (
-            {name: _run_part(_make_part(like, nodes, constants, [name])) for name in wanted} if len(wanted) > 1 else {}
-        )
-        values = {end: value for found in alone.values() if found for end, value in found.items()}
+        alone = [_run_part(_make_part(like, nodes, constants, [name])) for name in wanted] if len(wanted) > 1 else []
+        values = {end: value for found in alone if found for end, value in found.items()}
     return {end[: -len(_END)]: value for end, value in values.items()}
 
 
@@ -56,17 +54,13 @@ def _run_part(model: ModelProto) -> dict[str, NDArray[Any]] | None:
     """The model's outputs by name, None when ONNX Runtime cannot compute them."""
     graph = gs.import_onnx(model)
     try:
+        # Folded as it is: without error_ok=False graphsurgeon would print the fault and go on.
         graph.fold_constants(
-            fold_shapes=False,
-            recurse_subgraphs=False,
-            flatten_subgraphs=False,
-            recurse_functions=False,
-            error_ok=False,
+            fold_shapes=False, recurse_subgraphs=False, flatten_subgraphs=False, recurse_functions=False, error_ok=False
         )
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "onnxruntime", "is needed to fold constants", "pip install onnxq[cpu]", code="Q801"
-        ) from error
+        cause = "is needed to fold constants"
+        raise MissingDependencyError("onnxruntime", cause, "pip install onnxq[cpu]", code="Q801") from error
     except Exception:  # whatever ONNX Runtime makes of a model it cannot run
         return None
     return {tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)}

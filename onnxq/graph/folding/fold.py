@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxq.errors import ModelError
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.evaluate import evaluate_nodes
 from onnxq.graph.folding.shape_values import infer_shape_values
@@ -63,14 +63,18 @@ def fold_constants(model: M) -> M:
 
 @dataclass(eq=False)
 class _Plan:
-    """nodes: to remove. tensors: initializers that are still read. same: Identity outputs and their sources."""
+    """The changes of one round."""
 
+    # To remove.
     nodes: dict[str, NodeRef]
+    # Initializers that are still read.
     tensors: dict[TensorId, TensorProto]
+    # Identity outputs and their sources.
     same: dict[TensorId, TensorId]
 
 
 def _infer_types(proto: ModelProto) -> ModelProto:
+    # Without weights: inference looks at small tensors only, and would copy the large ones.
     light, _ = omit_weights(proto)
     for _, graph in walk_graphs(light.graph):
         del graph.value_info[:]
@@ -89,12 +93,14 @@ class _Folding:
         self.protos = {node.name: node for _, graph in walk_graphs(proto.graph) for node in graph.node}
         given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
         self.protected = {t for t in given_out if t is not None}
+        # Of the constants that a tensor is computed from, which its own size is weighed against.
         self.bytes: dict[TensorId, int] = {}
 
     def plan(self) -> _Plan:
         """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
         computed: dict[TensorId, TensorProto] = {}
+        # Again without those that were refused: what depends on them cannot be folded either.
         while True:
             nodes = self._foldable(refused)
             same, wanted = self._wanted(nodes)
@@ -129,14 +135,9 @@ class _Folding:
 
     def _unpacks(self, node: NodeRef, read: TensorId | None) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
-        if (
-            node.op_type != "Cast"
-            or read is None
-            or self.index.dtype(read) not in (TensorProto.INT4, TensorProto.UINT4)
-        ):
-            return False
-        readers = self.index.consumers(TensorId(node.outputs[0], node.scope))
-        return any(self.index.node(edge.node).op_type == "DequantizeLinear" for edge in readers)
+        packed = read is not None and self.index.dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
+        readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
+        return any(reader.op_type == "DequantizeLinear" for reader in readers)
 
     def _is_fixed(self, t: TensorId, nodes: dict[str, NodeRef]) -> bool:
         maker = self.index.producer(t)
@@ -153,8 +154,7 @@ class _Folding:
     def _literal(self, t: TensorId) -> TensorProto:
         attribute = None if t in self.shapes else find_constant_attribute(self.protos[self._maker(t).name])
         if attribute is not None and attribute.name == "value":
-            tensor = TensorProto()
-            tensor.CopyFrom(attribute.t)
+            tensor = deepcopy(attribute.t)
             tensor.name = t.name
             return tensor
         return self._encoded(t, t.name)
@@ -166,6 +166,7 @@ class _Folding:
         for node in nodes.values():
             for name in filter(None, node.outputs):
                 t = TensorId(name, node.scope)
+                # Read by folded nodes alone it need not exist.
                 if any(edge.node not in nodes for edge in self.index.consumers(t)):
                     source = self._unwrapped(t, nodes)
                     if source != t:
@@ -178,7 +179,7 @@ class _Folding:
     def _unwrapped(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
         """Return the source of an Identity, or of a chain of them: tied weights must stay one tensor."""
         while (maker := self.index.producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity":
-            source = self.index.resolve(maker.inputs[0], maker.scope)
+            source = self.index.input(maker, 0)
             if source is None or t in self.shapes:
                 break
             t = source
@@ -186,6 +187,7 @@ class _Folding:
 
     def _compute(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
         """The values of the tensors asked for, as far as there are any."""
+        # Without ORT, which would copy a weight in and out.
         moved = {t: array for t in wanted if (array := self._moved(t)) is not None}
         done = {t: encode_tensor(t.name, array) for t, array in moved.items()}
         rest = [t for t in wanted if t not in moved]
@@ -200,12 +202,12 @@ class _Folding:
             if maker is None or not maker.inputs:
                 return None
             chain.append(maker)
-            at = self.index.resolve(maker.inputs[0], maker.scope)
+            at = self.index.input(maker, 0)
         if at is None or not chain:
             return None
         array, dtype = self.weights.constant(at), self.weights.dtype(at)
         for node in reversed(chain):
-            shape = self._static_shape(TensorId(node.outputs[0], node.scope))
+            shape = self._static_shape(node.result)
             array = None if array is None else move_constant(node, array, dtype, shape)
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
@@ -216,8 +218,7 @@ class _Folding:
         constants: dict[str, TensorProto] = {}
         part: list[NodeProto] = []
         for ref in self._makers(nodes, wanted):
-            node = NodeProto()
-            node.CopyFrom(self.protos[ref.name])
+            node = deepcopy(self.protos[ref.name])
             for k, name in enumerate(ref.inputs):
                 t = self.index.resolve(name, ref.scope)
                 if t is not None and t not in names:
@@ -245,14 +246,13 @@ class _Folding:
 
     def _encoded(self, t: TensorId, name: str) -> TensorProto:
         array = self.shapes[t] if t in self.shapes else self.weights.constant(t)
-        if array is None:
-            raise ModelError(str(t), "is taken for a constant but has no value", "report this as a defect of onnxq")
+        # Only constants and tensors of known shapes are foldable.
+        assert array is not None, t
         return encode_tensor(name, array, self.index.dtype(t) or None)
 
     def _maker(self, t: TensorId) -> NodeRef:
         maker = self.index.producer(t)
-        if maker is None:
-            raise ModelError(str(t), "is taken for a node's output but has no producer", "report this as a defect")
+        assert maker is not None, t
         return maker
 
     def _source_bytes(self, t: TensorId) -> int:
@@ -316,21 +316,21 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
         maker = index.producer(t)
         if count_tensor_bytes(tensor) > SMALL_BYTES and maker is not None and maker.op_type != "Constant":
             alike[tensor.data_type, tuple(tensor.dims)].append(t)
-    equal: defaultdict[bytes, list[TensorId]] = defaultdict(list)
-    for t in (t for group in alike.values() if len(group) > 1 for t in group):
-        tensor = plan.tensors[t]
-        kind = repr((tensor.data_type, tuple(tensor.dims))).encode()
-        equal[kind + hashlib.sha256(tensor.raw_data).digest()].append(t)
+    equal: defaultdict[tuple[object, bytes], list[TensorId]] = defaultdict(list)
+    for kind, same in alike.items():
+        # Only of several is it worth looking at the values.
+        for t in same if len(same) > 1 else ():
+            equal[kind, hashlib.sha256(plan.tensors[t].raw_data).digest()].append(t)
     for group in equal.values():
         if len(group) == 1:
             continue
+        # Only what nothing reads can be taken out, and its name is needed for the shared one.
         edges = [edge for t in group for edge in editor.consumers(t)]
         for edge in edges:
             editor.replace_input(edge, "")
         for t in group:
             editor.remove_initializer(t)
-        shared = TensorProto()
-        shared.CopyFrom(plan.tensors[group[0]])
+        shared = deepcopy(plan.tensors[group[0]])
         scope = _find_common_scope(index, [t.scope for t in group])
         shared.name = group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
         editor.add_tensor(scope, shared)
@@ -340,13 +340,5 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
 
 def _find_common_scope(index: GraphIndex, scopes: list[str]) -> str:
     """The innermost scope that is, or lies around, all of these."""
-    paths: list[list[str]] = [_list_scopes(index, scope) for scope in scopes]
-    shared: list[str] = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
-    return shared[-1]
-
-
-def _list_scopes(index: GraphIndex, scope: str) -> list[str]:
-    path = [scope]
-    while (parent := index.parent(path[0])) is not None:
-        path.insert(0, parent.scope)
-    return path
+    others = [set(index.list_outwards(scope)) for scope in scopes[1:]]
+    return next(scope for scope in index.list_outwards(scopes[0]) if all(scope in other for other in others))

@@ -6,6 +6,7 @@ no notice of Shape's start and end, and moves casts so that fractions are lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,24 +43,23 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, NDArray[Any]]:
         if rule is None or len(node.outputs) != 1:
             continue
         found = rule(index, node, known)
+        # Unknown entries are kept too: Gather and Slice may leave only known ones.
         if found is not None and len(found.items) <= _LONGEST:
-            known[TensorId(node.outputs[0], node.scope)] = found
+            known[node.result] = found
     return {
-        t: np.array(value.items[0] if value.scalar else value.items, dtype=_read_dtype(index, t))
+        t: np.array(
+            value.items[0] if value.scalar else value.items, onnx.helper.tensor_dtype_to_np_dtype(index.dtype(t))
+        )
         for t, value in known.items()
         if None not in value.items and index.dtype(t) in _INTEGERS and not index.is_constant(t)
     }
 
 
-def _read_dtype(index: GraphIndex, t: TensorId) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(index.dtype(t))
-    return dtype
-
-
 def _read_known(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]) -> _Known | None:
-    t = index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
+    t = index.input(node, k)
     if t is None or t in known:
         return None if t is None else known[t]
+    # A constant then, such as the index of a Gather.
     shape = index.shape(t)
     if index.dtype(t) not in _INTEGERS or shape is None or len(shape) > 1 or not index.is_constant(t):
         return None
@@ -81,27 +81,29 @@ def _read_parameter(
     return None if found is None or None in found.items else tuple(v for v in found.items if v is not None)
 
 
-def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    t = index.resolve(node.inputs[0], node.scope)
+def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
+    t = index.input(node, 0)
     dims = index.shape(t) if t is not None else None
-    if dims is None:
-        return None
-    items = tuple(d if isinstance(d, int) else None for d in dims)
-    return _Known(items[node.attrs.get("start", 0) : node.attrs.get("end", len(items))])
+    return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
+
+
+def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    dims = _read_dims(index, node)
+    return None if dims is None else _Known(dims[node.attrs.get("start", 0) : node.attrs.get("end", len(dims))])
 
 
 def _infer_size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    t = index.resolve(node.inputs[0], node.scope)
-    dims = index.shape(t) if t is not None else None
-    if dims is None or not all(isinstance(d, int) for d in dims):
+    dims = _read_dims(index, node)
+    if dims is None or None in dims:
         return None
-    return _Known((int(np.prod([int(d) for d in dims if d is not None], dtype=np.int64)),), scalar=True)
+    return _Known((math.prod(d for d in dims if d is not None),), scalar=True)
 
 
 def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     data, at = _read_known(index, node, 0, known), _read_known(index, node, 1, known)
     if data is None or at is None or data.scalar or node.attrs.get("axis", 0) not in (0, -1):
         return None
+    # The places must be known, the entries there need not be.
     places = [k for k in at.items if k is not None]
     size = len(data.items)
     if len(places) != len(at.items) or not all(-size <= k < size for k in places):
@@ -133,12 +135,9 @@ def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
     return _Known(tuple(items))
 
 
-def _infer_identity(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    return _read_known(index, node, 0, known)
-
-
 def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     found = _read_known(index, node, 0, known)
+    # Past 2^31 a cast to int32 wraps around.
     if found is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in found.items if v):
         return None
     return found
@@ -162,7 +161,7 @@ _RULES: dict[str, Callable[[GraphIndex, NodeRef, dict[TensorId, _Known]], _Known
     "Gather": _infer_gather,
     "Slice": _infer_slice,
     "Concat": _infer_concat,
-    "Identity": _infer_identity,
+    "Identity": lambda index, node, known: _read_known(index, node, 0, known),
     "Cast": _infer_cast,
     "Unsqueeze": _infer_unsqueeze,
     "Squeeze": _infer_squeeze,

@@ -12,38 +12,20 @@ from collections.abc import Sequence
 
 from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.edit import Edit
-from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import TensorId
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
-_TRANSPARENT = frozenset(
-    {
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Identity",
-        "MaxPool",
-        "Slice",
-        "Gather",
-        "Expand",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Resize",
-        "ReduceMax",
-        "ReduceMin",
-        "Concat",
-        "Split",
-        "Tile",
-    }
-)
+_TRANSPARENT = frozenset((
+    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "MaxPool", "Slice", "Gather", "Expand",
+    "DepthToSpace", "SpaceToDepth", "Resize", "ReduceMax", "ReduceMin", "Concat", "Split", "Tile",
+))  # fmt: skip
+# Nodes of that kind in a row; exporters write two or three.
 _REACH = 6
 
 
-def guard_float(proto: ModelLike, nodes: Sequence[str]) -> tuple[ModelLike, PassReport]:
-    """A copy in which ORT leaves these nodes float.
+def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
+    """A copy in which ORT leaves these nodes float; the model itself where it does so anyway.
 
     For each of them, every computed input that comes from a DequantizeLinear (also through Reshape, Transpose, MaxPool
     and their like) gets one guard, shared by the named readers of the same tensor, when a QuantizeLinear follows within
@@ -51,26 +33,19 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> tuple[ModelLike, Pass
 
     Raises ModelError for a node that is not there.
     """
-    view = View(proto)
-    edit, changed, skipped = Edit(proto), [], []
+    view, edit = View(proto), Edit(proto)
     guards: dict[tuple[TensorId, str], str] = {}
     for name in dict.fromkeys(nodes):
         node = view.index.node(name)
-        inputs = [k for k in range(len(node.inputs)) if _from_pair(view, view.tensor(node, k))]
-        if not inputs or not _is_quantized_behind(view, node):
-            reason = "no pair in front of it" if not inputs else "no pair behind it"
-            skipped.append(Refusal(name, f"needs no guard: {reason}", "", "guard", "R112"))
-            continue
-        for k in inputs:
-            tensor = view.tensor(node, k)
-            if tensor is None:
-                continue
+        tensors = ((k, view.tensor(node, k)) for k in range(len(node.inputs)))
+        inputs = [(k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(view, tensor)]
+        for k, tensor in inputs if _is_quantized_behind(view, node) else ():
+            # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
                 guards[key] = edit.insert_before(node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard")
             edit.read(view.edge(node, k), guards[key])
-        changed.append(f"{name}: kept float by a guard")
-    return (edit.export() if changed else proto), PassReport("guard", tuple(changed), tuple(skipped))
+    return edit.export() if guards else proto
 
 
 def _from_pair(view: View, tensor: TensorId | None) -> bool:
@@ -91,12 +66,9 @@ def _is_quantized_behind(view: View, node: NodeRef) -> bool:
     """True when a QuantizeLinear is reached within a few nodes. Too many guards cost little, one too few accuracy."""
     front = [node]
     for _ in range(_REACH):
-        edges = [edge for at in front for k in range(len(at.outputs)) for edge in _readers(view, at, k)]
-        front = [view.index.node(name) for name in dict.fromkeys(edges)]
+        made = [view.output(at, k) for at in front for k, name in enumerate(at.outputs) if name]
+        readers = dict.fromkeys(edge.node for tensor in made for edge in view.index.consumers(tensor))
+        front = [view.index.node(name) for name in readers]
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
     return False
-
-
-def _readers(view: View, node: NodeRef, k: int) -> list[str]:
-    return [edge.node for edge in view.index.consumers(view.output(node, k))] if node.outputs[k] else []

@@ -24,10 +24,8 @@ def build_quantized(state: State, plan: Plan) -> ModelLike:
     """Write the plan's pairs, with the nodes that the target needs around them, and check that the graph is legal."""
     proto = _with_biases(state, plan)
     if find_target(plan.target).quantizes_alone:
-        proto, _ = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
-    proto = emit_pairs(proto, plan)
-    if plan.float_nodes:
-        proto, _ = guard_float(proto, plan.float_nodes)
+        proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
+    proto = guard_float(emit_pairs(proto, plan), plan.float_nodes)
     proto = _as_declared(restore_half(proto, state.named), state.named)
     verify_graph(proto, kept=plan.kept)
     return proto
@@ -50,6 +48,7 @@ def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
 
 def _list_quantized_matmuls(plan: Plan) -> tuple[str, ...]:
     """Consumers of quantized weights whose activations are quantized too, by node name."""
+    # Where a plan quantizes activations, it does at every weight; else only pairs that the model came with do.
     read = {edge.node for site in plan.all_sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
     weights = [edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()]
     static = any(site.role is Role.ACTIVATION for site in plan.sites)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.evaluation.layer_noise import sum_squares
-from onnxq.passes.equalization.smoothquant_core import Reader
+from onnxq.passes.equalization.smoothquant_core import Choice, Reader, choose_exponent
 
 ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
 # Floor of a channel's mean magnitude, as a share of the largest.
@@ -35,21 +35,13 @@ def compute_scaling(rows: NDArray[np.float32], alpha: float) -> NDArray[np.float
 
 def outputs_error(rows: NDArray[np.float32], readers: Sequence[Reader], s: NDArray[np.float32]) -> float:
     """Mean noise-to-signal ratio of the readers' outputs, with only the weights quantized."""
-    ratios = []
-    for reader in readers:
-        gap = reader.rounded(s) / s[:, None] - reader.weight
-        ratios.append(sum_squares(rows @ gap) / max(sum_squares(rows @ reader.weight), 1e-30))
-    return float(np.mean(ratios))
+    gaps = (reader.rounded(s) / s[:, None] - reader.weight for reader in readers)
+    signals = (max(sum_squares(rows @ reader.weight), 1e-30) for reader in readers)
+    return float(np.mean([sum_squares(rows @ gap) / signal for gap, signal in zip(gaps, signals, strict=True)]))
 
 
-def search_exponent(
-    rows: NDArray[np.float32], readers: Sequence[Reader]
-) -> tuple[NDArray[np.float32], float, float, float]:
-    """(s, alpha, error with them, error without scaling) for the best alpha; of equal ones the smaller."""
-    plain = outputs_error(rows, readers, np.ones(rows.shape[1], np.float32))
-    tried = []
-    for alpha in ALPHAS:
-        s = compute_scaling(rows, alpha)
-        tried.append((outputs_error(rows, readers, s), alpha, s))
-    error, alpha, s = min(tried, key=lambda one: one[:2])
-    return s, alpha, error, plain
+def search_exponent(rows: NDArray[np.float32], readers: Sequence[Reader]) -> Choice:
+    """The best of ALPHAS for some rows [n, channels] of the activation."""
+    return choose_exponent(
+        rows.shape[1], ALPHAS, lambda alpha: compute_scaling(rows, alpha), lambda s: outputs_error(rows, readers, s)
+    )

@@ -7,7 +7,7 @@ into a bias: no padding, no graph output, nothing else that reads it. One ReLU m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
-from onnxq.passes.affine_core import Array64, round_to_type
+from onnxq.passes.affine_core import Array64
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization.bias_absorption_core import absorb_shifts, compute_shifts
 from onnxq.passes.linear import Linear, find_linear
@@ -42,11 +42,10 @@ class Source:
 
 def list_sources(proto: ModelLike) -> tuple[Source, ...]:
     """Every tensor that may be lowered, in the order the model runs."""
-    return tuple(_sources(View(proto)))
+    return tuple(_find_sources(View(proto)))
 
 
-def _sources(view: View) -> list[Source]:
-    found = []
+def _find_sources(view: View) -> Iterator[Source]:
     for node in view.index.nodes:
         op = find_linear(view, node)
         if op is None or op.bias_at is None or not _takes(op):
@@ -57,8 +56,7 @@ def _sources(view: View) -> list[Source]:
             tensor, rectified = view.output(sole[0]), True
         readers: dict[str, tuple[Linear, int]] = {}
         if _follow(view, op, tensor, readers, adds=not rectified) and readers:
-            found.append(Source(op, tensor, rectified, tuple(readers.values())))
-    return found
+            yield Source(op, tensor, rectified, tuple(readers.values()))
 
 
 def _takes(op: Linear) -> bool:
@@ -106,7 +104,7 @@ def _has_no_padding(reader: Linear, maker: Linear) -> bool:
     if node.op_type == "ConvTranspose" or reader.bias_at is None or not _takes(reader):
         return False
     if node.op_type == "Conv":
-        automatic = node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", b"NOTSET", b"VALID")
+        automatic = node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
         if automatic or any(node.attrs.get("pads", ())):
             return False
         inputs = reader.weight.shape[1] * int(node.attrs.get("group", 1))
@@ -114,6 +112,7 @@ def _has_no_padding(reader: Linear, maker: Linear) -> bool:
         if node.attrs.get("transA", 0) or float(node.attrs.get("alpha", 1.0)) != 1.0:
             return False
         inputs = reader.weight.shape[1 - reader.axis]
+    # A MatMul reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
     same = reader.rank == maker.rank if node.op_type != "MatMul" else maker.channel_axis == -1 or maker.rank == 2
     return bool(inputs == maker.channels and same)
 
@@ -141,13 +140,13 @@ def write_shifts(proto: ModelLike, given: Shifts) -> ModelLike:
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     view = View(proto)
-    known = {one.tensor: one for one in _sources(view)}
-    gains: dict[str, Array64] = {}
-    places: dict[str, Linear] = {}
+    known = {one.tensor: one for one in _find_sources(view)}
+    # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
+    gains: dict[str, tuple[Linear, Array64]] = {}
 
     def gain(op: Linear, value: Array64) -> None:
-        places[op.node.name] = op
-        gains[op.node.name] = gains.get(op.node.name, np.zeros(op.channels)) + value
+        _, before = gains.get(op.node.name, (op, np.zeros(op.channels)))
+        gains[op.node.name] = op, before + value
 
     for tensor, c in given.items():
         source = known.get(tensor)
@@ -161,20 +160,11 @@ def write_shifts(proto: ModelLike, given: Shifts) -> ModelLike:
             groups = int(reader.node.attrs.get("group", 1))
             gain(reader, times * absorb_shifts(reader.weight, wide, reader.axis, groups))
     edit = Edit(proto)
-    for name, value in gains.items():
-        op = places[name]
-        if op.bias_at is None:  # pragma: no cover - list_sources() takes none without
-            continue
-        node, k = op.bias_at
-        held = view.constant(node, k)
-        dtype = op.weight.dtype if held is None else held.dtype
-        bias = round_to_type(np.broadcast_to(op.bias, (op.channels,)) + value, dtype)
-        if bias is None:
-            raise PlanError(name, f"its bias overflows {dtype}", "plan the model again", code="Q404")
-        edit.set_constant(view, view.edge(node, k), bias if held is None else _shape_along(bias, held))
+    for op, value in gains.values():
+        assert op.bias_at is not None
+        edge, held = view.edge(*op.bias_at), view.constant(*op.bias_at)
+        bias = np.broadcast_to(op.bias, (op.channels,)) + value
+        # A bias keeps its rank: [1, N] stays [1, N]; a scalar becomes a row.
+        shaped = bias.reshape(held.shape) if held is not None and held.size == bias.size else bias
+        edit.set_rounded(view, edge, shaped, op.weight.dtype if held is None else held.dtype)
     return edit.export() if gains else proto
-
-
-def _shape_along(bias: NDArray[np.generic], held: NDArray[np.generic]) -> NDArray[np.generic]:
-    """A bias keeps its rank: [1, N] stays [1, N]; a scalar becomes a row."""
-    return bias.reshape(held.shape) if held.size == bias.size else bias

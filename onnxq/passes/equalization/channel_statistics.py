@@ -18,6 +18,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 
+# Batches among which the largest is looked for, which says how many tensors fit into memory at a time.
 _LOOK_AHEAD = 16
 
 
@@ -42,7 +43,8 @@ def observe_channels(
     taps = Taps(proto, list(axes), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit)
     if not taps.tensors:
         return {}
-    groups = taps.groups(max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_volume))
+    few = islice(dataset.batches(batch), _LOOK_AHEAD)
+    groups = taps.groups(max(few, key=lambda part: sum(value.size for value in part.feeds.values())))
     share = -(-rows // len(dataset)) if rows else 0
     found: dict[TensorId, _Running] = {}
 
@@ -60,14 +62,11 @@ def observe_channels(
                     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
                     meant = read_mask(part.feeds, value.shape)
                     one.keep(flat if meant is None else flat[meant.reshape(-1)], share * part.count)
+                # A part comes once for each tensor of the group.
                 if part.first_index != last:
                     task.advance(part.count)
                     last = part.first_index
     return {tensor: seen for tensor, one in found.items() if (seen := one.result()) is not None}
-
-
-def _volume(batch: Batch) -> int:
-    return sum(value.size for value in batch.feeds.values())
 
 
 class _Running:
@@ -92,6 +91,7 @@ class _Running:
             self.left -= take
 
     def result(self) -> Seen | None:
+        # Also where no sample reached it: the ends are still infinite.
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             return None
         rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.low.size), np.float32)

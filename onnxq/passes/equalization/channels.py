@@ -8,8 +8,8 @@ fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,42 +92,47 @@ class _Search:
     def visit(self, node: NodeRef) -> None:
         """Labels for the outputs of the node."""
         op = _own(self.view, node)
-        if op is not None and self._linear(op):
+        if op is not None:
+            self._linear(op)
             return
         if not node.domain and node.op_type in _RULES and _RULES[node.op_type](self, node):
             return
-        if node.name in self.biases:
-            return
-        for k in range(len(node.inputs)):
+        # The Add of a MatMul's bias was labelled with its MatMul.
+        for k in range(len(node.inputs)) if node.name not in self.biases else ():
             self.fix(self.view.tensor(node, k))
 
     def fix(self, tensor: TensorId | None) -> None:
         """No channel of this tensor may be scaled."""
-        if tensor is not None and tensor in self.out.labels:
-            self.fixed.append(self.out.labels[tensor])
+        labels = self.find(tensor)
+        if labels is not None:
+            self.fixed.append(labels)
 
-    def _linear(self, op: Linear) -> bool:
-        x, y = self.view.tensor(op.node, 0), self.view.output(op.last)
-        groups = int(op.node.attrs.get("group", 1))
-        inputs = op.weight.shape[0] if op.axis else op.weight.shape[1] * groups
-        columns = None if x is None else self.out.labels.get(x)
-        if columns is not None and (columns.size != inputs or not self._along(x, op.channel_axis)):
-            self.fix(x)
-            columns = None
-        rank = op.rank if op.rank_known else self.view.rank(y)
-        rows = np.arange(self.count, self.count + op.channels, dtype=np.intp)
-        self.count += op.channels
-        self.out.ops.append(Op(op, rows, columns))
+    def find(self, tensor: TensorId | None) -> Labels | None:
+        """The labels of a tensor; None where it has none."""
+        return None if tensor is None else self.out.labels.get(tensor)
+
+    def make(self, count: int) -> Labels:
+        """So many new labels."""
+        self.count += count
+        return np.arange(self.count - count, self.count, dtype=np.intp)
+
+    def _linear(self, op: Linear) -> None:
+        x, y = self.view.tensor(op.node, 0), op.last.result
+        made = Op(op, self.make(op.channels), self.find(x))
+        if x is not None and made.columns is not None:
+            rank = self.view.rank(x)
+            along = rank is not None and self.out.axes[x] == op.channel_axis % rank
+            # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
+            if made.columns.size != made.inputs or not along:
+                self.fix(x)
+                made = replace(made, columns=None)
+        self.out.ops.append(made)
         self.biases.add(op.last.name)
+        rank = op.rank if op.rank_known else self.view.rank(y)
         if rank is None:
-            self.fixed.append(rows)
+            self.fixed.append(made.rows)
         else:
-            self.write(y, rows, op.channel_axis % rank)
-        return True
-
-    def _along(self, tensor: TensorId | None, axis: int) -> bool:
-        rank = None if tensor is None else self.view.rank(tensor)
-        return tensor is not None and rank is not None and self.out.axes[tensor] == axis % rank
+            self.write(y, made.rows, op.channel_axis % rank)
 
     def write(self, tensor: TensorId, labels: Labels, axis: int) -> None:
         """The labels of a tensor; fixed when somebody outside sees it."""
@@ -139,23 +144,21 @@ class _Search:
         """Everything resolved."""
         out = self.out
         out.root = merge_labels(self.count, self.pairs)
+        # Channels of one tensor are of one group: neighbours united in a row.
         chains = [(one[:-1], one[1:]) for one in out.labels.values()]
         out.group = merge_labels(self.count, [*self.pairs, *chains])
-        out.free = np.ones(self.count, bool)
-        read, fixed = np.zeros(self.count, bool), np.zeros(self.count, bool)
-        for op in out.ops:
-            if op.columns is not None:
-                read[out.root[op.columns]] = True
-        for one in self.fixed:
-            fixed[out.root[one]] = True
-        out.free = (read & ~fixed)[out.root]
-        joined, bent = np.zeros(self.count, bool), np.zeros(self.count, bool)
-        for one in self.joins:
-            joined[out.group[one]] = True
-        for one in self.bends:
-            bent[out.group[one]] = True
-        out.rectified = (bent & ~joined)[out.group]
+        # A factor must be taken out again by some weight's columns.
+        read = self._mark((op.columns for op in out.ops if op.columns is not None), out.root)
+        out.free = (read & ~self._mark(self.fixed, out.root))[out.root]
+        out.rectified = (self._mark(self.bends, out.group) & ~self._mark(self.joins, out.group))[out.group]
         return out
+
+    def _mark(self, parts: Iterable[Labels], classes: Labels) -> Flags:
+        """[labels], True for the classes that these labels belong to."""
+        found = np.zeros(self.count, bool)
+        for part in parts:
+            found[classes[part]] = True
+        return found
 
 
 def _own(view: View, node: NodeRef) -> Linear | None:
@@ -163,10 +166,7 @@ def _own(view: View, node: NodeRef) -> Linear | None:
     op = find_linear(view, node)
     if op is None or (node.op_type == "ConvTranspose" and op.groups > 1) or node.attrs.get("transA", 0):
         return None
-    held = [view.tensor(node, 1)]
-    if op.bias_at is not None:
-        held.append(view.tensor(*op.bias_at))
-    return op if all(tensor is None or view.owned(tensor) for tensor in held) else None
+    return op if op.owns_constants(view) else None
 
 
 _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
@@ -175,8 +175,8 @@ _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 def _same(search: _Search, node: NodeRef) -> bool:
     """Nodes that commute with a positive factor per channel, as long as the channels stay where they are."""
     view = search.view
-    x, y = view.tensor(node, 0), view.output(node)
-    labels = None if x is None else search.out.labels.get(x)
+    x, y = view.tensor(node, 0), node.result
+    labels = search.find(x)
     if x is None or labels is None or any(node.outputs[1:]):
         return False
     if any(name and not view.is_constant(node, k) for k, name in enumerate(node.inputs) if k):
@@ -196,13 +196,15 @@ def _clip(search: _Search, node: NodeRef) -> bool:
         given = search.view.tensor(node, k) is not None
         value = search.view.scalar(node, k) if given else None
         bound = node.attrs.get(name, neutral[-1]) if not given else None if value is None else value[0]
+        # Exporters write the largest float32 for no bound.
         if bound is None or (bound not in neutral and abs(float(bound)) < 3.4e38):
             return False
     return _same(search, node)
 
 
 def _pad(search: _Search, node: NodeRef) -> bool:
-    if node.attrs.get("mode", b"constant") not in ("constant", b"constant"):
+    # Reflected values are those of the channel; a constant must be one that every factor leaves, 0.
+    if node.attrs.get("mode", "constant") != "constant":
         return _same(search, node)
     value = search.view.scalar(node, 2)
     absent = search.view.tensor(node, 2) is None and not node.attrs.get("value", 0.0)
@@ -210,21 +212,22 @@ def _pad(search: _Search, node: NodeRef) -> bool:
 
 
 def _resize(search: _Search, node: NodeRef) -> bool:
-    crop = ("tf_crop_and_resize", b"tf_crop_and_resize")
-    return node.attrs.get("coordinate_transformation_mode", "") not in crop and _same(search, node)
+    # Outside of the crop it writes a number of its own.
+    return node.attrs.get("coordinate_transformation_mode", "") != "tf_crop_and_resize" and _same(search, node)
 
 
 def _factor(search: _Search, node: NodeRef) -> bool:
     """Mul by a tensor without labels, Div by it: a gate, or a constant."""
     view = search.view
     tensors = [view.tensor(node, k) for k in range(2)]
-    labelled = [k for k, t in enumerate(tensors) if t is not None and t in search.out.labels]
+    labelled = [k for k, t in enumerate(tensors) if search.find(t) is not None]
     if len(labelled) != 1 or (node.op_type == "Div" and labelled != [0]):
         return False
-    x, y = tensors[labelled[0]], view.output(node)
-    if x is None:
+    x, y = tensors[labelled[0]], node.result
+    labels = search.find(x)
+    if x is None or labels is None:
         return False
-    axis, shape, labels = search.out.axes[x], view.index.shape(y), search.out.labels[x]
+    axis, shape = search.out.axes[x], view.index.shape(y)
     if not axis or shape is None or len(shape) != view.rank(x) or shape[axis] != labels.size:
         return False
     search.write(y, labels, axis)
@@ -235,22 +238,21 @@ def _add(search: _Search, node: NodeRef) -> bool:
     """Both operands take the same factors, if they are of one shape along the channels."""
     view = search.view
     tensors = [view.tensor(node, k) for k in range(2)]
-    known = [t for t in tensors if t is not None and t in search.out.labels]
-    if len(known) != 2:
+    left, right = tensors
+    a, b = search.find(left), search.find(right)
+    if left is None or right is None or a is None or b is None:
         return False
-    left, right = known
-    a, b = search.out.labels[left], search.out.labels[right]
     if a.size != b.size or view.rank(left) != view.rank(right) or search.out.axes[left] != search.out.axes[right]:
         return False
     search.pairs.append((a, b))
     search.joins.append(a)
-    search.write(view.output(node), a, search.out.axes[left])
+    search.write(node.result, a, search.out.axes[left])
     return True
 
 
 def _concat(search: _Search, node: NodeRef) -> bool:
     """Along the channels: labels side by side, those of other operands fixed."""
-    view, y = search.view, search.view.output(node)
+    view, y = search.view, node.result
     rank, axis = view.rank(y), int(node.attrs.get("axis", 0))
     parts: list[Labels] = []
     for k in range(len(node.inputs)):
@@ -264,8 +266,7 @@ def _concat(search: _Search, node: NodeRef) -> bool:
         if labels is None:
             if not isinstance(size, int):
                 return False
-            labels = np.arange(search.count, search.count + size, dtype=np.intp)
-            search.count += size
+            labels = search.make(size)
             search.fixed.append(labels)
         parts.append(labels)
     together = np.concatenate(parts)
@@ -276,8 +277,8 @@ def _concat(search: _Search, node: NodeRef) -> bool:
 
 def _flat(search: _Search, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
-    view, x, y = search.view, search.view.tensor(node, 0), search.view.output(node)
-    labels = None if x is None else search.out.labels.get(x)
+    view, x, y = search.view, search.view.tensor(node, 0), node.result
+    labels = search.find(x)
     before, after = (None, None) if x is None else (view.index.shape(x), view.index.shape(y))
     if x is None or labels is None or before is None or after is None or len(after) != 2 or search.out.axes[x] != 1:
         return False

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
-from onnxq.passes.affine_core import Array64, round_to_type
+from onnxq.passes.affine_core import Array64
 from onnxq.passes.edit import Edit
-from onnxq.passes.equalization.channels import Channels, Op, find_channels
+from onnxq.passes.equalization.channels import Channels, find_channels
 from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, scale_weight
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
@@ -27,28 +27,28 @@ Factors = Mapping[TensorId, NDArray[np.float32]]
 _WORTH = 1.05
 
 
-def list_wanted_values(proto: ModelLike) -> tuple[TensorId, ...]:
-    """The tensors whose largest values per channel `compute_factors` uses: those of groups that weights say
-    too little about."""
+def channel_axes(proto: ModelLike) -> dict[TensorId, int]:
+    """The channel axis of the tensors whose largest values `compute_factors` wants: of groups that weights say too
+    little about."""
     found = find_channels(View(proto))
-    return tuple(t for t, labels in found.labels.items() if bool((found.free & ~found.rectified)[labels].any()))
-
-
-def channel_axes(proto: ModelLike) -> Mapping[TensorId, int]:
-    """The channel axis of each of `list_wanted_values`."""
-    found = find_channels(View(proto))
-    return {t: found.axes[t] for t in list_wanted_values(proto)}
+    joint = found.free & ~found.rectified
+    return {t: found.axes[t] for t, labels in found.labels.items() if bool(joint[labels].any())}
 
 
 def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
     """Factors for the outputs of linear operators, [channels] each; {} where nothing is to be gained.
 
-    largest: max |x_c| over samples of `list_wanted_values`, [channels] each; without it only weights decide, and joined
-    tensors stay as they are.
+    largest: max |x_c| over samples of the tensors of `channel_axes`, [channels] each; without it only weights decide,
+    and joined tensors stay as they are.
     """
     found = find_channels(View(proto))
     factors = _by_root(found, largest or {})
-    return _list_written(found, factors)
+    scales = {op.linear.last.result: factors[found.root[op.rows]] for op in found.ops}
+    return {
+        tensor: s.astype(np.float32)
+        for tensor, s in scales.items()
+        if max(s.max(initial=1.0), 1.0 / s.min(initial=1.0)) > _WORTH
+    }
 
 
 def _by_root(found: Channels, largest: Mapping[TensorId, Array64]) -> Array64:
@@ -64,6 +64,7 @@ def _by_root(found: Channels, largest: Mapping[TensorId, Array64]) -> Array64:
         if tensor in found.labels:
             np.maximum.at(values, found.root[found.labels[tensor]], value)
     roots = np.flatnonzero((found.root == np.arange(count)) & found.free)
+    # Behind an Add or a Concat, or without a ReLU, the weights of one operator say little about the values.
     single, joint = roots[found.rectified[roots]], roots[~found.rectified[roots]]
     out = np.ones(count)
     out[single] = by_weights(rows[single], columns[single], found.group[single])
@@ -72,17 +73,8 @@ def _by_root(found: Channels, largest: Mapping[TensorId, Array64]) -> Array64:
     return out
 
 
-def _list_written(found: Channels, factors: Array64) -> Factors:
-    out = {}
-    for op in found.ops:
-        s = factors[found.root[op.rows]]
-        if max(s.max(initial=1.0), 1.0 / s.min(initial=1.0)) > _WORTH:
-            out[TensorId(op.linear.last.outputs[0], op.linear.last.scope)] = s.astype(np.float32)
-    return out
-
-
-def write_scales(proto: ModelLike, factors: Factors) -> tuple[ModelLike, tuple[str, ...]]:
-    """The model with these outputs multiplied, and all that reads them divided; a line for each operator that changed.
+def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
+    """The model with these outputs multiplied, and all that reads them divided.
 
     Raises PlanError for a tensor that cannot take the factors, or that joins another which is given other ones.
     """
@@ -95,33 +87,23 @@ def write_scales(proto: ModelLike, factors: Factors) -> tuple[ModelLike, tuple[s
         if labels is None or labels.size != values.size:
             raise PlanError(str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404")
         roots, wide = found.root[labels], values.astype(np.float64)
+        # Channels of one root, as an Add makes them, can only be multiplied alike.
         if bool((given[roots] & (s[roots] != wide)).any()) or bool(((wide != 1.0) & ~found.free[labels]).any()):
             raise PlanError(str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404")
         s[roots], given[roots] = wide, True
-    edit, changed = Edit(proto), []
+    edit, changed = Edit(proto), False
     for op in found.ops:
         rows = s[found.root[op.rows]]
         columns = np.ones(op.inputs) if op.columns is None else s[found.root[op.columns]]
-        if bool((rows != 1.0).any() or (columns != 1.0).any()):
-            _scale(view, edit, op, rows, columns)
-            changed.append(op.linear.node.name)
-    return (edit.export() if changed else proto), tuple(changed)
+        if bool((rows == 1.0).all() and (columns == 1.0).all()):
+            continue
+        linear, changed = op.linear, True
+        weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
+        edit.set_rounded(view, view.edge(linear.node, 1), weight, linear.weight.dtype)
+        bias = None if linear.bias_at is None else view.constant(*linear.bias_at)
+        if linear.bias_at is not None and bias is not None:
+            edit.set_rounded(view, view.edge(*linear.bias_at), bias.astype(np.float64) * rows, bias.dtype)
+    return edit.export() if changed else proto
 
 
 _FIX = "plan the model again"
-
-
-def _scale(view: View, edit: Edit, op: Op, rows: Array64, columns: Array64) -> None:
-    weight = scale_weight(op.linear.weight, op.groups, op.output_first, rows, columns)
-    if weight is None:
-        raise PlanError(op.linear.node.name, f"its scaled weights overflow {op.linear.weight.dtype}", _FIX, code="Q404")
-    edit.set_constant(view, view.edge(op.linear.node, 1), weight)
-    if op.linear.bias_at is None:
-        return
-    holder, k = op.linear.bias_at
-    held = view.constant(holder, k)
-    if held is not None:
-        bias = round_to_type(held.astype(np.float64) * rows, held.dtype)
-        if bias is None:
-            raise PlanError(op.linear.node.name, f"its scaled bias overflows {held.dtype}", _FIX, code="Q404")
-        edit.set_constant(view, view.edge(holder, k), bias)

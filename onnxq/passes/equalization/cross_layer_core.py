@@ -6,7 +6,7 @@ multiplied by s_c and the same channel of the second divided by it. r1_c is the 
 row c, r2_c that of the second's column c; s_c = sqrt(r1_c · r2_c) / r1_c makes both equal.
 
 Where a tensor has several producers (an Add, a Concat) the weights say little about its values. There s_c is
-(channel maximum / tensor maximum) ** -strength of the tensors themselves, strength 0.5 by default.
+(channel maximum / tensor maximum) ** -0.5 of the tensors themselves.
 
 Both are divided by their geometric mean, so that a group as a whole keeps its size. Channels without weights or
 without values (below 1e-6 of the largest) keep 1, and nothing is scaled by more than 2**12 either way.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.passes.affine_core import Array64, round_to_type
+from onnxq.passes.affine_core import Array64
 
 Labels = NDArray[np.intp]
 
@@ -28,7 +28,8 @@ Labels = NDArray[np.intp]
 _DEAD = 1e-6
 # Most that a channel is scaled by, up or down.
 _FARTHEST = 2.0**12
-STRENGTH = 0.5
+# Of a channel's distance from the largest, in decibels, the share that goes.
+_STRENGTH = 0.5
 
 
 def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
@@ -41,6 +42,7 @@ def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
             lowest = np.minimum(labels[left], labels[right])
             np.minimum.at(labels, left, lowest)
             np.minimum.at(labels, right, lowest)
+        # Pointers to pointers, so that long chains take few rounds.
         labels = labels[labels]
         changed = not np.array_equal(before, labels)
     return labels
@@ -54,11 +56,11 @@ def by_weights(rows: Array64, columns: Array64, groups: Labels) -> Array64:
     return _normalize_factors(s, alive, groups)
 
 
-def by_values(largest: Array64, groups: Labels, strength: float = STRENGTH) -> Array64:
-    """s = (largest / the group's largest) ** -strength, [channels], normalized within each group."""
+def by_values(largest: Array64, groups: Labels) -> Array64:
+    """s = (largest / the group's largest) ** -0.5, [channels], normalized within each group."""
     alive = _alive(largest, groups)
     s = np.ones_like(largest)
-    s[alive] = (largest[alive] / _top(largest, groups)[alive]) ** -strength
+    s[alive] = (largest[alive] / _top(largest, groups)[alive]) ** -_STRENGTH
     return _normalize_factors(s, alive, groups)
 
 
@@ -90,11 +92,9 @@ def group_by_label(weight: NDArray[Any], groups: int, output_first: bool) -> Arr
     return np.asarray(flat if output_first else flat.swapaxes(1, 2))
 
 
-def scale_weight(
-    weight: NDArray[Any], groups: int, output_first: bool, outputs: Array64, inputs: Array64
-) -> NDArray[Any] | None:
-    """weight · outputs / inputs, per channel ([out channels], [in channels]); None if its type cannot hold it."""
+def scale_weight(weight: NDArray[Any], groups: int, output_first: bool, outputs: Array64, inputs: Array64) -> Array64:
+    """weight · outputs / inputs, per channel ([out channels], [in channels]), in float64."""
     factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
     factor = factor if output_first else factor.swapaxes(1, 2)
     shape = (*weight.shape[:2], *[1] * (weight.ndim - 2))
-    return round_to_type(weight.astype(np.float64) * factor.reshape(shape), weight.dtype)
+    return np.asarray(weight.astype(np.float64) * factor.reshape(shape))

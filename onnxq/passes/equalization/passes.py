@@ -9,8 +9,8 @@ import numpy as np
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.equalization.bias_absorption import choose_shifts, shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
-from onnxq.passes.equalization.cross_layer import channel_axes, compute_factors
-from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, SMOOTHQUANT, Factors, write_factors
+from onnxq.passes.equalization.cross_layer import Factors, channel_axes, compute_factors
+from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, SMOOTHQUANT, write_factors
 from onnxq.passes.equalization.smoothquant import find_quantized_groups, smoothing_factors
 from onnxq.passes.equalization.smoothquant_core import Seen
 from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent
@@ -29,6 +29,7 @@ def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     axes = channel_axes(state.model)
     seen = _observe(ctx, state, axes, "equalizing")
     largest = {tensor: np.maximum(np.abs(one.low), np.abs(one.high)) for tensor, one in seen.items()}
+    # All or none: channels that share a factor need the values of every tensor they are in.
     factors = compute_factors(state.model, largest if len(largest) == len(axes) else None)
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
 
@@ -36,7 +37,7 @@ def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 def absorb_biases(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
     seen = _observe(ctx, state, shift_axes(state.model), "absorbing")
-    low, high = ({tensor: getattr(one, end) for tensor, one in seen.items()} for end in ("low", "high"))
+    low, high = {t: one.low for t, one in seen.items()}, {t: one.high for t, one in seen.items()}
     shifts = choose_shifts(state.model, low, high)
     return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
 
@@ -45,13 +46,13 @@ def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport
     """Outliers of activations moved into weights, SmoothQuant, Xiao et al. 2023."""
     assert ctx.place is not None
     plan = ctx.place(state, ctx.progress)
+    # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in find_quantized_groups(state.model, plan)}
     seen = observe_channels(
         state.model, axes, ctx.data.calibration, progress=ctx.progress, title="smoothing", rows=_ROWS,
         batch=ctx.config.data.batch, memory_limit=ctx.memory_limit,
     )  # fmt: skip
-    found = smoothing_factors(state.model, plan, seen)
-    return _write(ctx, state, SMOOTHQUANT, found.factors, found.lines)
+    return _write(ctx, state, SMOOTHQUANT, *smoothing_factors(state.model, plan, seen))
 
 
 def _observe(ctx: RunContext, state: State, axes: Mapping[TensorId, int], title: str) -> dict[TensorId, Seen]:

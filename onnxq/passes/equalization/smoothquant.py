@@ -8,7 +8,7 @@ of its constants, ORT runs it as five nodes instead of one.) Where only weights 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
-from onnxq.numerics import SumOrder
-from onnxq.passes.affine_core import round_to_type
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization import awq_core
 from onnxq.passes.equalization.smoothquant_core import Reader, Seen, along_outputs, search_alpha
 from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerTensor, QuantSpec
 
 Factors = Mapping[TensorId, NDArray[np.float32]]
-# What must be left at most of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
+# Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
 FREE, MUL = 0.9, 0.4
 
 
@@ -40,14 +38,6 @@ class Group:
     readers: tuple[Linear, ...]
     channels: int
     home: NodeRef | Linear | None
-
-
-@dataclass(frozen=True, eq=False)
-class Smoothing:
-    """factors: s by tensor; lines: the choices and their reasons, group by group."""
-
-    factors: Factors
-    lines: tuple[str, ...]
 
 
 def find_groups(view: View) -> tuple[Group, ...]:
@@ -76,6 +66,7 @@ def _home(view: View, tensor: TensorId, ops: Sequence[Linear]) -> NodeRef | Line
         axis, rank = int(node.attrs.get("axis", -1)), view.rank(tensor)
         last = axis == -1 or (rank is not None and axis == rank - 1)
         mine = all(t is None or (view.index.is_constant(t) and view.owned(t)) for t in held)
+        # Without a scale of its own it could not give the tensor out divided.
         return node if last and mine and held[0] is not None else None
     if node.op_type == "Reshape":
         return _values(view, node, ops[0].weight.shape[1 - ops[0].axis])
@@ -84,18 +75,13 @@ def _home(view: View, tensor: TensorId, ops: Sequence[Linear]) -> NodeRef | Line
 
 def _writer(view: View, node: NodeRef) -> Linear | None:
     """The linear operator that a node is, or that a node gives the bias of, with weights of its own."""
-    maker = node
-    if node.op_type == "Add":
-        sources = [view.tensor(node, k) for k in range(2)]
-        behind = [view.producer(t, "MatMul") for t in sources if t is not None]
-        maker = next((one for one in behind if one is not None), node)
+    makers = [view.producer(view.tensor(node, k), "MatMul") for k in range(2)] if node.op_type == "Add" else []
+    maker = next((one for one in makers if one is not None), node)
     op = find_linear(view, maker) if maker.op_type in ("MatMul", "Gemm") else None
-    if op is None or op.last.name != node.name:
-        return None
-    held = [view.tensor(op.node, 1), *([view.tensor(*op.bias_at)] if op.bias_at is not None else [])]
-    return op if all(t is None or view.owned(t) for t in held) else None
+    return op if op is not None and op.last.name == node.name and op.owns_constants(view) else None
 
 
+# [batch, heads, tokens, size] to [batch, tokens, heads, size], and back.
 _HEADS = (0, 2, 1, 3)
 
 
@@ -119,84 +105,76 @@ def _values(view: View, joined: NodeRef, channels: int) -> Linear | None:
     whole, source = view.index.shape(tensor) or (), view.producer(tensor, "MatMul", "Gemm", "Add")
     op = None if source is None else _writer(view, source)
     size = split[-1] if len(split) == 4 else None
-    told = len(whole) == 3 and whole[:2] == split[:2] and None not in whole
+    known = len(whole) == 3 and whole[:2] == split[:2] and None not in whole
     fits = op is not None and op.channels == channels and isinstance(size, int) and size and channels % size == 0
-    return op if told and fits else None
+    return op if known and fits else None
 
 
 def find_quantized_groups(proto: ModelLike, plan: Plan) -> tuple[Group, ...]:
     """The groups whose activation and weights the plan quantizes, all of them, where 1/s has a place to go."""
-    view = View(proto)
+    return tuple(group for group, *_ in _find_specs(View(proto), plan))
+
+
+def _find_specs(view: View, plan: Plan) -> Iterator[tuple[Group, QuantSpec | None, tuple[SitePlan, ...]]]:
+    """Each such group, the spec of its activation, None where it stays float, and the sites of its weights."""
     paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
     made = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
-
-    def has_room(group: Group) -> bool:
-        return group.home is not None or not (group.tensor in made or _from_integers(view, group.tensor, paired))
-
-    return tuple(one for one in find_groups(view) if _specs(view, one, plan) is not None and has_room(one))
-
-
-def _specs(view: View, group: Group, plan: Plan) -> tuple[QuantSpec | None, tuple[SitePlan, ...]] | None:
-    """The activation's, None where it stays float, and the weights; None where either has no factors to give."""
-    by_edge: dict[tuple[Role, Edge], SitePlan] = {}
-    for site in plan.sites:
-        edges = site.consumers
-        if edges is None:
-            edges = view.index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
-        by_edge.update({(site.role, edge): site for edge in edges})
-    data: list[QuantSpec | None] = []
-    weights = []
-    for op in group.readers:
-        edge = view.edge(op.node, 0)
-        read = by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge))
-        data.append(None if read is None else read.spec)
-        weights.append(by_edge.get((Role.WEIGHT, view.edge(op.node, 1))))
-    first = data[0]
-    held = [w for w in weights if w is not None and not w.spec.is_float]
-    if first is None:
-        return (None, tuple(held)) if len(held) == len(weights) and not any(data) else None
-    if not isinstance(first.granularity, PerTensor) or first.is_float or any(d != first for d in data):
-        return None
-    held = [w for w in held if not isinstance(w.spec.granularity, PerBlock)]
-    return (first, tuple(held)) if len(held) == len(weights) else None
+    by_edge = {(site.role, edge): site for site in plan.sites for edge in site.find_readers(view.index)}
+    for group in find_groups(view):
+        # A Mul behind a pair, or behind integers that are merely moved, would be a float kernel between two that are
+        # not.
+        if group.home is None and (group.tensor in made or _from_integers(view, group.tensor, paired)):
+            continue
+        edges = [view.edge(op.node, 0) for op in group.readers]
+        read = [by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge)) for edge in edges]
+        weights = [by_edge.get((Role.WEIGHT, view.edge(op.node, 1))) for op in group.readers]
+        held = tuple(site for site in weights if site is not None and not site.spec.is_float)
+        specs = {None if site is None else site.spec for site in read}
+        spec = next(iter(specs))
+        if spec is not None:
+            # One scale meets all channels of the activation; blocks of a weight have scales of their own already.
+            held = tuple(site for site in held if not isinstance(site.spec.granularity, PerBlock))
+        plain = spec is None or (isinstance(spec.granularity, PerTensor) and not spec.is_float)
+        if len(specs) == 1 and plain and len(held) == len(weights):
+            yield group, spec, held
 
 
-def _orders(site: SitePlan) -> tuple[SumOrder, ...]:
-    """Of a weight turned to [inputs, outputs]."""
-    return ((1, 0),) if site.sum_orders else ()
-
-
-def smoothing_factors(proto: ModelLike, plan: Plan, seen: Mapping[TensorId, Seen]) -> Smoothing:
-    """Choose s for each of the plan's groups by the error of their outputs, or leave it.
+def smoothing_factors(proto: ModelLike, plan: Plan, seen: Mapping[TensorId, Seen]) -> tuple[Factors, tuple[str, ...]]:
+    """s by tensor for those of the plan's groups whose outputs gain by it, and the choices and reasons of all.
 
     plan: without numbers; it says which tensors are quantized and how. seen: of each group's tensor.
     """
-    view = View(proto)
     factors: dict[TensorId, NDArray[np.float32]] = {}
     lines = []
-    for group in find_quantized_groups(proto, plan):
-        specs, values = _specs(view, group, plan), seen.get(group.tensor)
-        if specs is None or values is None:
+    for group, spec, sites in _find_specs(View(proto), plan):
+        values = seen.get(group.tensor)
+        if values is None:
             continue
+        # Weights are turned to [inputs, outputs], and the order of their sums with them.
         readers = tuple(
-            Reader(op.weight if op.axis == 1 else op.weight.T, along_outputs(site.spec), _orders(site))
-            for op, site in zip(group.readers, specs[1], strict=True)
+            Reader(
+                op.weight if op.axis == 1 else op.weight.T,
+                along_outputs(site.spec),
+                ((1, 0),) if site.sum_orders else (),
+            )
+            for op, site in zip(group.readers, sites, strict=True)
         )
-        if specs[0] is None:
+        if spec is None:
             s, alpha, error, plain = awq_core.search_exponent(values.rows, readers)
         else:
-            s, alpha, error, plain = search_alpha(values, readers, specs[0])
+            s, alpha, error, plain = search_alpha(values, readers, spec)
         gain = 10.0 * np.log10(max(plain, 1e-30) / max(error, 1e-30))
         kept = error < plain * (MUL if group.home is None else FREE)
-        how = "one Mul" if group.home is None else f"in {_name(group.home)}"
+        home = group.home.node if isinstance(group.home, Linear) else group.home
+        how = "one Mul" if home is None else f"in {home.name}"
         verdict = f"smoothed, {how}" if kept else f"left, {how} does not pay"
         lines.append(f"{group.tensor.name}: {verdict} (alpha {alpha}: {gain:+.1f} dB at the layer)")
         if kept:
             factors[group.tensor] = s
-    return Smoothing(factors, tuple(lines))
+    return factors, tuple(lines)
 
 
-# Integers pass through these: a Mul behind them would be a float kernel between two that are not.
+# Integers pass through these.
 _MOVING = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "MaxPool")
 
 
@@ -209,10 +187,6 @@ def _from_integers(view: View, tensor: TensorId, paired: frozenset[object]) -> b
             return True
         node = view.producer(source, *_MOVING)
     return False
-
-
-def _name(home: NodeRef | Linear) -> str:
-    return home.node.name if isinstance(home, Linear) else home.name
 
 
 def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
@@ -240,10 +214,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             _, held = weights.get(op.node.name, (op, op.weight.astype(np.float64)))
             weights[op.node.name] = (op, held * turned)
     for op, value in weights.values():
-        narrow = round_to_type(value, op.weight.dtype)
-        if narrow is None:
-            raise PlanError(op.node.name, "its smoothed weights overflow", "plan the model again", code="Q404")
-        edit.set_constant(view, view.edge(op.node, 1), narrow)
+        edit.set_rounded(view, view.edge(op.node, 1), value, op.weight.dtype)
     return edit.export()
 
 

@@ -8,7 +8,7 @@ without weights keep 1. Powers of two for s lose nearly two decibels, so they ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ ALPHAS = (0.5, 0.65, 0.8, 0.9)
 # Share of the largest channel below which a channel counts as empty.
 _DEAD = 1e-6
 Outputs = Sequence[NDArray[Any]]
+# (s [channels], alpha, error with them, error without scaling); errors are noise over signal.
+Choice = tuple[NDArray[np.float32], float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +42,8 @@ class Reader:
     def rounded(self, s: NDArray[np.float32]) -> NDArray[np.float32]:
         """The weight times s [inputs], quantized and dequantized."""
         weight = self.weight * s[:, None]
-        numbers = weight_qparams(weight, self.spec, orders=self.orders)
-        return np.asarray(fake_quant_weight(weight, numbers, self.spec, self.orders), np.float32)
+        qparams = weight_qparams(weight, self.spec, orders=self.orders)
+        return np.asarray(fake_quant_weight(weight, qparams, self.spec, self.orders), np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,34 +72,38 @@ def layer_error(
 
     exact: the float outputs; None: compute them.
     """
-    exact = outputs(seen, readers) if exact is None else exact
+    exact = [seen.rows @ reader.weight for reader in readers] if exact is None else exact
     low, high = (float(f(end / s)) for f, end in ((np.min, seen.low), (np.max, seen.high)))
-    numbers = qparams_from_range(min(low, 0.0), max(high, 0.0), spec)
-    x = fake_quant(seen.rows / s, numbers, spec).astype(np.float32)
-    ratios = []
-    for reader, wanted in zip(readers, exact, strict=True):
-        ratios.append(relative_noise([wanted], [x @ reader.rounded(s)]))
-    return float(np.mean(ratios))
+    # A range always holds zero, which quantizers keep exact.
+    qparams = qparams_from_range(min(low, 0.0), max(high, 0.0), spec)
+    x = fake_quant(seen.rows / s, qparams, spec).astype(np.float32)
+    pairs = zip(readers, exact, strict=True)
+    return float(np.mean([relative_noise([wanted], [x @ reader.rounded(s)]) for reader, wanted in pairs]))
 
 
-def outputs(seen: Seen, readers: Sequence[Reader]) -> Outputs:
-    """The float outputs of each reader for the rows."""
-    return [seen.rows @ reader.weight for reader in readers]
-
-
-def search_alpha(
-    seen: Seen, readers: Sequence[Reader], spec: QuantSpec
-) -> tuple[NDArray[np.float32], float, float, float]:
-    """(s, alpha, error with them, error without smoothing) for the best alpha; of equal ones the smaller."""
+def search_alpha(seen: Seen, readers: Sequence[Reader], spec: QuantSpec) -> Choice:
+    """The best of ALPHAS for an activation, quantized by `spec`, and the layers that read it."""
     largest = np.maximum(np.abs(seen.low), np.abs(seen.high))
-    exact = outputs(seen, readers)
-    plain = layer_error(seen, readers, spec, np.ones(largest.size, np.float32), exact)
-    tried = []
-    for alpha in ALPHAS:
-        s = compute_smoothing(largest, [reader.weight for reader in readers], alpha)
-        tried.append((layer_error(seen, readers, spec, s, exact), alpha, s))
-    error, alpha, s = min(tried, key=lambda one: one[:2])
-    return s, alpha, error, plain
+    weights = [reader.weight for reader in readers]
+    exact = [seen.rows @ weight for weight in weights]
+    return choose_exponent(
+        largest.size, ALPHAS, lambda alpha: compute_smoothing(largest, weights, alpha),
+        lambda s: layer_error(seen, readers, spec, s, exact),
+    )  # fmt: skip
+
+
+def choose_exponent(
+    channels: int,
+    alphas: Sequence[float],
+    scale: Callable[[float], NDArray[np.float32]],
+    measure: Callable[[NDArray[np.float32]], float],
+) -> Choice:
+    """The exponent whose factors, of `scale`, leave the least error, of `measure`; of equal ones the first."""
+    plain = measure(np.ones(channels, np.float32))
+    scaled = {alpha: scale(alpha) for alpha in alphas}
+    errors = {alpha: measure(s) for alpha, s in scaled.items()}
+    best = min(errors, key=errors.__getitem__)
+    return scaled[best], best, errors[best], plain
 
 
 def along_outputs(spec: QuantSpec) -> QuantSpec:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.errors import OnnxqError
-from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.passes.base import RunContext, Trial
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import ignore_rounding, trial_session
@@ -25,18 +24,14 @@ _PERFECT_DB = 200.0
 
 def check_equivalent(ctx: RunContext, after: State, report: PassReport) -> PassReport:
     """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
-    found = _compare_float(ctx, after)
-    worst = max((one.max_abs for one in found), default=0.0)
-    equal = all(one.whole_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in found)
-    if equal:
-        return replace(report, difference=worst)
-    return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
-
-
-def _compare_float(ctx: RunContext, after: State) -> tuple[OutputAccuracy, ...]:
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
-        return floats.measure(Session(after.model, optimize=False), limit=_PROOF, tick=task.advance).results()
+        found = floats.measure(Session(after.model, optimize=False), limit=_PROOF, tick=task.advance).results()
+    worst = max((one.max_abs for one in found), default=0.0)
+    # An output of zeros has no decibels, and rounding alone makes it another.
+    if all(one.whole_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in found):
+        return replace(report, difference=worst)
+    return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
 
 
 def score_equalized(ctx: RunContext, state: State) -> float | None:
@@ -44,6 +39,7 @@ def score_equalized(ctx: RunContext, state: State) -> float | None:
 
     Judged on the samples that gave the ranges: the clipping of others is chance, and not the subject of scaling.
     """
+    # By identity, and with the model itself, so that no other one can have its id.
     known = ctx.scores.get(id(state.model))
     if known is None:
         known = ctx.scores[id(state.model)] = state.model, _score(ctx, state)
@@ -61,12 +57,9 @@ def _score(ctx: RunContext, state: State) -> float | None:
         with ctx.progress("judging", len(floats.samples)) as task:
             found = floats.measure(trial_session(state, done), tick=task.advance).results()
     except OnnxqError:
+        # Equalization is given up rather than the run: the model before it may well be quantized.
         return None
     return min((min(one.sqnr_db, _PERFECT_DB) for one in found), default=None)
 
 
-def _loses_nothing(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
-    return after_db >= before_db - _NOISE_DB
-
-
-EQUALIZED = Trial(score_equalized, _loses_nothing)
+EQUALIZED = Trial(score_equalized, lambda _ctx, _before, _after, before, after: after >= before - _NOISE_DB)

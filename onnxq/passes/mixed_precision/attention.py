@@ -23,10 +23,8 @@ _GOOD_DB = 25.0
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
     held = {site.site: site for site in whole.sites}
-    sites = tuple(
-        replace(site, qparams=held[site.site].qparams, values=held[site.site].values) if site.site in held else site
-        for site in plain.sites
-    )
+    found = ((site, held.get(site.site, site)) for site in plain.sites)
+    sites = tuple(replace(site, qparams=own.qparams, values=own.values) for site, own in found)
     return replace(
         plain, sites=sites, biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
         warnings=whole.warnings, scalings=whole.scalings,
@@ -59,6 +57,7 @@ def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({worst['quantized']:.1f} dB "
         f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
     )
+    # The person reads why these stay float, and not that their rules are off.
     rules = find_target(plain.target).attention_rules
     names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
     left_float = tuple(
@@ -78,6 +77,7 @@ def reconsider_attention(ctx: RunContext, state: State) -> tuple[State, PassRepo
     chosen, report = choose_attention(ctx, state)
     if chosen.planned.quantizes_attention:
         return chosen, report
+    # Rounded with attention in integers before it, they would make up for errors that are gone.
     plan = chosen.planned
     bare = replace(
         without_attention(state.unrounded, state.plain),
@@ -91,16 +91,13 @@ def has_attention_rules(ctx: RunContext, state: State) -> bool:
     return ctx.config.attention == "quantized" or state.planned.quantizes_attention
 
 
-def _is_open(ctx: RunContext, state: State) -> bool:
-    return state.plain is not None
-
-
 def _is_rounded_and_quantized(ctx: RunContext, state: State) -> bool:
     return state.plain is not None and state.unrounded is not None and state.planned.quantizes_attention
 
 
 ATTENTION = Pass(
-    NAME, Stage.REFINE, choose_attention, "trying attention in integers", fast=True, applies=_is_open
+    NAME, Stage.REFINE, choose_attention, "trying attention in integers", fast=True,
+    applies=lambda _, state: state.plain is not None,
 )  # fmt: skip
 ATTENTION_AGAIN = Pass(
     AGAIN, Stage.REFINE, reconsider_attention, "trying attention with rounded weights", fast=True,

@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel
-from onnxq.graph import Graph, GraphIndex
+from onnxq.graph import GraphIndex
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16
 from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
+from onnxq.planner.operators import QuantizableOp
 from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
 from onnxq.spec import QuantSpec
 
-_STRETCHES = (2, 4, 8, 16)
+# The network in so many segments, coarse to fine: several operators may spoil a result together.
+_SEGMENTS = (2, 4, 8, 16)
+# From here on QuantizeLinear writes 16 bits.
 _OPSET_16 = 21
 
 
@@ -40,28 +43,29 @@ class Ways:
     reason: why operators that become float do.
     """
 
-    draft: OnnxPlacement
+    problem: OnnxPlacement
     plan: Plan
     to: str = FLOAT
     attention: bool = False
     reason: str = "promoted to float: it cost the outputs most"
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """Single operators, the operators around one tensor, and stretches of the network; no two alike."""
+        """Single operators, the operators around one tensor, and segments of the network; no two alike."""
         found: dict[frozenset[str], Candidate] = {}
-        for one in (*self._single(), *self._stretches()):
-            if one.keys:
-                found.setdefault(one.keys, one)
-        return tuple(found.values())
+        for one in (*self._single(), *self._segments()):
+            # Of two alike the smaller kind names it.
+            found.setdefault(one.keys, one)
+        return tuple(one for keys, one in found.items() if keys)
 
     def _single(self) -> Iterable[Candidate]:
         if self.to == UINT16:
             for site in self.plan.sites:
                 if self._widens(site):
+                    # Sites that share a scale share its type.
                     alike = [s for s in self.plan.sites if site.group and s.group == site.group] or [site]
                     yield Candidate(str(site.site), frozenset(str(s.site) for s in alike))
             return
-        computing = list_quantized_ops(self.draft, self.plan)
+        computing = list_quantized_ops(self.problem, self.plan)
         for name in computing:
             yield Candidate(name, frozenset([name]))
         for site in self.plan.sites:
@@ -69,14 +73,13 @@ class Ways:
                 yield Candidate(str(site.site), frozenset(self._touching(site.site)).intersection(computing))
 
     def _touching(self, tensor: TensorId) -> list[str]:
-        maker = self.draft.units.by_out.get(tensor)
-        readers = [unit.name for _, unit in self.draft.units.consumers(tensor) if unit is not None]
-        return readers + ([maker.name] if maker is not None else [])
+        ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.consumers(tensor))]
+        return [op.name for op in ops if op is not None]
 
-    def _stretches(self) -> Iterable[Candidate]:
+    def _segments(self) -> Iterable[Candidate]:
         names = [str(s.site) for s in self.plan.sites if self._widens(s)]
-        names = names if self.to == UINT16 else list(list_quantized_ops(self.draft, self.plan))
-        for parts in _STRETCHES:
+        names = names if self.to == UINT16 else list(list_quantized_ops(self.problem, self.plan))
+        for parts in _SEGMENTS:
             size = -(-len(names) // parts)
             for k in range(0, len(names), size) if size > 1 else ():
                 part = names[k : k + size]
@@ -94,24 +97,24 @@ class Ways:
         left = self.left(keys)
         how = self.plan.placement
         if how is not None and how.method is PlacementMethod.MEASURED:
-            taken = self.draft.candidates()[how.candidate].difference(keys)
-            told = tuple(r for r in self.plan.left_float if r.rule == "measured")
-            made = left.placed(Choice(taken, (*told, *(left.refused[name] for name in sorted(keys)))), how)
+            # The clock has decided, and no rule decides again.
+            chosen = self.problem.candidates()[how.candidate].difference(keys)
+            reasons = tuple(one for one in self.plan.left_float if one.rule == "measured")
+            made = left.placed(Choice(chosen, (*reasons, *(left.refused[name] for name in sorted(keys)))), how)
         else:
             made = left.default(attention=self.attention)
-        return _carry_numbers(self.plan, made, self.draft.index)
+        return _carry_numbers(self.plan, made, self.problem.index)
 
     def left(self, keys: frozenset[str]) -> OnnxPlacement:
-        """The draft with these operators left float."""
+        """The placement problem with these operators left float."""
         refused = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
-        left = replace(self.draft, refused={**self.draft.refused, **refused})
+        left = replace(self.problem, refused={**self.problem.refused, **refused})
         # The model is the same, so its structural ids are; they take longer than planning does.
-        vars(left)["ids"] = self.draft.ids
+        vars(left)["ids"] = self.problem.ids
         return left
 
     def _widened(self, keys: frozenset[str]) -> Plan:
-        wide = {str(site.site) for site in self.plan.sites if self._widens(site) and str(site.site) in keys}
-        moved = {site.site for site in self.plan.sites if str(site.site) in wide}
+        moved = {site.site for site in self.plan.sites if self._widens(site) and str(site.site) in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
         scaled = {site.derived[1] for site in self.plan.sites if site.derived is not None and site.derived[0] in moved}
         sites = []
@@ -125,57 +128,48 @@ class Ways:
                 site = replace(site, qparams=None)
             sites.append(site)
         wider = replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
-        return bind_sums(wider, self.draft.index)
+        return bind_sums(wider, self.problem.index)
 
-    def setting(self, board: ToggledModel, plan: Plan) -> Setting:
+    def setting(self, toggled: ToggledModel, plan: Plan) -> Setting:
         """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
-        kept = {str(site.site) for site in plan.sites if self._spec(site.site) == site.spec}
-        computing = set(list_quantized_ops(self.draft, plan))
+        specs = {site.site: site.spec for site in self.plan.sites}
+        known = set(map(str, specs))
+        kept = {str(site.site) for site in plan.sites if specs.get(site.site) == site.spec}
+        computing = set(list_quantized_ops(self.problem, plan))
 
         def stays(one: Switch) -> bool:
             # A corrected bias has no site: it goes with its operator.
-            return one.site in kept or (one.site not in self._known and bool(computing.intersection(one.readers)))
+            return one.site in kept or (one.site not in known and bool(computing.intersection(one.readers)))
 
-        return frozenset(one for one in board.switches if stays(one))
-
-    def _spec(self, site: Site) -> QuantSpec | None:
-        return next((one.spec for one in self.plan.sites if one.site == site), None)
-
-    @property
-    def _known(self) -> set[str]:
-        return {str(site.site) for site in self.plan.sites}
+        return frozenset(one for one in toggled.switches if stays(one))
 
     def lost(self, plan: Plan) -> tuple[str, ...]:
         """Operators that compute in integers now and would not with `plan`; for uint16 those that read a wide one."""
-        before = list_quantized_ops(self.draft, self.plan)
+        before = list_quantized_ops(self.problem, self.plan)
         if self.to == FLOAT:
-            after = set(list_quantized_ops(self.draft, plan))
+            after = set(list_quantized_ops(self.problem, plan))
             return tuple(name for name in before if name not in after)
-        wide = [site for site in plan.sites if site.spec != self._spec(site.site)]
-        readers = {edge.node for site in wide for edge in _readers(self.draft.units.index, site)}
+        specs = {site.site: site.spec for site in self.plan.sites}
+        wide = [site for site in plan.sites if site.spec != specs.get(site.site)]
+        readers = {edge.node for site in wide for edge in site.find_readers(self.problem.ops.index)}
         return tuple(name for name in before if name in readers)
 
 
-def list_quantized_ops(draft: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
+def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
     """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
     weights = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
         if site.role in (Role.ACTIVATION, Role.OUTPUT):
-            for edge in _readers(draft.units.index, site):
+            for edge in site.find_readers(problem.ops.index):
                 read.setdefault(edge.node, set()).add(edge.index)
-    found = []
-    for unit in draft.units.units:
-        whole = unit.weight is None and {edge.index for edge, _ in unit.data} <= read.get(unit.name, set())
-        if unit.name not in draft.units.complete and unit.rule.compute and (unit.name in weights or whole):
-            found.append(unit.name)
-    return tuple(found)
 
+    def computes(op: QuantizableOp) -> bool:
+        whole = op.weight is None and {edge.index for edge, _ in op.data} <= read.get(op.name, set())
+        # Those that the model came with are not ours to leave float.
+        return op.rule.compute and op.name not in problem.ops.complete and (op.name in weights or whole)
 
-def _readers(index: Graph, site: SitePlan) -> tuple[Edge, ...]:
-    if site.consumers is not None:
-        return site.consumers
-    return index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
+    return tuple(op.name for op in problem.ops if computes(op))
 
 
 def _carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
@@ -185,6 +179,7 @@ def _carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     for site in new.sites:
         held = before.get(site.site)
         if held is not None and (held.spec, held.role) == (site.spec, site.role):
+            # A bias on the scale of another input or weight has other integers.
             same = held.derived == site.derived
             site = replace(site, qparams=held.qparams if same else None, values=held.values if same else None)
         sites.append(site)
@@ -200,12 +195,8 @@ def _carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
 def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     """The operators whose bias this may be, by name: the node itself, and the MatMul in front of an Add."""
     node = index.node(edge.node)
-    found = {node.name}
-    for name in node.inputs if node.op_type == "Add" else ():
-        tensor = index.resolve(name, node.scope)
-        maker = None if tensor is None else index.producer(tensor)
-        found.update([maker.name] if maker is not None else [])
-    return found
+    makers = (index.maker(node, k) for k in range(len(node.inputs)) if node.op_type == "Add")
+    return {node.name, *(maker.name for maker in makers if maker is not None)}
 
 
 def calibrate_missing(ctx: RunContext, state: State, plan: Plan) -> Plan:

@@ -40,6 +40,7 @@ NAME, AGAIN = "promotion", "rounding_after_promotion"
 _WORTH = 0.1
 # Without a request: not for more than this share of the operators; a model beyond is no int8 model any more.
 _DEFAULT_SHARE = 0.5
+# Samples that candidates are ranked on, of which there may be hundreds; steps are judged on the validation samples.
 _SCAN_SAMPLES = 8
 # A gain measured again that is still this share of the next best one's wins.
 _STILL = 0.98
@@ -72,7 +73,11 @@ def promote_operators(ctx: RunContext, state: State) -> tuple[State, PassReport]
     Raises ConfigError for uint16 where the target has no such pairs.
     """
     plan, request = state.planned, ctx.request
-    _check(plan, request)
+    rows = (row for row in find_target(plan.target).capabilities if row.role is Role.ACTIVATION)
+    if request.to == UINT16 and not any(16 in row.bits and UINT16 in row.storage for row in rows):
+        raise ConfigError(
+            "promote_to: uint16", f"{plan.target} has no 16-bit activations", "promote to float", code="Q308"
+        )
     unchanged = state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     if not request.asked and (not has_whole_bytes(plan) or _is_good(ctx, state)):
         return unchanged
@@ -104,18 +109,6 @@ def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     return round_again(ctx, state, bare, AGAIN)
 
 
-def _check(plan: Plan, request: AccuracyRequest) -> None:
-    if request.to != UINT16:
-        return
-    engine = find_target(plan.target)
-    if not any(
-        16 in row.bits and "uint16" in row.storage for row in engine.capabilities if row.role is Role.ACTIVATION
-    ):
-        raise ConfigError(
-            "promote_to: uint16", f"{plan.target} has no 16-bit activations", "promote to float", code="Q308"
-        )
-
-
 def _is_good(ctx: RunContext, state: State) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
     found = ctx.data.judge.measure(state, state.planned, progress=ctx.progress)
@@ -127,6 +120,7 @@ def _by_sqnr(search: _Search, wanted: float, start: float) -> Found:
     at = start
     for step in search.in_time() if at < wanted else ():
         steps.append(step)
+        # What other samples are likely to have, since the finished model is checked on others.
         at = step.likely
         if at >= wanted:
             break
@@ -140,6 +134,7 @@ def _mend_lost(search: _Search) -> Found:
     at = -math.inf
     for step in search.in_time():
         steps.append(step)
+        # The figure of a step beyond does not count: so much in float is no int8 model.
         if len(search.lost(step.keys)) > most:
             break
         at = step.likely
@@ -171,6 +166,7 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
                 values[count] = metric(model, optimize=optimize, threads=threads)
         return values[count]
 
+    # A metric may take minutes, so it is asked as seldom as can be: by doubling, then by halving what lies between.
     low, high, jump = -1, 0, 1
     while value(high) < least and not search.expired():
         low = high
@@ -202,7 +198,7 @@ class _Search:
         self.ways = Ways(problem, plan, to, has_attention_rules(ctx, state))
         threads = ctx.config.verify.threads
         with ctx.progress("putting every pair behind a switch"):
-            self.board: ToggledModel = toggle_model(state.model, write_pairs(state, plan), threads=threads)
+            self.toggled: ToggledModel = toggle_model(state.model, write_pairs(state, plan), threads=threads)
         samples = ctx.data.calibration.take(_SCAN_SAMPLES, ctx.config.data.seed)
         self.scan = FloatOutputs(state.model, samples, threads=threads)
         self.validation = ctx.data.judge.float_outputs(state.model)
@@ -258,6 +254,7 @@ class _Search:
         before = self.judged(keys).worst_db()
         candidates = self.ways.candidates()
         if self.as_run:
+            # Every one is a model to build, where a toggled model has them all.
             candidates = tuple(one for one in candidates if len(one.keys) == 1)
         while True:
             begun = keys
@@ -268,6 +265,7 @@ class _Search:
                 wider = keys | candidate.keys
                 now = self._noises([wider])[0]
                 score = _score(base - now, self._more(keys, wider))
+                # Its gain was measured before the steps since: if another may be better now, it waits for its turn.
                 if score < 0 and queue and score > _STILL * queue[0][0]:
                     heapq.heappush(queue, (score, len(candidate.keys), name, candidate))
                 elif score < 0:
@@ -279,8 +277,8 @@ class _Search:
                 return
 
     def _more(self, keys: frozenset[str], wider: frozenset[str]) -> tuple[str, ...]:
-        held = set(self.lost(keys))
-        return tuple(name for name in self.lost(wider) if name not in held)
+        before = set(self.lost(keys))
+        return tuple(name for name in self.lost(wider) if name not in before)
 
     def _ranked(self, keys: frozenset[str], base: float, candidates: tuple[Candidate, ...]) -> list[_Entry]:
         """Candidates worth looking at, as a heap."""
@@ -316,19 +314,19 @@ class _Search:
 
     def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Errors of the toggled model, which computes as the file says."""
-        chosen = [self.ways.setting(self.board, self.placed(keys)) for keys in settings]
-        return measure_settings(self.board, floats, chosen, progress=self.ctx.progress, title=title)
+        chosen = [self.ways.setting(self.toggled, self.placed(keys)) for keys in settings]
+        return measure_settings(self.toggled, floats, chosen, progress=self.ctx.progress, title=title)
 
     def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Found:
         """The plan after these steps, and the account; whether the request is met is for the finished model to say."""
         keys = steps[-1].keys if steps else frozenset()
         lost = self.lost(keys)
-        told = tuple(
+        promoted = tuple(
             PromotionStep(name=one.name, to=self.ways.to, nodes=one.nodes, before=one.before, after=one.after)
             for one in steps
         )
         account = Promotion(
-            asked=asked, unit="dB", met=False, value=math.nan, least=least, steps=told, operators=len(lost),
+            asked=asked, unit="dB", met=False, value=math.nan, least=least, steps=promoted, operators=len(lost),
             left=self.count - len(lost), samples=len(self.validation.samples), note=note,
         )  # fmt: skip
         return self.finished(keys), account

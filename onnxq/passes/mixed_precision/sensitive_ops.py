@@ -30,6 +30,7 @@ _EACH = 24
 # Share of all the noise of activations that the input must make, and what may be left without that input, on other
 # samples, where shares differ by chance.
 _MOST, _LEFT = 0.5, 0.6
+# Samples that are searched; the noise of activations is much alike on all.
 _SAMPLES = 2
 _REASON = "its input alone makes most of the noise at the outputs"
 
@@ -55,30 +56,32 @@ def exclude_sensitive_ops(ctx: RunContext, state: State) -> tuple[State, PassRep
 
 
 def _exclude_next(ctx: RunContext, state: State) -> tuple[State, str] | None:
-    draft, plan = state.problem, state.planned
-    assert draft is not None
+    problem, plan = state.problem, state.planned
+    assert problem is not None
     with ctx.progress("putting every pair behind a switch"):
-        board = toggle_model(state.model, write_pairs(state, plan), threads=ctx.config.verify.threads)
+        toggled = toggle_model(state.model, write_pairs(state, plan), threads=ctx.config.verify.threads)
         samples = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
         few = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
-    pairs = [one for one in board.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
+    pairs = [one for one in toggled.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
 
     def noises(settings: Sequence[Setting], judging: bool = False) -> list[float]:
         floats = ctx.data.judge.float_outputs(state.model) if judging else few
-        found = measure_settings(board, floats, settings, progress=ctx.progress, title="looking for the noise")
+        found = measure_settings(toggled, floats, settings, progress=ctx.progress, title="looking for the noise")
         return [one.noise() for one in found]
 
     whole = noises([frozenset(pairs)])[0]
     culprit = _find_loudest(pairs, whole, noises)
-    computing = list_quantized_ops(draft, plan)
+    computing = list_quantized_ops(problem, plan)
     keys = frozenset(culprit.readers).intersection(computing) if culprit is not None else frozenset()
+    # Where several operators read it, none of them alone is to blame.
     if culprit is None or len(keys) != 1:
         return None
-    ways = Ways(draft, plan, FLOAT, has_attention_rules(ctx, state), _REASON)
+    ways = Ways(problem, plan, FLOAT, has_attention_rules(ctx, state), _REASON)
     placed = ways.placed(keys)
+    # Others that cannot do without it would have to go as well.
     if len(ways.lost(placed)) != 1:
         return None
-    kept = ways.setting(board, placed).intersection(pairs)
+    kept = ways.setting(toggled, placed).intersection(pairs)
     before, after = noises([frozenset(pairs), kept], judging=True)
     if not after <= _LEFT * before:
         return None
@@ -94,6 +97,7 @@ def _find_loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Swi
         halves = (pairs[:middle], pairs[middle:])
         found = noises([frozenset(half) for half in halves])
         largest = max(found)
+        # Noise that no half makes alone comes from several, and no single operator mends it.
         if not largest > _MOST * whole:
             return None
         pairs = halves[found.index(largest)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from onnxq import targets
 from onnxq.calibrate import calibrate
@@ -20,20 +20,15 @@ from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.samples import augment_samples
 from onnxq.passes.state import State
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Role, Site, TensorId
+from onnxq.planner.sums import read_constant
+from onnxq.sites import Role, Site
 from onnxq.spec import QuantSpec
 
 NAME = "weight_bits"
 # Samples to round weights with, and others to judge them on.
 _FITTED, _JUDGED = 32, 8
+# Widest that bits are spent on; wider weights have no kernels, and no error to speak of.
 _MOST_BITS = 8
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    site: SitePlan
-    elements: int
-    widths: tuple[int, ...]
 
 
 def check_budget(config: Config) -> None:
@@ -62,9 +57,10 @@ def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     assert config.weight_bits_budget is not None
     index = get_index(state.model)
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
-    elements = {site.site: _count_elements(index, site) for site in weights}
-    open_ = [one for one in (_find_candidate(index, site, elements[site.site], config) for site in weights) if one]
-    if not open_:
+    constants = {site.site: read_constant(index, site.site) for site in weights}
+    elements = {site: 0 if value is None else int(value.size) for site, value in constants.items()}
+    widths = {site.site: _list_widths(index, site, config) if elements[site.site] else () for site in weights}
+    if not any(widths.values()):
         return state, PassReport(NAME, ("no weight can have more bits on this target",))
     fitted, judged = _split_samples(calibration, config.data.seed)
     seen = list(fitted.samples())
@@ -73,12 +69,13 @@ def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         rounded=config.effort != "fast" and ROUNDING not in ctx.skip and not calibration.synthetic,
         progress=ctx.progress,
     )  # fmt: skip
-    measured = [one for one in open_ if one.site.site in errors]
-    fixed = [site for site in weights if site.site not in {one.site.site for one in measured}]
+    measured = [site for site in weights if widths[site.site] and site.site in errors]
+    # What no error is known of, or has no other widths, keeps its bits, which count.
+    fixed = [site for site in weights if site not in measured]
     others = sum(elements[s.site] for s in fixed), sum(elements[s.site] * s.spec.bits for s in fixed)
-    asked = [Weight(one.elements, one.site.spec.bits, errors[one.site.site], one.widths) for one in measured]
-    chosen = spend_budget(asked, config.weight_bits_budget, others)
-    bits: dict[Site, int] = {one.site.site: width for one, width in zip(measured, chosen, strict=True)}
+    open_ = [Weight(elements[s.site], s.spec.bits, errors[s.site], widths[s.site]) for s in measured]
+    chosen = spend_budget(open_, config.weight_bits_budget, others)
+    bits: dict[Site, int] = {site.site: width for site, width in zip(measured, chosen, strict=True)}
     after = replace(state, plan=_widen_weights(state, plan, bits, calibration))
     return after, PassReport(NAME, (_describe_bits(weights, elements, bits, config),))
 
@@ -88,34 +85,18 @@ def _split_samples(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     return few.split(max(1, min(_JUDGED, len(few) // 3)), seed)
 
 
-def _count_elements(index: GraphIndex, site: SitePlan) -> int:
-    edge = site.consumers[0] if site.consumers else None
-    node = index.node(edge.node) if edge is not None else None
-    tensor: TensorId | None = None
-    if node is not None and edge is not None:
-        tensor = index.resolve(node.inputs[edge.index], node.scope)
-    value = index.constant(tensor) if tensor is not None else None
-    return 0 if value is None else int(value.size)
-
-
-def _find_candidate(index: GraphIndex, site: SitePlan, elements: int, config: Config) -> _Candidate | None:
-    if not elements or site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
-        return None
+def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int, ...]:
+    """The widths that a weight of the fewest bits may get instead, ascending."""
+    if site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
+        return ()
     op_type = index.node(site.consumers[0].node).op_type if site.consumers else ""
     engine = targets.find_target(config.target, config.mode)
     asked = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
-    widths = tuple(
-        sorted(
-            bits
-            for bits in set(asked)
-            if bits > site.spec.bits
-            and engine.capability(widen_spec(site.spec, bits), Role.WEIGHT, op_type) is not None
-        )
-    )
-    return _Candidate(site, elements, widths) if widths else None
+    specs = {bits: _widen_spec(site.spec, bits) for bits in sorted(set(asked)) if bits > site.spec.bits}
+    return tuple(bits for bits, spec in specs.items() if engine.capability(spec, Role.WEIGHT, op_type) is not None)
 
 
-def widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
+def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     """The same spec with more bits, in a byte where it was packed into less."""
     storage = spec.storage if bits <= spec.storage_bits else ""
     return replace(spec, bits=bits, storage=storage)
@@ -127,8 +108,9 @@ def _widen_weights(state: State, plan: Plan, bits: dict[Site, int], calibration:
     sites = []
     for site in plan.sites:
         if site.site in changed and site.role is Role.WEIGHT:
-            site = replace(site, spec=widen_spec(site.spec, bits[site.site]), qparams=None, values=None)
+            site = replace(site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None)
         elif site.derived is not None and site.derived[1] in changed:
+            # Its scale is the product of the weight's with the input's.
             site = replace(site, qparams=None, values=None)
         sites.append(site)
     return calibrate(state.model, replace(plan, sites=tuple(sites)), calibration) if changed else plan
@@ -143,10 +125,12 @@ def _describe_bits(
     return f"weights of {mean:.2f} bits on average (at most {config.weight_bits_budget:g}): {counts}"
 
 
-def _has_budget(ctx: RunContext, state: State) -> bool:
-    return ctx.config.weight_bits_budget is not None
-
-
 WEIGHT_BITS = Pass(
-    NAME, Stage.REFINE, spread_bits, "spreading bits over the weights", 0.4, fast=True, applies=_has_budget
+    NAME,
+    Stage.REFINE,
+    spread_bits,
+    "spreading bits over the weights",
+    0.4,
+    fast=True,
+    applies=lambda ctx, _: ctx.config.weight_bits_budget is not None,
 )

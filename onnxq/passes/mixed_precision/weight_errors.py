@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,24 +12,15 @@ from numpy.typing import NDArray
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset
 from onnxq.graph.light import bare_proto, rebuild
-from onnxq.graph.scopes import iterate_subgraphs
-from onnxq.numerics import dequantize, fake_quant_weight
-from onnxq.passes.rounding.operators import Operator, list_operators
+from onnxq.graph.scopes import walk_graphs
+from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
 from onnxq.passes.rounding.sequential import round_sequentially
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Edge, Site
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """An input of a node that reads a constant, made an input of the whole model."""
-
-    name: str
-    usual: Array
 
 
 def measure_isolated(
@@ -52,12 +42,11 @@ def measure_isolated(
     """
     proto = ensure_opset(proto, plan.opset)
     found = list_operators(GraphIndex(proto), plan)
-    alone = (
-        round_sequentially(proto, plan, fitted, others=others, alone=True, progress=progress).plan if rounded else plan
-    )
-    open_, places = _open_constants(proto, found)
+    alone = plan
+    if rounded:
+        alone = round_sequentially(proto, plan, fitted, others=others, alone=True, progress=progress).plan
+    open_, places, usual = _open_constants(proto, found)
     session = Session(open_, optimize=False)
-    usual = {place.name: place.usual for place in places.values()}
     samples = [dict(sample) for sample in judged]
     wanted = [session.run({**sample, **usual}) for sample in samples]
     errors: dict[Site, float] = {}
@@ -73,54 +62,42 @@ def measure_isolated(
     return errors
 
 
-def _open_constants(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, _Place]]:
-    """A copy whose weights and biases of these operators are read from inputs of the model."""
+def _open_constants(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, str], dict[str, Array]]:
+    """A copy whose weights and biases of these operators are read from inputs of the model, their names and values."""
     copy = onnx.ModelProto.FromString(bare_proto(proto).SerializeToString())
-    nodes = {node.name: node for node in _nodes(copy.graph)}
-    places: dict[Edge, _Place] = {}
+    nodes = {node.name: node for _, graph in walk_graphs(copy.graph) for node in graph.node}
+    places: dict[Edge, str] = {}
+    usual: dict[str, Array] = {}
     for one in found:
-        wanted = {Edge(one.node.name, 1, one.node.scope): one.weight}
+        constants = {Edge(one.node.name, 1, one.node.scope): one.weight}
         if one.bias_edge is not None:
-            wanted[one.bias_edge] = np.asarray(one.bias.reshape(one.bias_shape), np.float32)
-        for edge, value in wanted.items():
-            node = nodes[edge.node]
-            place = _Place(f"{edge.node}/in{edge.index}/given", np.ascontiguousarray(value, np.float32))
+            constants[one.bias_edge] = np.asarray(one.bias.reshape(one.bias_shape), np.float32)
+        for edge, value in constants.items():
+            node, name = nodes[edge.node], f"{edge.node}/in{edge.index}/given"
+            places[edge], usual[name] = name, np.ascontiguousarray(value, np.float32)
+            # An operator without a bias gets one of zeros.
             node.input.extend([""] * (edge.index + 1 - len(node.input)))
-            node.input[edge.index] = place.name
-            copy.graph.input.append(onnx.helper.make_tensor_value_info(place.name, 1, place.usual.shape))
-            places[edge] = place
-    return rebuild(proto, copy), places
+            node.input[edge.index] = name
+            copy.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape))
+    return rebuild(proto, copy), places, usual
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for _, body in iterate_subgraphs(node):
-            yield from _nodes(body)
-
-
-def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, _Place]) -> dict[str, Array]:
+def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]) -> dict[str, Array]:
+    """The values of the inputs that these operators read, with the numbers of the plan."""
     sites = {site.site: site for site in plan.sites}
     biases = {bias.edge: bias.values for bias in plan.biases}
     found: dict[str, Array] = {}
     for one in readers:
-        found[places[Edge(one.node.name, 1, one.node.scope)].name] = _value(sites[one.site.site], one.weight)
+        found[places[Edge(one.node.name, 1, one.node.scope)]] = dequantize_constant(sites[one.site.site], one.weight)
         if one.bias_edge is None:
             continue
-        place, held = places[one.bias_edge], one.bias_site
+        name, held = places[one.bias_edge], one.bias_site
         if one.bias_edge in biases:
-            found[place.name] = np.asarray(biases[one.bias_edge].reshape(place.usual.shape), np.float32)
+            found[name] = np.asarray(biases[one.bias_edge].reshape(one.bias_shape), np.float32)
         elif held is not None and sites[held.site].values is not None:
-            found[place.name] = _value(sites[held.site], place.usual.reshape(-1)).reshape(place.usual.shape)
+            # Only integers that rounding chose: those of calibration are the model's own bias, rounded.
+            found[name] = dequantize_constant(sites[held.site], one.bias).reshape(one.bias_shape)
     return found
-
-
-def _value(site: SitePlan, constant: Array) -> Array:
-    if site.qparams is None:
-        return constant
-    if site.values is None:
-        return np.asarray(fake_quant_weight(constant, site.qparams, site.spec, site.sum_orders))
-    return np.ascontiguousarray(dequantize(site.values, site.qparams, site.spec), np.float32)
 
 
 def _measure_relative(
@@ -129,6 +106,7 @@ def _measure_relative(
     """Mean over float outputs of squared error over power, without padding."""
     errors = ModelErrors()
     for feeds, one, other in zip(samples, wanted, got, strict=True):
+        # Of labels and indices a step is no smaller for a smaller error.
         floats = {name: v for name, v in one.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
         errors.update(feeds, floats, other)
     return errors.noise()

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import fake_quant, qparams_from_range
+from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
 from onnxq.observers.histogram import HistogramObserver
+from onnxq.plan import Bound
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
 Array = NDArray[Any]
-Bound = tuple[float | None, float | None]
-
+# The first clips nothing: it is minmax.
 OBSERVERS = (
     ObserverSpec("percentile", (("percentile", 100.0),)),
     ObserverSpec("percentile", (("percentile", 99.999),)),
@@ -38,36 +37,31 @@ class Ranges:
 
     def __init__(self, spec: QuantSpec) -> None:
         self._spec = spec
-        self._made: dict[str, HistogramObserver] = {}
-        first: HistogramObserver | None = None
+        self._observers: dict[str, HistogramObserver] = {}
         for one in OBSERVERS:
             made = create_observer(one, spec)
-            if not isinstance(made, HistogramObserver):
-                continue
-            first = made if first is None else first
-            # All observers read the same histogram, so it is filled once.
-            made.histogram = first.histogram
-            self._made[_name(one)] = made
-        self._first = first
+            assert isinstance(made, HistogramObserver)
+            self._observers[_name(one)] = made
+        self._first = next(iter(self._observers.values()))
+        # All read the same histogram, so it is filled once.
+        for made in self._observers.values():
+            made.histogram = self._first.histogram
 
     def update(self, values: Array) -> None:
         """Add a sample. Raises CalibrationError on NaN and inf."""
-        if self._first is not None:
-            self._first.update(values)
+        self._first.update(values)
 
     def candidates(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
         """Observer's name -> scale and zero point, without duplicates and `present`; {} if there were no values."""
         found: dict[str, QParams] = {}
-        if self._first is None or not self._first.count:
-            return found
         seen = set() if present is None else {(float(present.scale), int(present.zero_point))}
-        for name, one in self._made.items():
-            low, high = one.range()
-            numbers = qparams_from_range(low, high, self._spec, origin=name, bound=bound)
-            key = (float(numbers.scale), int(numbers.zero_point))
+        for name, one in self._observers.items() if self._first.count else ():
+            qparams = qparams_from_range(*one.range(), self._spec, origin=name, bound=bound)
+            # Each candidate costs a run of every reader, so the same range is tried once.
+            key = (float(qparams.scale), int(qparams.zero_point))
             if key not in seen:
                 seen.add(key)
-                found[name] = numbers
+                found[name] = qparams
         return found
 
 
@@ -80,10 +74,6 @@ def _name(one: ObserverSpec) -> str:
 
 def choose_candidate(errors: dict[str, float], present: str) -> str:
     """The candidate with the least error if that is below `WORTH` times the present one's, else `present`."""
+    # Of equal errors the first by name, so that no order of dictionaries decides.
     best = min(errors, key=lambda name: (errors[name], name))
     return best if errors[best] < WORTH * errors[present] else present
-
-
-def round_to_grid(values: Array, numbers: QParams, spec: QuantSpec) -> Array:
-    """The values behind a pair, float32."""
-    return np.asarray(fake_quant(values, numbers, spec), np.float32)

@@ -25,8 +25,8 @@ def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """The range of each activation that disturbs the operators behind it least."""
     samples, seed, plan = ctx.data, ctx.config.data.seed, state.planned
     few = take_enough(samples.calibration, plan, ctx.config.effort, seed)
-    held = samples.validation
-    judges = held.take(_JUDGES, seed) if len(held) > _JUDGES else held
+    # Others than those that candidates are made of: a range fits the values that it was made from.
+    judges = samples.validation.take(_JUDGES, seed)
     done = choose_ranges(state.model, plan, few.samples(), judges.samples(), progress=ctx.progress)
     if not done.taken:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
@@ -34,17 +34,13 @@ def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     return replace(state, plan=done.plan), PassReport(NAME, (line,))
 
 
-def _score(ctx: RunContext, state: State) -> float:
-    return ctx.data.judges.score(state, ignore_rounding(state.planned), progress=ctx.progress)
-
-
-def _loses_little(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
-    return after_db > before_db - _NOISE_DB
-
-
+_TRIAL = Trial(
+    score=lambda ctx, state: ctx.data.judges.score(state, ignore_rounding(state.planned), progress=ctx.progress),
+    keeps=lambda _ctx, _before, _after, before, after: after > before - _NOISE_DB,
+)
 RANGES: tuple[Pass, ...] = (
     Pass(
         NAME, Stage.REFINE, improve_ranges, "choosing ranges", 0.3,
-        applies=needs_float32, trial=Trial(_score, _loses_little),
+        applies=needs_float32, trial=_TRIAL,
     ),
 )  # fmt: skip

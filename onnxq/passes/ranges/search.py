@@ -22,7 +22,8 @@ from onnxq.data import read_mask
 from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
-from onnxq.passes.ranges.core import WORTH, Array, Ranges, choose_candidate, round_to_grid
+from onnxq.numerics import fake_quant
+from onnxq.passes.ranges.core import WORTH, Array, Ranges, choose_candidate
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner
 from onnxq.plan import Plan, SitePlan
@@ -31,8 +32,10 @@ from onnxq.runtime import Feeds, Session
 from onnxq.sites import Role, Site
 from onnxq.spec import PerTensor, QParams
 
+# Operators that are run with each candidate in front: their sums tell which values matter.
 _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRESENT = "as calibrated"
+# Of the samples that candidates are made of, those that errors come from as well.
 _AGAIN = 12
 Runner = Callable[[int, Array], Array]
 
@@ -68,17 +71,15 @@ def choose_ranges(
     with progress("choosing ranges", len(readers)) as task:
         for node in index.nodes:
             if node.name in readers:
+                # A tensor's last reader is told so: behind it the errors of its candidates are complete.
                 for k, site in readers[node.name]:
                     left[site.site] -= 1
                     state.read(node, k, site, last=not left[site.site])
                 task.advance()
-    taken: dict[Site, tuple[str, QParams]] = {}
-    for where, errors in state.errors.items():
-        name = choose_candidate(errors, _PRESENT)
-        if name != _PRESENT:
-            taken[where] = (name, state.candidates[where][name])
-    done = _replace_ranges(proto, plan, {site: numbers for site, (_, numbers) in taken.items()})
-    return Ranged(done, {site: name for site, (name, _) in taken.items()})
+    chosen = {site: choose_candidate(errors, _PRESENT) for site, errors in state.errors.items()}
+    taken = {site: name for site, name in chosen.items() if name != _PRESENT}
+    qparams = {site: state.candidates[site][name] for site, name in taken.items()}
+    return Ranged(_replace_ranges(proto, plan, qparams), taken)
 
 
 def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams]) -> Plan:
@@ -88,11 +89,12 @@ def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams])
     sites = []
     for site in plan.sites:
         if site.site in taken:
-            sites.append(replace(site, qparams=replace(taken[site.site], origin=f"{taken[site.site].origin}, chosen")))
+            qparams = taken[site.site]
+            site = replace(site, qparams=replace(qparams, origin=f"{qparams.origin}, chosen"))
         elif site.derived is not None and site.derived[0] in taken:
-            sites.append(replace(site, qparams=None))
-        else:
-            sites.append(site)
+            site = replace(site, qparams=None)
+        sites.append(site)
+    # A weight's scale may have been raised for its bias, whose scale is another now.
     weights = {site.derived[1] for site in sites if site.derived is not None and site.qparams is None}
     sites = [replace(site, qparams=None) if site.site in weights else site for site in sites]
     return calibrate(proto, replace(plan, sites=tuple(sites)))
@@ -109,7 +111,7 @@ def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, Sit
         tensor = find_tensor(index, site.site)
         if index.is_constant(tensor):
             continue
-        for edge in index.consumers(tensor) if site.consumers is None else site.consumers:
+        for edge in site.find_readers(index):
             found.setdefault(edge.node, []).append((edge.index, site))
     return found
 
@@ -123,8 +125,8 @@ def _count_positions(node: NodeRef, value: Array) -> int:
 class _State:
     """The float model on its way through the graph; errors of every candidate so far."""
 
-    def __init__(self, index: GraphIndex, walk: LayerwiseRunner, feeds: Sequence[Feeds], fitted: int) -> None:
-        self.index, self.walk, self.feeds, self.fitted = index, walk, feeds, fitted
+    def __init__(self, index: GraphIndex, runner: LayerwiseRunner, feeds: Sequence[Feeds], fitted: int) -> None:
+        self.index, self.runner, self.feeds, self.fitted = index, runner, feeds, fitted
         again = {int(j) for j in np.linspace(0, fitted - 1, min(_AGAIN, fitted))}
         self.judges = [*sorted(again), *range(fitted, len(feeds))]
         self.candidates: dict[Site, dict[str, QParams]] = {}
@@ -132,24 +134,26 @@ class _State:
 
     def read(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
         """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
-        tensor = self.index.resolve(node.inputs[k], node.scope)
+        tensor = self.index.input(node, k)
         if tensor is None or site.qparams is None:
             return
-        self.walk.advance(self.walk.place(node.name))
-        values = list(self.walk.values(tensor))
+        self.runner.advance(self.runner.place(node.name))
+        values = list(self.runner.values(tensor))
         if site.site not in self.candidates:
+            # Of few positions the range is chance, and so is what a narrower one clips.
             seen = sum(_count_positions(node, value) for value in values[: self.fitted])
             made = self._made(values, site, site.qparams) if seen >= FEWEST_POSITIONS else {}
             self.candidates[site.site] = {_PRESENT: site.qparams, **made}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
-        if len(self.candidates[site.site]) < 2:
+        candidates, errors = self.candidates[site.site], self.errors[site.site]
+        if len(candidates) < 2:
             return
         judged = self._judged(values)
         run = self._alone(node, k) if node.op_type in _RUN and not node.domain else None
         exact = [self._kept(j, run(j, values[j]) if run else values[j]) for j in judged]
-        signal, errors, most = sum(sum_squares(one) for one in exact), self.errors[site.site], np.inf
-        for name, numbers in self.candidates[site.site].items():
-            pairs = ((j, round_to_grid(values[j], numbers, site.spec)) for j in judged)
+        signal, most = sum(sum_squares(one) for one in exact), np.inf
+        for name, qparams in candidates.items():
+            pairs = ((j, np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)) for j in judged)
             got = (self._kept(j, run(j, value) if run else value) for j, value in pairs)
             errors[name] += relative_noise(exact, got, signal, most - errors[name])
             if last:
@@ -180,9 +184,8 @@ class _State:
     def _alone(self, node: NodeRef, k: int) -> Runner:
         """The node as a model of its own: its output for a sample with another value at input k."""
         others: dict[str, list[Array]] = {}
-        held = [self.index.resolve(name, node.scope) if name else None for name in node.inputs]
+        held = [self.index.input(node, at) for at in range(len(node.inputs))]
         names = ["" if tensor is None else f"in{at}" for at, tensor in enumerate(held)]
-        attrs = {name: node.attrs[name] for name in node.attrs}
         inputs, stored = [], {}
         for at, tensor in enumerate(held):
             if tensor is None:
@@ -193,8 +196,8 @@ class _State:
                 continue
             inputs.append(onnx.helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None))
             if at != k:
-                others[names[at]] = list(self.walk.values(tensor))
-        alone = onnx.helper.make_node(node.op_type, names, ["out"], **attrs)
+                others[names[at]] = list(self.runner.values(tensor))
+        alone = onnx.helper.make_node(node.op_type, names, ["out"], **node.attrs)
         part = assemble_model(self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored)
         session = Session(part, optimize=False)
 

@@ -23,10 +23,13 @@ from onnxq.passes.rewrites.replace import Replacement, apply_replacements
 from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
 
+# Gelu's two forms, Hendrycks and Gimpel 2016 (https://arxiv.org/abs/1606.08415): x/2·(1 + erf(x/√2)), and
+# x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
 _ERF = {1: 1 / math.sqrt(2)}
 _TANH = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
 _CLAMPS = ("Clip", "Relu", "Min", "Max")
-_MOST = 1e30  # Clip's bounds default to the type's own limits
+# Clip's bounds default to the type's own limits, which are no bounds.
+_MOST = 1e30
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,9 @@ def _clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     if node.op_type not in _CLAMPS:
         return None
     reader = view.sole_reader(view.output(node))
+    # Only the last of a row is looked at, and the others from there.
     if reader is not None and reader[0].op_type in _CLAMPS and _bounds(view, reader[0]) is not None:
-        return None  # not the last of its row
+        return None
     low, high, at, inner = -math.inf, math.inf, node, None
     while True:
         bounds = _bounds(view, at)
@@ -135,6 +139,7 @@ def _bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | None:
 
 def _match(view: View, anchor: _Anchor, target: str) -> Replacement | None:
     """The longest tail that makes a known activation."""
+    # A shorter one may be known as well: the HardSigmoid inside a HardSwish.
     for tail in reversed(walk(view, anchor.node, anchor.inner, anchor.used)):
         readings = [tail] if tail.factor is not None else _without_factor(view, anchor, tail)
         for reading in readings:
@@ -142,14 +147,12 @@ def _match(view: View, anchor: _Anchor, target: str) -> Replacement | None:
             if x is None:
                 continue
             single = _recognise(anchor, reading, tail.factor is not None, view.index.dtype(x), target)
-            out = view.output(reading.last)
-            if (
-                single is not None
-                and reading.used.rank <= view.least_rank(x)
-                and view.private(reading.used.tensors - {out}, reading.used.nodes)
-            ):
-                nodes = frozenset(reading.used.nodes)
-                return Replacement(reading.last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset)
+            last, used = reading.last, reading.used
+            # Constants that broadcast x would be lost, and tensors that others read must stay.
+            whole = used.rank <= view.least_rank(x) and view.private(used.tensors - {last.result}, used.nodes)
+            if single is not None and whole:
+                nodes = frozenset(used.nodes)
+                return Replacement(last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset)
     return None
 
 
@@ -181,6 +184,7 @@ def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, target: s
         return _Single("Gelu", 20, {"approximate": "tanh"})
     plain = close({0: tail.shift, 1: tail.scale}, {1: 1.0}, tol)
     if anchor.kind == "Sigmoid" and plain and set(tail.poly) <= {1} and target == "ort" and dtype == TensorProto.FLOAT:
+        # The slope as ORT's kernel holds it, in float32.
         return _Single("QuickGelu", 1, {"alpha": float(np.float32(tail.poly[1]))}, "com.microsoft")
     return None
 
@@ -194,6 +198,7 @@ def _hard(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> _Single | N
     alpha, beta = tail.scale * poly[1], tail.scale * poly[0]
     if product:
         return _Single("HardSwish", 14) if close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol) else None
+    # A plain clip, or there already.
     if not alpha or not beta or tail.last.op_type == "HardSigmoid":
-        return None  # a plain clip; or there already
+        return None
     return _Single("HardSigmoid", 6, {"alpha": float(np.float32(alpha)), "beta": float(np.float32(beta))})

@@ -11,7 +11,6 @@ A BatchNormalization in front of a Conv stays: it evens out channels that share 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from onnxq.passes.affine_core import Array64, round_to_type, scale_outputs, sum_
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
-from onnxq.passes.linear import ARITHMETIC, Affine, Linear, Source, find_linear, list_followers, scalar_source
+from onnxq.passes.linear import ARITHMETIC, Linear, Source, find_linear, list_followers, scalar_source
 from onnxq.passes.view import View
 from onnxq.sites import Refusal
 
@@ -52,51 +51,38 @@ def _behind(proto: ModelLike, name: str, kinds: frozenset[str]) -> tuple[ModelLi
         if op is None or affine is None or not affine.nodes:
             continue
         row = ", ".join(follower.name for follower in affine.nodes)
-        values = _scale_source(op, affine)
-        if values is None:
-            skipped.append(Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, name, "R112"))
+        weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
+        if not _write(view, edit, op, weight, affine.a * op.bias + affine.c):
+            skipped.append(_refuse_overflow(op, row, name))
             continue
-        _write(view, edit, op, *values)
         edit.absorb(op.last, affine.nodes)
         changed.append(f"{node.name}: took in {row}")
-    return (edit.export() if changed else proto), PassReport(name, tuple(changed), tuple(skipped))
+    return edit.finish(name, changed, skipped)
 
 
-_FIX = "nothing to do; the nodes stay as they are"
-_Values = tuple[NDArray[Any], "NDArray[Any] | None"]
+def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
+    reason = f"folding {row} into it overflows {op.weight.dtype}"
+    return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
 
 
-def _scale_source(op: Linear, affine: Affine) -> _Values | None:
-    """(weight, bias or None where there is none to write) of a·y + c."""
-    weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
-    return _finish_fold(op, weight, affine.a * op.bias + affine.c)
-
-
-def _finish_fold(op: Linear, weight: NDArray[Any] | None, bias: Array64) -> _Values | None:
+def _write(view: View, edit: Edit, op: Linear, weight: NDArray[Any] | None, bias: Array64) -> bool:
+    """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
-        return None
-    if op.bias_at is None or (not np.any(bias) and not _has_bias(op)):
-        return weight, None
+        return False
+    if op.bias_at is None or (not np.any(bias) and view.tensor(*op.bias_at) is None):
+        # No bias of zeros where there was none.
+        edit.set_constant(view, view.edge(op.node, 1), weight)
+        return True
     narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
-    return None if narrow is None else (weight, narrow)
-
-
-def _has_bias(op: Linear) -> bool:
-    return (
-        op.bias_at is not None
-        and op.bias_at[1] < len(op.bias_at[0].inputs)
-        and bool(op.bias_at[0].inputs[op.bias_at[1]])
-    )
-
-
-def _write(view: View, edit: Edit, op: Linear, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+    if narrow is None:
+        return False
     edit.set_constant(view, view.edge(op.node, 1), weight)
-    if bias is None or op.bias_at is None:
-        return
     holder, k = op.bias_at
-    edit.set_constant(view, view.edge(holder, k), bias)
+    edit.set_constant(view, view.edge(holder, k), narrow)
     if holder.op_type == "Gemm" and float(holder.attrs.get("beta", 1.0)) != 1.0:
-        edit.attrs(holder, {"beta": 1.0})  # the bias now holds it
+        # The bias holds it now.
+        edit.attrs(holder, {"beta": 1.0})
+    return True
 
 
 def _in_front(proto: ModelLike) -> tuple[ModelLike, PassReport]:
@@ -109,35 +95,32 @@ def _in_front(proto: ModelLike) -> tuple[ModelLike, PassReport]:
         if op is None or source is None or move is None:
             continue
         row = ", ".join(leader.name for leader in source.nodes)
-        values = _finish_fold(op, round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype), move.bias)
-        if values is None or round_to_type(np.array(move.rest), op.weight.dtype) is None:
-            skipped.append(
-                Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, "scalars", "R112")
-            )
+        bias, rest = move
+        fits = round_to_type(np.array(rest), op.weight.dtype) is not None
+        weight = round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype) if fits else None
+        if not _write(view, edit, op, weight, bias):
+            skipped.append(_refuse_overflow(op, row, "scalars"))
             continue
-        _write(view, edit, op, *values)
-        edit.read(view.edge(node, 0), _data(edit, op, source, move))
+        x = source.x.name
+        if rest != 0.0:
+            shift = edit.constant(node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype))
+            x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
+        edit.read(view.edge(node, 0), x)
         changed.append(f"{node.name}: took in {row}")
-    return (edit.export() if changed else proto), PassReport("scalars", tuple(changed), tuple(skipped))
+    return edit.finish("scalars", changed, skipped)
 
 
-@dataclass(frozen=True, eq=False)
-class _Move:
+def _move(op: Linear, source: Source) -> tuple[Array64, float] | None:
     """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
-
-    bias: Array64
-    rest: float
-
-
-def _move(op: Linear, source: Source) -> _Move | None:
     if source.t == 0.0:
-        return _Move(op.bias, 0.0)
+        return op.bias, 0.0
     if op.bias_at is not None and not _is_padded(op):
         sums = sum_inputs(op.weight, op.axis) * float(op.node.attrs.get("alpha", 1.0))
-        return _Move(op.bias + source.t * sums, 0.0)
-    if len(source.nodes) < 2 or abs(source.s) < 1e-6:  # nothing would be gained
+        return op.bias + source.t * sums, 0.0
+    # One node for one node would gain nothing, and t/s loses digits where s is small.
+    if len(source.nodes) < 2 or abs(source.s) < 1e-6:
         return None
-    return _Move(op.bias, source.t / source.s)
+    return op.bias, source.t / source.s
 
 
 def _is_padded(op: Linear) -> bool:
@@ -145,15 +128,6 @@ def _is_padded(op: Linear) -> bool:
     if op.node.op_type in ("Gemm", "MatMul"):
         return False
     given = op.node.attrs.get("auto_pad", "NOTSET")
-    return (
-        op.node.op_type == "ConvTranspose"
-        or given not in ("NOTSET", "VALID")
-        or (given == "NOTSET" and any(op.node.attrs.get("pads", ())))
-    )
-
-
-def _data(edit: Edit, op: Linear, source: Source, move: _Move) -> str:
-    if move.rest == 0.0:
-        return source.x.name
-    rest = edit.constant(op.node.scope, f"{op.node.name}/shift", np.array(move.rest, dtype=op.weight.dtype))
-    return edit.insert_before(op.node, "Add", (source.x.name, rest), {}, f"{source.x.name}/shifted")
+    padded = given not in ("NOTSET", "VALID") or (given == "NOTSET" and any(op.node.attrs.get("pads", ())))
+    # Kernels of a ConvTranspose overlap less at the border even without padding.
+    return op.node.op_type == "ConvTranspose" or padded

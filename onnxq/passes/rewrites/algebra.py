@@ -16,7 +16,9 @@ from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
 Poly = dict[int, float]
+# Of Gelu's approximation by tanh; no other activation has as many.
 _MAX_DEGREE = 3
+# Nodes in a row: an activation written out has six or seven, and a search without an end would be of whole networks.
 _MAX_DEPTH = 10
 
 
@@ -52,6 +54,7 @@ def polynomial(view: View, at: TensorId | None, x: TensorId, used: Used, depth: 
     if node is None or node.scope != used.scope:
         return None
     terms = [_operand(view, node, k, x, used, depth) for k in range(len(node.inputs))]
+    # Of constants alone it says nothing about x, whatever else may be computed from it.
     if any(term is None for term in terms) or all(set(term or {}) <= {0} for term in terms):
         return None
     ranks = [found[1] for k in range(len(node.inputs)) if (found := view.scalar(node, k)) is not None]
@@ -77,6 +80,7 @@ def _combine(op: str, terms: list[Poly]) -> Poly | None:
         return {p: left.get(p, 0.0) + sign * right.get(p, 0.0) for p in sorted({*left, *right})}
     if op == "Mul":
         return _times(left, right)
+    # Division by x, and x in the exponent, are no polynomials.
     if set(right) != {0}:
         return None
     if op == "Div":
@@ -159,6 +163,7 @@ def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorI
     if node.op_type == "Mul" or (node.op_type == "Div" and k == 0 and value):
         value = value if node.op_type == "Mul" else 1.0 / value
         scale, shift = scale * value, shift * value
+    # Behind the product with x a constant is no shift of the anchor any more.
     elif state.factor is None and node.op_type == "Add":
         shift += value
     elif state.factor is None and node.op_type == "Sub":
@@ -187,6 +192,7 @@ def _product(view: View, state: Tail, node: NodeRef, k: int, inner: TensorId) ->
 
 
 def _with(view: View, used: Used, node: NodeRef, rank: int) -> Used:
+    # A copy: the shorter tails stay as they are.
     copy = Used(used.scope, set(used.nodes), set(used.tensors), used.rank)
     copy.take(view, node, rank)
     return copy

@@ -20,29 +20,30 @@ _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 def remove_dead(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every such node bypassed, then nodes that nobody reads removed."""
-    view, edit, changed = View(proto), Edit(proto), []
+    view, edit = View(proto), Edit(proto)
     alias: dict[TensorId, TensorId] = {}
+    bypassed: dict[str, str] = {}
     for node in view.index.nodes:
         source = _source(view, node)
-        if source is None or view.kept(view.output(node)):
+        if source is None or view.kept(node.result):
             continue
-        source = alias.get(source, source)
-        alias[view.output(node)] = source
+        # Of several in a row each repeats what the first of them reads.
+        source = alias[node.result] = alias.get(source, source)
         edit.bypass(node, source)
-        changed.append(f"{node.name}: {node.op_type} that does nothing")
+        bypassed[node.name] = f"{node.name}: {node.op_type} that does nothing"
     before = {node.name for node in view.index.nodes}
+    # Also where nothing was bypassed: the export leaves out what nobody reads.
     result = edit.export()
-    left = {node.name for node in View(result).index.nodes}
-    removed = sorted(before - left - {line.split(":")[0] for line in changed})
-    changed += [f"{name}: read by nobody" for name in removed]
+    removed = sorted(before - {node.name for node in View(result).index.nodes} - set(bypassed))
+    changed = [*bypassed.values(), *(f"{name}: read by nobody" for name in removed)]
     return (result if changed else proto), PassReport("dead", tuple(changed))
 
 
 def _source(view: View, node: NodeRef) -> TensorId | None:
     """The tensor a node merely repeats."""
-    if node.domain or any(view.index.consumers(view.output(node, k)) for k in _extra(node)):
-        return None
-    if any(view.kept(view.output(node, k)) for k in _extra(node)):
+    # A Dropout's mask, where somebody looks at it.
+    extra = [view.output(node, k) for k in range(1, len(node.outputs)) if node.outputs[k]]
+    if node.domain or any(view.index.consumers(out) or view.kept(out) for out in extra):
         return None
     x = view.tensor(node, 0)
     if node.op_type == "Identity":
@@ -57,10 +58,6 @@ def _source(view: View, node: NodeRef) -> TensorId | None:
     return _neutral(view, node) if node.op_type in _NEUTRAL else None
 
 
-def _extra(node: NodeRef) -> list[int]:
-    return [k for k in range(1, len(node.outputs)) if node.outputs[k]]
-
-
 def _inference(view: View, node: NodeRef) -> bool:
     """Since opset 12 an input says whether a Dropout trains; before it never did in an exported model."""
     if view.tensor(node, 2) is None:
@@ -70,6 +67,7 @@ def _inference(view: View, node: NodeRef) -> bool:
 
 
 def _neutral(view: View, node: NodeRef) -> TensorId | None:
+    # x - 0 and x / 1 are neutral, 0 - x and 1 / x are not.
     for k in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
         constant, x = view.scalar(node, 1 - k), view.tensor(node, k)
         if constant is None or x is None or view.index.is_constant(x):

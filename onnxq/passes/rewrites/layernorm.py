@@ -48,6 +48,7 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
         return None
     squares, epsilon, nodes = inside
     divided, d = norm
+    # Exporters compute d once, or once for each of its two uses.
     if (d.x, d.axes) != (squares.x, squares.axes):
         return None
     affine = _affine(view, divided[-1], d.x, len(d.axes))
@@ -59,6 +60,7 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
     if not view.private(written, used):
         return None
     arrays = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
+    # From the end: the rank need not be known.
     attrs = {"axis": -len(d.axes), "epsilon": float(np.float32(epsilon))}
     return Replacement(last, frozenset(used), "LayerNormalization", (d.x,), attrs, "", 17, arrays)
 
@@ -69,6 +71,7 @@ def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] 
     if add is None:
         return None
     k = 1 if view.scalar(add, 0) is not None else 0
+    # A constant of more axes than the mean would not be one epsilon.
     epsilon = view.scalar(add, 1 - k)
     mean = view.producer(view.tensor(add, k), "ReduceMean")
     square = None if mean is None else view.producer(view.tensor(mean, 0), "Pow", "Mul")
@@ -93,7 +96,8 @@ def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centre
         return None
     node, k = reader
     nodes = [node]
-    if node.op_type == "Reciprocal" or (node.op_type == "Div" and k == 1 and _is_one(view, node)):
+    one = view.scalar(node, 0)
+    if node.op_type == "Reciprocal" or (node.op_type == "Div" and k == 1 and one is not None and one[0] == 1.0):
         reader = view.sole_reader(view.output(node))
         if reader is None or reader[0].op_type != "Mul" or reader[0].domain:
             return None
@@ -103,11 +107,6 @@ def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centre
     else:
         d = _match_centred(view, view.tensor(node, 0)) if node.op_type == "Div" and k == 1 else None
     return None if d is None else (nodes, d)
-
-
-def _is_one(view: View, node: NodeRef) -> bool:
-    one = view.scalar(node, 0)
-    return one is not None and one[0] == 1.0
 
 
 def _match_centred(view: View, tensor: TensorId | None) -> _Centred | None:
@@ -142,8 +141,9 @@ def _affine(
     scaled = _constant_reader(view, node, "Mul")
     if scaled is None:
         return None
-    dims = _dims(view, x, count)
-    gamma = _trailing(scaled[1], count, dims, view.least_rank(x))
+    # The sizes of the normalized axes, where all are known.
+    sizes = tuple(dim for dim in (view.index.shape(x) or ())[-count:] if isinstance(dim, int))
+    gamma = _trailing(scaled[1], count, sizes if len(sizes) == count else None, view.least_rank(x))
     if gamma is None:
         return None
     shifted = _constant_reader(view, scaled[0], "Add")
@@ -159,13 +159,6 @@ def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, 
         return None
     value = view.constant(reader[0], 1 - reader[1])
     return (reader[0], value) if value is not None and is_float(value) else None
-
-
-def _dims(view: View, x: TensorId, count: int) -> tuple[int, ...] | None:
-    """The sizes of the normalized axes where all are known."""
-    shape = view.index.shape(x)
-    sizes = tuple(dim for dim in (shape or ())[-count:] if isinstance(dim, int))
-    return sizes if len(sizes) == count else None
 
 
 def _trailing(value: NDArray[Any], count: int, dims: tuple[int, ...] | None, least_rank: int) -> NDArray[Any] | None:

@@ -6,8 +6,6 @@ is left alone: it counts its own padding differently from a padded input unless 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from onnxq.graph import ModelLike, NodeRef
@@ -18,62 +16,54 @@ from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
 
-@dataclass(frozen=True)
-class _Match:
-    pad: NodeRef
-    x: TensorId
-    convs: tuple[NodeRef, ...]
-    amounts: tuple[int, ...]
-
-
 def fold_pad(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every Pad of zeros along spatial axes that only Convs read."""
-    view = View(proto)
-    matches = [match for node in view.index.nodes if (match := _match(view, node)) is not None]
-    if not matches:
-        return proto, PassReport("pad")
-    edit, changed = Edit(proto), []
-    for match in matches:
-        for conv in match.convs:
-            edit.read(view.edge(conv, 0), match.x.name)
-            edit.attrs(conv, {"pads": _sum(conv, match.amounts), "auto_pad": None})
-            changed.append(f"{conv.name}: pads of {match.pad.name}")
-        edit.remove(match.pad)
-    return edit.export(), PassReport("pad", tuple(changed))
+    view, edit, changed = View(proto), Edit(proto), []
+    for node in view.index.nodes:
+        match = _match(view, node)
+        if match is None:
+            continue
+        x, convs, amounts = match
+        for conv in convs:
+            edit.read(view.edge(conv, 0), x.name)
+            edit.attrs(conv, {"pads": _sum(conv, amounts), "auto_pad": None})
+            changed.append(f"{conv.name}: pads of {node.name}")
+        edit.remove(node)
+    return edit.finish("pad", changed)
 
 
-def _match(view: View, node: NodeRef) -> _Match | None:
+def _match(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
+    """(padded tensor, the Convs, spatial amounts: begins, then ends) of a Pad that can go."""
     if node.op_type != "Pad" or node.domain or node.attrs.get("mode", "constant") != "constant":
         return None
-    x, out = view.tensor(node, 0), view.output(node)
+    x, out = view.tensor(node, 0), node.result
     readers = view.index.consumers(out)
     if x is None or not readers or view.kept(out) or any(edge.scope != node.scope or edge.index for edge in readers):
         return None
     convs = tuple(view.index.node(edge.node) for edge in readers)
-    if any(conv.op_type != "Conv" or conv.domain or not _own_pads(conv) for conv in convs):
+    # SAME pads by the size that the Pad changes.
+    if any(conv.op_type != "Conv" or conv.domain or _auto_pad(conv) not in ("NOTSET", "VALID") for conv in convs):
         return None
     amounts = pad_amounts(view, node, _rank(view, convs))
     if amounts is None or not pads_with_zero(view, node):
         return None
     half = len(amounts) // 2
     spatial = (*amounts[2:half], *amounts[half + 2 :])
+    # A Conv pads neither batch nor channels, and crops nothing.
     if any(amounts[k] for k in (0, 1, half, half + 1)) or min(spatial) < 0:
         return None
-    return _Match(node, x, convs, spatial)
+    return x, convs, spatial
 
 
-def _own_pads(conv: NodeRef) -> bool:
-    return conv.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+def _auto_pad(conv: NodeRef) -> str:
+    return str(conv.attrs.get("auto_pad", "NOTSET"))
 
 
 def _rank(view: View, convs: tuple[NodeRef, ...]) -> int | None:
     """The rank of the padded tensor, from the weights that read it."""
-    for conv in convs:
-        weight = view.tensor(conv, 1)
-        rank = None if weight is None else view.rank(weight)
-        if rank is not None:
-            return rank
-    return None
+    weights = (view.tensor(conv, 1) for conv in convs)
+    ranks = (view.rank(weight) for weight in weights if weight is not None)
+    return next((rank for rank in ranks if rank is not None), None)
 
 
 def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] | None:
@@ -84,6 +74,7 @@ def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] 
     if given is None:
         return None
     values = [int(v) for v in np.asarray(given).reshape(-1)]
+    # Since opset 18 an input may say which axes the amounts are of.
     if view.tensor(node, 3) is None:
         return tuple(values) if rank is None or len(values) == 2 * rank else None
     axes = view.constant(node, 3)
@@ -104,5 +95,5 @@ def pads_with_zero(view: View, node: NodeRef) -> bool:
 
 
 def _sum(conv: NodeRef, amounts: tuple[int, ...]) -> list[int]:
-    own = conv.attrs.get("pads") if conv.attrs.get("auto_pad", "NOTSET") == "NOTSET" else None
+    own = conv.attrs.get("pads") if _auto_pad(conv) == "NOTSET" else None
     return [a + b for a, b in zip(own or [0] * len(amounts), amounts, strict=True)]

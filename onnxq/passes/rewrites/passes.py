@@ -68,6 +68,7 @@ def rewrite_model(proto: ModelLike, *, skip: frozenset[str] = frozenset(), targe
     Raises ConfigError for a pass that does not exist.
     """
     names = [entry.name for entry in REWRITES]
+    # Sorted, since sets have no order and the error is of the first.
     for name in sorted(skip.difference(names)):
         raise ConfigError(f"prepare.skip: {name}", "there is no such pass", suggest_names(name, names), code="Q320")
     named = name_nodes(proto)

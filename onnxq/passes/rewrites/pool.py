@@ -19,19 +19,19 @@ from onnxq.sites import TensorId
 
 def replace_reduce_mean(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank."""
-    view = View(proto)
-    matches = [(node, x) for node in view.index.nodes if (x := find_pooled_axes(view, node)) is not None]
-    if not matches:
-        return proto, PassReport("pool")
-    edit, changed = Edit(proto), []
-    for node, x in matches:
+    view, edit, changed = View(proto), Edit(proto), []
+    for node in view.index.nodes:
+        x = find_pooled_axes(view, node)
+        if x is None:
+            continue
         if node.attrs.get("keepdims", 1):
             edit.become(node, "GlobalAveragePool", (x.name,), {})
         else:
+            # The node's own name and output go to the last of the two.
             made = edit.insert_before(node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled")
             edit.become(node, "Flatten", (made,), {"axis": 1})
         changed.append(f"{node.name}: GlobalAveragePool instead of ReduceMean")
-    return edit.export(), PassReport("pool", tuple(changed))
+    return edit.finish("pool", changed)
 
 
 def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
@@ -40,6 +40,7 @@ def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
         return None
     x = view.tensor(node, 0)
     rank = None if x is None else view.rank(x)
+    # An attribute until opset 17, then an input.
     axes: Any = node.attrs.get("axes")
     if axes is None:
         axes = view.constant(node, 1)

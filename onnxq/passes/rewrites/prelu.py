@@ -17,13 +17,10 @@ from onnxq.passes.view import SINGLE, View
 
 def replace_prelu(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every PRelu whose slope is constant and does not raise the rank of its input."""
-    view = View(proto)
-    edit, changed = Edit(proto), []
-    for node in view.index.nodes:
-        what = _rewrite(view, edit, node) if node.op_type == "PRelu" and not node.domain else ""
-        if what:
-            changed.append(f"{node.name}: {what}")
-    return (edit.export() if changed else proto), PassReport("prelu", tuple(changed))
+    view, edit = View(proto), Edit(proto)
+    prelus = (node for node in view.index.nodes if node.op_type == "PRelu" and not node.domain)
+    made = {node.name: _rewrite(view, edit, node) for node in prelus}
+    return edit.finish("prelu", [f"{name}: {form}" for name, form in made.items() if form])
 
 
 def _rewrite(view: View, edit: Edit, node: NodeRef) -> str:

@@ -43,6 +43,7 @@ Finder = Callable[[View], list[Replacement]]
 def apply_replacements(proto: ModelLike, name: str, find: Finder) -> tuple[ModelLike, PassReport]:
     """Apply all that a finder finds. Those that need a newer opset than the model can have are left and reported."""
     matches = find(View(proto))
+    # Once for all matches: a conversion of the opset may rewrite any node, so they are looked for again behind it.
     proto, failure = _raise_opset(proto, matches)
     version = find_opset(proto)
     skipped = tuple(
@@ -52,17 +53,14 @@ def apply_replacements(proto: ModelLike, name: str, find: Finder) -> tuple[Model
     )
     if matches:
         matches = [match for match in find(View(proto)) if match.domain or match.opset <= version]
-    if not matches:
-        return proto, PassReport(name, (), skipped)
     edit, changed = Edit(proto), []
     for match in matches:
-        made = [
-            edit.constant(match.last.scope, f"{match.last.name}/{key}", value) for key, value in match.constants.items()
-        ]
+        last = match.last
+        made = (edit.constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
         inputs = [*(tensor.name for tensor in match.inputs), *made]
-        edit.become(match.last, match.op_type, inputs, match.attrs, match.domain)
-        changed.append(f"{match.last.name}: {match.op_type} instead of {len(match.nodes)} nodes")
-    return edit.export(), PassReport(name, tuple(changed), skipped)
+        edit.become(last, match.op_type, inputs, match.attrs, match.domain)
+        changed.append(f"{last.name}: {match.op_type} instead of {len(match.nodes)} nodes")
+    return edit.finish(name, changed, skipped)
 
 
 def _raise_opset(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLike, str]:
@@ -73,5 +71,6 @@ def _raise_opset(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLik
         try:
             return infer_shapes(upgrade_opset(proto, version)), failure
         except OnnxqError as error:
+            # The first is that of the newest version, which would have served all matches.
             failure = failure or error.cause
     return proto, failure

@@ -14,23 +14,19 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 
 
-def reorder_residual(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def reorder_residual(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every Add of two computed tensors that a LayerNormalization reads."""
     view = View(proto)
-    matches = [node for node in view.index.nodes if _is_residual(view, node)] if ctx.config.target == "ort" else []
-    if not matches:
-        return proto, PassReport("residual")
-    edit = Edit(proto)
+    edit, matches = Edit(proto), [node for node in view.index.nodes if _is_residual(view, node)]
     for node in matches:
         edit.become(node, "Sum", node.inputs, {})
-    return edit.export(), PassReport("residual", tuple(f"{node.name}: Sum instead of Add" for node in matches))
+    return edit.finish("residual", [f"{node.name}: Sum instead of Add" for node in matches])
 
 
 def _is_residual(view: View, node: NodeRef) -> bool:
+    # With a constant it is a bias, which other fusions look for.
     if node.op_type != "Add" or node.domain or any(view.is_constant(node, k) for k in (0, 1)):
         return False
-    out = view.output(node)
-    readers = [view.index.node(edge.node) for edge in view.index.consumers(out) if edge.index == 0]
-    return view.index.dtype(out) in SINGLE and any(
-        reader.op_type == "LayerNormalization" and not reader.domain for reader in readers
-    )
+    readers = (view.index.node(edge.node) for edge in view.index.consumers(node.result) if edge.index == 0)
+    normed = any(reader.op_type == "LayerNormalization" and not reader.domain for reader in readers)
+    return normed and view.index.dtype(node.result) in SINGLE

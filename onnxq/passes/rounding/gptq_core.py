@@ -1,17 +1,17 @@
 """Rounding by second moments (GPTQ), least-squares re-fit, and bias correction, on arrays.
 
-round_by_moments   Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with given scales: columns in descending order of
+round_with_feedback Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with given scales: columns in descending order of
                    their second moment, each column's rounding error compensated in the columns after it. Written with
                    the factors of H in place of those of its inverse (Chee et al. 2023, "QuIP", arXiv 2307.13304,
                    theorem 6: the same result). Damping 0.1 of the mean diagonal (8-bit CNNs: .01 28.9 dB, .03 29.7,
                    .1 30.1).
-refit              W' = W (C + l I) (H + l I)^-1: the weights whose outputs for the quantized model's inputs are nearest
+refit_weight       W' = W (C + l I) (H + l I)^-1: the weights whose outputs for the quantized model's inputs are nearest
                    to the float outputs. choose_ridge chooses l, in units of mean(diag H), by the error of weights
                    fitted to half of the samples on the other half, both ways; no re-fit unless both errors fall. (With
                    a fixed l, 100 positions per column were needed to avoid overfitting, 17 to 20 dB where 23 were
                    possible.) EfficientNet-Lite0, int8 symmetric, 24 samples: 19.1 dB with l = 0.1 and 100 positions
                    per column, 20.0 so.
-correct_bias     b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
+correct_bias       b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
                    as samples agree on it: f = max(0, 1 - variance of that mean / its square), James and Stein 1961.
                    8 samples on EfficientNet-Lite0 17.9 -> 18.5 dB, PP-OCRv4's recognizer 16.6 -> 18.1; no change at 28.
 """
@@ -30,14 +30,20 @@ from onnxq.passes.rounding.second_moments import Moments
 
 Array = NDArray[Any]
 
+# Of the mean diagonal of H; see above.
 DAMPING = 0.1
+# Candidates, in the same unit, half a decade apart.
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+# Positions for each column of a weight, in both halves of the samples together, from which on a re-fit is tried.
 POSITIONS_PER_COLUMN = 30
 # The mean of a hundred values has an error of a tenth of their spread. With fewer, weights are fitted to a short part
 # of one recording and are wrong for the next (silero_vad, 24 frames, 24 to 96 positions: 12 to 20 dB by chance, 18
 # without).
 FEWEST_POSITIONS = 100
+# Columns that are rounded before their errors are added to the others, and columns of a panel of the factorization:
+# with fewer the products are too small for BLAS, with more too much is done one by one.
 _BLOCK, _PANEL = 32, 96
+# Damping from which on float32 is exact enough for the factorization.
 _ENOUGH = 0.01
 # Relative difference below which two errors are compared in float64.
 _NEAR = 1e-3
@@ -89,7 +95,7 @@ def factor_hessian(h: Array, *, damping: float = DAMPING) -> ErrorFeedback:
     order = np.argsort(np.einsum("gii->gi", damped), axis=1, kind="stable")
     unit = np.einsum("gii->g", damped) / damped.shape[-1]
     scaled = (damped / unit[:, None, None]).astype(kind)
-    lower = _cholesky(_remove_column(_remove_column(scaled, order).transpose(0, 2, 1), order))
+    lower = _cholesky(_reorder(_reorder(scaled, order).transpose(0, 2, 1), order))
     diagonal = np.einsum("gii->gi", lower).copy()
     lower /= diagonal[:, None, :]
     return ErrorFeedback(damped, order, lower, diagonal**2 * unit[:, None].astype(kind))
@@ -112,17 +118,6 @@ def _cholesky(h: Array) -> Array:
     return lower
 
 
-def round_by_moments(
-    w: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int], *, damping: float = DAMPING
-) -> NDArray[np.int32]:
-    """Quantized values of w by GPTQ, for a small tr((W - W^) H (W - W^)^T); no row's is larger than rounded to nearest.
-
-    w, scale, zero: [groups, rows, K], one scale and zero point for every weight (per tensor, channel or block alike).
-    h: [groups, K, K], positive semidefinite. limits: (qmin, qmax). Result: int32 [groups, rows, K].
-    """
-    return round_with_feedback(w, factor_hessian(h, damping=damping), scale, zero, limits)
-
-
 def round_with_feedback(
     w: Array,
     seen: ErrorFeedback,
@@ -131,17 +126,22 @@ def round_with_feedback(
     limits: tuple[int, int],
     partner: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int32]:
-    """`round_by_moments` with the factorization of H given. partner: as of `round_to_nearest`."""
-    weights, scales, zeros = (_remove_column(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
+    """Quantized values of w by GPTQ, for a small tr((W - W^) H (W - W^)^T); no row's is larger than rounded to nearest.
+
+    w, scale, zero: [groups, rows, K], one scale and zero point for every weight (per tensor, channel or block alike).
+    seen: of H. limits: (qmin, qmax). partner: as of `round_to_nearest`. Result: int32 [groups, rows, K].
+    """
+    weights, scales, zeros = (_reorder(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
     beside = None if partner is None else _Beside(partner, seen.order, zeros)
     found, error = _columns(weights, scales, zeros, seen, limits, beside)
     levels = np.empty_like(found)
     np.put_along_axis(levels, seen.order[:, :, None], found, axis=1)
     levels, plain = levels.transpose(0, 2, 1), round_to_nearest(w, scale, zero, limits, partner)
-    gap = _remove_column((w - (plain - zero).astype(np.float32) * scale).transpose(0, 2, 1), seen.order)
+    gap = _reorder((w - (plain - zero).astype(np.float32) * scale).transpose(0, 2, 1), seen.order)
     simple = np.einsum("gkr,gk->gr", np.square(seen.lower.transpose(0, 2, 1) @ gap), seen.weights)
     worse = error > simple
     close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
+    # Errors of float32 cannot tell them apart, and "no row's is larger" is promised.
     if close.any():
         one, other = (
             layer_error(w[:, close], some[:, close], scale[:, close], zero[:, close], seen.damped)
@@ -151,8 +151,9 @@ def round_with_feedback(
     return np.where(worse[:, :, None], plain, levels)
 
 
-def _remove_column(array: Array, order: NDArray[np.int64]) -> Array:
+def _reorder(array: Array, order: NDArray[np.int64]) -> Array:
     """[groups, K, ...] reordered along the second axis."""
+    # Plain indexing is several times as fast, and most operators have one group.
     alone = len(order) == 1
     return np.asarray(array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1))
 
@@ -223,6 +224,7 @@ def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> NDA
     mean = errors[:, :, 0]
     shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.weight, 1)
     shrink: Array | float = 1.0
+    # One sample says nothing of how far samples agree: its mean counts whole.
     if len(shares) > 1:
         gaps = np.square(errors[:, :, 1:] - mean[:, :, None])
         spread = gaps @ np.square(shares) * len(shares) / (len(shares) - 1)
@@ -238,7 +240,7 @@ def _columns(
     limits: tuple[int, int],
     beside: _Beside | None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """(quantized values [groups, K, rows], error of each row [groups, rows]), arrays as of `_remove_column`.
+    """(quantized values [groups, K, rows], error of each row [groups, rows]), arrays as of `_reorder`.
 
     From the last column to the first, all rows and groups at once: to a column the errors of the columns behind it are
     added, E L, and then it is rounded. That takes one matrix product per block and one per column inside it.
@@ -268,7 +270,7 @@ def _columns(
 
 
 class _Beside:
-    """Limits of each column by the partners of its sums that were rounded before it; arrays as of `_remove_column`.
+    """Limits of each column by the partners of its sums that were rounded before it; arrays as of `_reorder`.
 
     Columns are rounded from the last to the first, so column 0 is never rounded before another: 0 stands for none.
     """

@@ -37,24 +37,24 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Gather indices of chosen positions of an input of `shape`.
+    """Gather indices of chosen positions of an input.
 
     index: int64 [taps, n] into the values of one channel, samples of the batch one after the other; without a kernel
     [n]. outside: flat indices into `index` of entries that lie in padding.
     """
 
     geometry: Geometry
-    shape: tuple[int, ...]
     index: NDArray[np.int64]
     outside: NDArray[np.int64]
 
     def columns(self, x: Array) -> NDArray[np.float32]:
-        """Columns of x, of this shape: [groups, K, n], K in the order of the flattened weight."""
+        """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
         values = np.asarray(x, np.float32)
         if not self.geometry.kernel:
             return values.reshape(-1, values.shape[-1])[self.index].T[None]
         flat = np.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
         found = flat.take(self.index.reshape(-1), axis=1)
+        # Their indices point somewhere into the input.
         if self.outside.size:
             found[:, self.outside] = 0
         taps, count = self.index.shape
@@ -64,7 +64,7 @@ class Places:
 def compute_gather_indices(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
     """Gather indices of the positions `chosen` of an input of this shape."""
     if not geometry.kernel:
-        return Places(geometry, shape, chosen, chosen[:0])
+        return Places(geometry, chosen, chosen[:0])
     batch, *at = np.unravel_index(chosen, (shape[0], *_output(shape[2:], geometry)))
     rank = len(at)
     index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * int(np.prod(shape[2:], dtype=np.int64))
@@ -77,7 +77,7 @@ def compute_gather_indices(shape: tuple[int, ...], geometry: Geometry, chosen: N
         index = index + (read * step).reshape(aligned)
         inside = inside & there.reshape(aligned)
     outside = np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen))))
-    return Places(geometry, shape, index.reshape(int(np.prod(geometry.kernel)), len(chosen)), outside)
+    return Places(geometry, index.reshape(int(np.prod(geometry.kernel)), len(chosen)), outside)
 
 
 def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
@@ -95,6 +95,7 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
     total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
     spatial = tuple(int(size) for size in values.shape[2:])
     counts = _counts(spatial, geometry)
+    # 1 x 1 without stride or padding, as most are: one product with a vector.
     if all(taps.shape[1] == 1 and taps.all() for taps in counts):
         sums: Array = values.reshape(-1, int(np.prod(spatial))) @ np.ones(int(np.prod(spatial)), np.float32)
     else:
@@ -130,6 +131,7 @@ def _reads(
     return np.where(there, read // step, 0), there
 
 
+# All samples of one operator have one shape or few, and the next operator others.
 @lru_cache(maxsize=4)
 def _counts(spatial: tuple[int, ...], geometry: Geometry) -> tuple[NDArray[np.float32], ...]:
     """For each axis the number of outputs that read each element by each tap: [elements, taps]."""
@@ -164,6 +166,7 @@ def _padding(spatial: tuple[int, ...], geometry: Geometry) -> list[tuple[int, in
     if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         found = []
         for n, k, d, s in zip(spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True):
+            # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
             total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
             small, large = total // 2, total - total // 2
             found.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))

@@ -37,11 +37,11 @@ class LayerwiseRunner:
         self.changes = changes
         self._cutter = Cutter(proto)
         self._nodes = list(self._cutter.nodes.values())
-        self._holder: dict[str, int] = {}
+        self._places: dict[str, int] = {}
         self._last: dict[str, int] = {}
         for k, node in enumerate(self._nodes):
-            for name in _is_held(node):
-                self._holder[name] = k
+            for name in _list_names(node):
+                self._places[name] = k
             for name in list_reads(node):
                 self._last[name] = k
         self._at = 0
@@ -49,7 +49,7 @@ class LayerwiseRunner:
 
     def place(self, node: str) -> int:
         """Position in the main graph of a node, or of the node whose body holds it."""
-        return self._holder[node]
+        return self._places[node]
 
     def holds(self, tensor: TensorId, node: str) -> bool:
         """True where the tensor, which the node of the main graph reads, is at hand or still to be made."""
@@ -68,8 +68,9 @@ class LayerwiseRunner:
             if made:
                 session = Session(self._piece(part, made), optimize=False)
                 for live in self._live:
-                    live.update(_arrays(session.run({v.name: live[v.name] for v in session.inputs}, made)))
+                    live.update(_check_arrays(session.run({v.name: live[v.name] for v in session.inputs}, made)))
             self._at = place
+        # Tensors that no node ahead reads: only so many are held as are alive between two nodes.
         for live in self._live:
             for name in [name for name in live if self._last.get(name, -1) < self._at]:
                 del live[name]
@@ -80,6 +81,7 @@ class LayerwiseRunner:
             for live in self._live:
                 yield live[tensor.name]
             return
+        # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
         whole = infer_shapes(self._piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n]))
         tapped = tap_tensors(whole, [tensor], only=True)
         if tensor not in tapped.outputs:
@@ -94,10 +96,12 @@ class LayerwiseRunner:
         names = [node.name for node in part]
         changed: dict[str, onnx.NodeProto] = {}
         tensors: dict[str, onnx.TensorProto] = {}
+        # Copies: the cutter's own are those of the model.
         for node in part if self.changes else ():
             changed[node.name] = onnx.NodeProto.FromString(node.SerializeToString())
             self._change(changed[node.name], tensors)
         live = [(name, self._live[0][name]) for name in self._cutter.list_inputs(names) if name in self._live[0]]
+        # Without shapes, which differ from sample to sample.
         kinds = ((name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype)) for name, value in live)
         inputs = [onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds]
         outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
@@ -105,6 +109,7 @@ class LayerwiseRunner:
 
     def _change(self, node: onnx.NodeProto, tensors: dict[str, onnx.TensorProto]) -> None:
         """Let the node, and those in its bodies, read the changed constants."""
+        # To 3, the inputs of a Conv or Gemm, as a bias may be new.
         for k in range(max(len(node.input), 3)):
             value = self.changes.get((node.name, k))
             if value is not None:
@@ -118,14 +123,14 @@ class LayerwiseRunner:
                 self._change(inner, tensors)
 
 
-def _is_held(node: onnx.NodeProto) -> Iterator[str]:
+def _list_names(node: onnx.NodeProto) -> Iterator[str]:
     yield node.name
     for _, body in iterate_subgraphs(node):
         for inner in body.node:
-            yield from _is_held(inner)
+            yield from _list_names(inner)
 
 
-def _arrays(values: Mapping[str, Any]) -> Mapping[str, Array]:
+def _check_arrays(values: Mapping[str, Any]) -> Mapping[str, Array]:
     for name, value in values.items():
         if not isinstance(value, np.ndarray):
             raise ModelError(name, "is a sequence, which cannot be handed from one piece of the model to the next")

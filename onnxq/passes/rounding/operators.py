@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.rounding.im2col import Geometry
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
@@ -56,11 +57,10 @@ class Operator:
             groups = self.geometry.groups
             return array.reshape(groups, array.shape[0] // groups, -1)
         if self.node.op_type == "ConvTranspose":
-            return (
-                np.flip(_by_group(array, self.geometry.groups), self._kernel_axes)
-                .swapaxes(1, 2)
-                .reshape(self.geometry.groups, array.shape[1], -1)
-            )
+            groups = self.geometry.groups
+            parted = array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
+            # As a convolution over the upsampled input, whose kernel is the flipped one.
+            return np.flip(parted, self._kernel_axes).swapaxes(1, 2).reshape(groups, array.shape[1], -1)
         return (array if self.node.attrs.get("transB", 0) else array.T)[None]
 
     def stored(self, rows: Array) -> Array:
@@ -74,8 +74,13 @@ class Operator:
         return np.ascontiguousarray(rows[0] if self.node.attrs.get("transB", 0) else rows[0].T)
 
 
-def _by_group(array: Array, groups: int) -> Array:
-    return array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
+def dequantize_constant(site: SitePlan, constant: Array) -> Array:
+    """A constant's real values once quantized: by the values of the site, else rounded to nearest."""
+    if site.qparams is None:
+        return constant
+    if site.values is not None:
+        return np.asarray(dequantize(site.values, site.qparams, site.spec))
+    return np.asarray(fake_quant_weight(constant, site.qparams, site.spec, site.sum_orders))
 
 
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
@@ -97,9 +102,7 @@ def _describe_operator(
     index: GraphIndex, site: SitePlan, edge: Edge, biases: Mapping[Edge, SitePlan], *, alone: bool
 ) -> Operator | None:
     node = index.node(edge.node)
-    tensor = index.resolve(node.inputs[edge.index], node.scope)
-    data = index.resolve(node.inputs[0], node.scope)
-    weight = None if tensor is None else index.constant(tensor)
+    data, weight = index.input(node, 0), index.input_value(node, edge.index)
     if edge.index != 1 or node.domain or data is None or index.is_constant(data) or weight is None:
         return None
     geometry = _geometry(node, weight)
@@ -132,31 +135,36 @@ def _geometry(node: NodeRef, weight: Array) -> Geometry | None:
         return Geometry() if plain and weight.ndim == 2 else None
     if node.op_type not in ("Conv", "ConvTranspose") or weight.ndim < 3:
         return None
-    rank = weight.ndim - 2
-    ones, auto = (1,) * rank, attrs.get("auto_pad", "NOTSET")
     if node.op_type == "ConvTranspose":
-        return _is_transposed(node, weight)
+        return _describe_transposed(node, weight)
+    rank = weight.ndim - 2
+    ones = (1,) * rank
     return Geometry(
         groups=int(attrs.get("group", 1)),
         kernel=tuple(weight.shape[2:]),
         strides=tuple(attrs.get("strides", ones)),
         dilations=tuple(attrs.get("dilations", ones)),
         pads=tuple(attrs.get("pads", (0,) * (2 * rank))),
-        auto_pad=auto.decode() if isinstance(auto, bytes) else str(auto or "NOTSET"),
+        auto_pad=_auto_pad(node),
     )
 
 
-def _is_transposed(node: NodeRef, weight: Array) -> Geometry | None:
+def _auto_pad(node: NodeRef) -> str:
+    # Some exporters write an empty one.
+    return str(node.attrs.get("auto_pad") or "NOTSET")
+
+
+def _describe_transposed(node: NodeRef, weight: Array) -> Geometry | None:
     """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
     attrs, rank = node.attrs, weight.ndim - 2
-    auto = attrs.get("auto_pad", "NOTSET")
-    auto = auto.decode() if isinstance(auto, bytes) else str(auto or "NOTSET")
+    auto = _auto_pad(node)
     if auto not in ("NOTSET", "VALID") or "output_shape" in attrs:
         return None
     ones, none = (1,) * rank, (0,) * (2 * rank)
     dilations = tuple(attrs.get("dilations", ones))
     pads = none if auto == "VALID" else tuple(attrs.get("pads", none))
     extra = tuple(attrs.get("output_padding", (0,) * rank))
+    # Without padding every input reaches a whole kernel of outputs; what is padded there is cropped here.
     reach = [(k - 1) * d for k, d in zip(weight.shape[2:], dilations, strict=True)]
     begins = [reach[k] - pads[k] for k in range(rank)]
     ends = [reach[k] - pads[k + rank] + extra[k] for k in range(rank)]
@@ -174,27 +182,25 @@ def _bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, 
     """(input that reads the bias, its values): the node's own, or that of the Add behind a MatMul."""
     if node.op_type == "MatMul":
         return _find_added_bias(index, node, outputs)
+    # A correction would have to be divided by it, and the model's own C is not its bias.
     if node.op_type == "Gemm" and float(node.attrs.get("beta", 1.0)) != 1.0:
         return None, None
     edge = Edge(node.name, 2, node.scope)
-    if len(node.inputs) < 3 or not node.inputs[2]:
+    if index.input(node, 2) is None:
         return edge, None
-    tensor = index.resolve(node.inputs[2], node.scope)
-    value = None if tensor is None else index.constant(tensor)
+    value = index.input_value(node, 2)
     return (None, None) if value is None or not _row(value, outputs) else (edge, value)
 
 
 def _find_added_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
-    made = TensorId(node.outputs[0], node.scope)
-    readers = index.consumers(made)
-    if len(readers) != 1 or index.is_output(made):
+    readers = index.consumers(node.result)
+    if len(readers) != 1 or index.is_output(node.result):
         return None, None
     add = index.node(readers[0].node)
     if add.op_type != "Add" or add.domain or add.scope != node.scope or len(add.inputs) != 2:
         return None, None
     k = 1 - readers[0].index
-    tensor = index.resolve(add.inputs[k], add.scope)
-    value = None if tensor is None else index.constant(tensor)
+    value = index.input_value(add, k)
     if value is None or value.size != outputs or not _row(value, outputs):
         return None, None
     return Edge(add.name, k, add.scope), value

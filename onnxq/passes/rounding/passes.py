@@ -55,6 +55,7 @@ def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     for part in _cut_segments(found):
         tried = _round_sequentially(ctx, state, plan, fitted, nodes=chosen | part)
         now = ctx.data.judges.score(state, tried.plan, progress=ctx.progress)
+        # Rounded together from the start: what comes later makes up for what comes before.
         if now > score:
             chosen, best, score = chosen | part, tried, now
     return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _report_rounding(state, plan, best)
@@ -92,7 +93,9 @@ def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[S
     """`state`, or `bare`, its plan before weights were rounded, rounded anew: the one that answers better."""
     inner = replace(ctx, journal=[], timers=Timers(ctx.progress))
     begun = replace(state, plan=bare, unrounded=None, rounded=frozenset())
+    # With a journal and timers of its own: this pass is one entry of the run's, whatever it took.
     again = run_stage(ROUNDING, Stage.REFINE, inner, begun)
+    # Rolled back, or with nothing to round: the plan without rounded weights is no rival.
     if again.planned is bare:
         return state, PassReport(name, outcome=Outcome.NO_GAIN)
     figures = (
@@ -143,6 +146,7 @@ def _report_rounding(state: State, before: Plan, done: SequentialRounding) -> tu
 
 def _cut_segments(found: Sequence[Operator]) -> list[frozenset[str]]:
     """Operators of one kind together where there are several kinds, else segments of the network, last first."""
+    # One kind may lose by it where another gains, wherever they stand.
     kinds = {one.kind for one in found}
     if len(kinds) > 1:
         return [frozenset(one.node.name for one in found if one.kind == kind) for kind in sorted(kinds)]
@@ -151,31 +155,24 @@ def _cut_segments(found: Sequence[Operator]) -> list[frozenset[str]]:
     return [frozenset(one.node.name for one in part) for part in reversed(parts)]
 
 
-def _score_judges(ctx: RunContext, state: State) -> float:
-    return ctx.data.judges.score(state, state.planned, progress=ctx.progress)
-
-
 def _is_no_worse(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
     if after_db > before_db:
         return True
     return not ctx.data.judges.is_worse(after, after.planned, before.planned, progress=ctx.progress)
 
 
-def _score_validation(ctx: RunContext, state: State) -> float:
-    return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
-
-
-def _gains(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
-    return after_db > before_db
+# Of sequential rounding, on calibration samples too: of a few held back none may be hard.
+_JUDGED = Trial(lambda ctx, state: ctx.data.judges.score(state, state.planned, progress=ctx.progress), _is_no_worse)
+# Of a search that fits the samples it was made with.
+_VALIDATED = Trial(
+    score=lambda ctx, state: ctx.data.judge.score(state, state.planned, progress=ctx.progress),
+    keeps=lambda _ctx, _before, _after, before, after: after > before,
+)
 
 
 def _has_few_bits(ctx: RunContext, state: State) -> bool:
     weights = [site for site in state.planned.sites if site.role is Role.WEIGHT and site.values is not None]
     return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
-
-
-def _has_rounders(ctx: RunContext, state: State) -> bool:
-    return _was_rounded(ctx, state) and bool(list_rounders())
 
 
 def _was_rounded(ctx: RunContext, state: State) -> bool:
@@ -185,11 +182,14 @@ def _was_rounded(ctx: RunContext, state: State) -> bool:
 ROUNDING: tuple[Pass, ...] = (
     Pass(
         NAME, Stage.REFINE, round_weights, "rounding weights", 0.6,
-        applies=needs_float32, trial=Trial(_score_judges, _is_no_worse), retry=round_segments,
+        applies=needs_float32, trial=_JUDGED, retry=round_segments,
     ),
     Pass(
         SEARCH, Stage.REFINE, search_longer, "searching longer for values of few bits", 0.6,
-        applies=_has_few_bits, trial=Trial(_score_validation, _gains),
+        applies=_has_few_bits, trial=_VALIDATED,
     ),
-    Pass(EXTERNAL, Stage.REFINE, round_externally, "trying external roundings", 0.6, applies=_has_rounders),
+    Pass(
+        EXTERNAL, Stage.REFINE, round_externally, "trying external roundings", 0.6,
+        applies=lambda ctx, state: _was_rounded(ctx, state) and bool(list_rounders()),
+    ),
 )  # fmt: skip

@@ -39,6 +39,7 @@ def augment_samples(samples: Sequence[Feeds], plan: Plan, skip: Collection[str])
     """
     if AUGMENTED in skip or not samples or not has_few_bits(plan):
         return []
+    # As many of each sample, so that no sample weighs more than the others.
     each = [augment_sample(sample) for sample in samples]
     size = max(sum(np.asarray(value).size for value in samples[0].values()), 1)
     rounds = min(_MOST_AUGMENTED // (size * len(samples)) - 1, *map(len, each))

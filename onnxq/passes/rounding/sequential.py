@@ -8,7 +8,6 @@ stay as calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias c
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,6 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, 
 from onnxq.numerics import (
     bias_qparams,
     dequantize,
-    fake_quant_weight,
     floor_weight_scale,
     needs_bound,
     quantize,
@@ -39,7 +37,7 @@ from onnxq.passes.rounding.gptq_core import (
 )
 from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS, round_low_bit
-from onnxq.passes.rounding.operators import Operator, list_operators
+from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.passes.rounding.paired import PairedRunner
 from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, find_pooling
@@ -58,7 +56,7 @@ Array = NDArray[Any]
 _MANY_THREADS = 1 << 22
 
 # Where the scale of a weight is from that is not its observer's.
-SEARCHED = "weights, swept with scales searched"
+SEARCHED = "weights, rounded with scales searched"
 
 
 @dataclass(frozen=True)
@@ -87,16 +85,15 @@ class SequentialRounding:
 
     def lines(self) -> tuple[str, ...]:
         """For people: operators by kind."""
-        kinds = Counter(one.kind for one in self.done)
-        refits = Counter(one.kind for one in self.done if one.refitted)
-        rounds = Counter(one.kind for one in self.done if one.rounded)
-        biases = Counter(one.kind for one in self.done if one.bias)
-        told = tuple(
-            f"{count} {kind}: {rounds[kind]} rounded by moments, {refits[kind]} re-fitted, {biases[kind]} biases"
-            for kind, count in kinds.items()
-        )
-        left = f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples" if self.thin else ""
-        return (*told, left) if left else told
+        kinds = {kind: [one for one in self.done if one.kind == kind] for kind in (one.kind for one in self.done)}
+        lines = [
+            f"{len(found)} {kind}: {sum(one.rounded for one in found)} rounded by moments, "
+            f"{sum(one.refitted for one in found)} re-fitted, {sum(one.bias for one in found)} biases"
+            for kind, found in kinds.items()
+        ]
+        if self.thin:
+            lines.append(f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples")
+        return tuple(lines)
 
 
 def round_sequentially(
@@ -106,7 +103,6 @@ def round_sequentially(
     *,
     others: Sequence[Feeds] = (),
     nodes: frozenset[str] | None = None,
-    damping: float = DAMPING,
     thorough: bool = False,
     alone: bool = False,
     progress: Progress,
@@ -125,9 +121,9 @@ def round_sequentially(
     feeds = [dict(sample) for sample in samples]
     state = _State(plan, view, proto, feeds, others, thorough=thorough, alone=alone)
     few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
-    with progress("sweeping", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
+    with progress("rounding", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
         for one in todo:
-            state.treat(one, damping)
+            state.treat(one)
             task.advance()
     return state.result()
 
@@ -143,10 +139,11 @@ class _State:
         feeds: Sequence[Feeds],
         others: Sequence[Feeds],
         *,
-        thorough: bool = False,
-        alone: bool = False,
+        thorough: bool,
+        alone: bool,
     ) -> None:
         self.plan, self.view, self.index, self.thorough, self.alone = plan, view, view.index, thorough, alone
+        # Of activations alone: weights come as changes, as they are rounded.
         pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not alone)
         paired = emit_pairs(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
@@ -161,9 +158,9 @@ class _State:
         self.skipped: list[str] = []
         self.thin: list[str] = []
         self.seen: tuple[MomentsRequest, OperatorStatistics] | None = None
-        self.room = Workspace()
+        self.workspace = Workspace()
 
-    def treat(self, one: Operator, damping: float) -> None:
+    def treat(self, one: Operator) -> None:
         """Moments, re-fit, rounding and bias of one operator."""
         pool = self._pool(one)
         seen = self._moments(one, pool)
@@ -171,19 +168,21 @@ class _State:
         if not moments.count:
             self.skipped.append(one.node.name)
             return
+        # Weights of few bits gain by any second moments.
         if moments.count < FEWEST_POSITIONS and one.site.spec.bits > NARROW_BITS:
             self.thin.append(one.node.name)
             return
         weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
         rounded = moments.h.size > 0
         target = weight
+        # In front of a pooling there is none: it takes the mean of the noise too.
         ridge = choose_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
-        damping = damping if pool is None else POOLED_DAMPING
+        damping = DAMPING if pool is None else POOLED_DAMPING
         if ridge is not None:
             target, refitted = refit_weight(weight, moments, ridge=ridge), True
         if rounded:
             site = self._round(one, site, target, seen, damping, refitted=refitted)
-        final = _dequantize_weight(site, one.weight)
+        final = dequantize_constant(site, one.weight)
         self.sites[site.site] = site
         for edge in site.consumers or ():
             self._change(edge, final)
@@ -199,7 +198,7 @@ class _State:
         if found is None:
             return None
         node, real = found
-        quantized = self.paired.resolve(self.paired.node(node.name).inputs[0], node.scope)
+        quantized = self.paired.input(self.paired.node(node.name), 0)
         ahead = all(both.hold(real, quantized, node.name) for both in (self.samples, self.others) if both.feeds)
         return found if ahead else None
 
@@ -211,15 +210,16 @@ class _State:
         wanted = MomentsRequest(
             reader=reader.name,
             data=data,
-            paired=self.paired.resolve(node.inputs[0], node.scope),
+            paired=self.paired.input(node, 0),
             geometry=geometry,
             shape=(groups, size),
             second=one.alone and not site.spec.is_float and not site.group,
             halves=_searches_scales(one, site),
         )
         if self.seen is None or self.seen[0] != wanted:
+            # Let go of the old ones first: two of the largest at a time would be a GiB.
             self.seen = None
-            self.seen = wanted, gather_statistics(self.samples, self.others, wanted, self.room)
+            self.seen = wanted, gather_statistics(self.samples, self.others, wanted, self.workspace)
         return self.seen[1]
 
     def _round(
@@ -234,40 +234,41 @@ class _State:
     ) -> SitePlan:
         """The site with scales for the target, and the quantized values found for them."""
         stored = one.stored(np.asarray(target, np.float32))
-        numbers = site.qparams
+        qparams = site.qparams
         partner = _find_partners(one, site)
         alone = partner is not None and _row_by_row(one, site)
-        if numbers is None or refitted or alone:
+        if qparams is None or refitted or alone:
             # Where rows search their own, scales start as they would be without sums to keep.
             orders = () if alone else site.sum_orders
-            numbers = weight_qparams(stored, site.spec, observer=site.observer, orders=orders)
-        least = np.zeros_like(numbers.scale)
+            qparams = weight_qparams(stored, site.spec, observer=site.observer, orders=orders)
+        # Least scale with which the bias fits into int32, on the scale of its input times the weight's.
+        least = np.zeros_like(qparams.scale)
         if one.bias_site is not None and one.bias_site.derived is not None:
             x = self.sites[one.bias_site.derived[0]].qparams
             bias = correct_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen.moments)
             if x is not None:
                 least = floor_weight_scale(least, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
-                numbers = replace(numbers, scale=np.maximum(numbers.scale, least))
-        aligned = align_qparams(numbers, site.spec, stored.shape, np.float32)
+                qparams = replace(qparams, scale=np.maximum(qparams.scale, least))
+        aligned = align_qparams(qparams, site.spec, stored.shape, np.float32)
         scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
         limits = (site.spec.qmin, site.spec.qmax)
         if partner is not None and alone:
             within = round_within_sums(target, seen.spreading(damping), scales, zeros, limits, partner)
             levels = within.levels
-            numbers = _mark_searched(numbers, numbers.scale * _shape_factors(within.factors, one, site))
+            qparams = _mark_searched(qparams, qparams.scale * _shape_factors(within.factors, one, site))
         elif not _searches_scales(one, site):
             levels = round_with_feedback(target, seen.spreading(damping), scales, zeros, limits, partner)
         else:
-            share = (least / numbers.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
+            share = (least / qparams.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
             found = round_low_bit(
                 target, seen.spreading(damping, agreed=True), scales, zeros, limits,
                 lowest=share, thorough=self.thorough,
             )  # fmt: skip
             levels = found.levels
-            numbers = _mark_searched(numbers, numbers.scale * _shape_factors(found.factors, one, site))
-        kind = np.dtype(site.spec.storage.replace("int4", "int8"))
-        origin = SEARCHED if numbers.origin == SEARCHED else "weights, swept"
-        return replace(site, qparams=replace(numbers, origin=origin), values=one.stored(levels).astype(kind))
+            qparams = _mark_searched(qparams, qparams.scale * _shape_factors(found.factors, one, site))
+        kind = np.dtype(site.spec.numpy_storage)
+        origin = SEARCHED if qparams.origin == SEARCHED else "weights, rounded"
+        return replace(site, qparams=replace(qparams, origin=origin), values=one.stored(levels).astype(kind))
 
     def _bias(self, one: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
@@ -279,10 +280,10 @@ class _State:
             x = self.sites[held.derived[0]].qparams
             if x is None or site.qparams is None:
                 return
-            numbers = bias_qparams(x, site.qparams, bias.size)
-            levels = quantize(values.reshape(-1), numbers, held.spec)
-            self.sites[held.site] = replace(held, qparams=numbers, values=levels)
-            values = dequantize(levels, numbers, held.spec)
+            qparams = bias_qparams(x, site.qparams, bias.size)
+            levels = quantize(values.reshape(-1), qparams, held.spec)
+            self.sites[held.site] = replace(held, qparams=qparams, values=levels)
+            values = dequantize(levels, qparams, held.spec)
         else:
             self.biases = [old for old in self.biases if old.edge != edge]
             self.biases.append(BiasPlan(edge=edge, values=values))
@@ -334,31 +335,21 @@ def _shape_factors(factors: Array, one: Operator, site: SitePlan) -> Array:
     return flat.reshape([-1 if k == one.output_axis else 1 for k in range(one.weight.ndim)])
 
 
-def _dequantize_weight(site: SitePlan, weight: Array) -> Array:
-    """The weight's real values once quantized."""
-    if site.qparams is None:
-        return weight
-    if site.values is not None:
-        return dequantize(site.values, site.qparams, site.spec)
-    return np.asarray(fake_quant_weight(weight, site.qparams, site.spec, site.sum_orders))
-
-
 def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
     """Every quantized constant as the plan has it so far, by the inputs that read it."""
     found: Changes = {(bias.edge.node, bias.edge.index): bias.values for bias in plan.biases}
     for site in plan.sites:
+        if site.role not in (Role.WEIGHT, Role.BIAS) or site.qparams is None:
+            continue
         for edge in site.consumers or ():
-            node = index.node(edge.node)
-            tensor = index.resolve(node.inputs[edge.index], node.scope) if edge.index < len(node.inputs) else None
-            value = None if tensor is None else index.constant(tensor)
-            if site.role not in (Role.WEIGHT, Role.BIAS) or value is None or site.qparams is None:
-                continue
-            shaped = value.reshape(-1) if site.role is Role.BIAS else value
-            found[edge.node, edge.index] = _dequantize_weight(site, shaped)
+            value = index.input_value(index.node(edge.node), edge.index)
+            if value is not None:
+                shaped = value.reshape(-1) if site.role is Role.BIAS else value
+                found[edge.node, edge.index] = dequantize_constant(site, shaped)
     return found
 
 
-def _mark_searched(numbers: QParams, scale: Array) -> QParams:
+def _mark_searched(qparams: QParams, scale: Array) -> QParams:
     """The numbers with a scale that the rounding found; marked so where it is not the observer's any more."""
-    same = np.array_equal(scale, numbers.scale)
-    return replace(numbers, scale=scale, origin=numbers.origin if same else SEARCHED)
+    same = np.array_equal(scale, qparams.scale)
+    return replace(qparams, scale=scale, origin=qparams.origin if same else SEARCHED)

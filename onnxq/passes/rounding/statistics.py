@@ -107,13 +107,15 @@ class Samples(Protocol):
         ...
 
 
-def gather_statistics(samples: Samples, others: Samples, wanted: MomentsRequest, room: Workspace) -> OperatorStatistics:
+def gather_statistics(
+    samples: Samples, others: Samples, wanted: MomentsRequest, workspace: Workspace
+) -> OperatorStatistics:
     """Moments of the samples. Empty tensors are left out: their branch did not run.
 
     others: made from the samples in turn, in their order. They are looked at where the samples show few positions, go
     with the half of the samples they are made from, and count in second moments alone: means are of real inputs.
     """
-    found = _Gathering(wanted, room, len(samples.feeds), len(others.feeds))
+    found = _Gathering(wanted, workspace, len(samples.feeds), len(others.feeds))
     for k, both in enumerate(samples.tensors(wanted)):
         found.add(k, *both, given=True)
     if found.scarce:
@@ -125,8 +127,8 @@ def gather_statistics(samples: Samples, others: Samples, wanted: MomentsRequest,
 class _Gathering:
     """Moments on the way, and samples that wait to be looked at together with others."""
 
-    def __init__(self, wanted: MomentsRequest, room: Workspace, given: int, others: int) -> None:
-        self.wanted, self.room, self.given, self.others = wanted, room, given, others
+    def __init__(self, wanted: MomentsRequest, workspace: Workspace, given: int, others: int) -> None:
+        self.wanted, self.workspace, self.given, self.others = wanted, workspace, given, others
         self.scarce, self.each = False, 0
         self.sums: list[Accumulator] = []
         self.waiting: list[list[_Sample]] = []
@@ -141,6 +143,7 @@ class _Gathering:
         sample = _sample(number, given, feeds, x, y, self.wanted.geometry)
         if not self.sums:
             self._begin(sample)
+        # Number k is made from sample k modulo their count, and belongs where that one does.
         half = number % self.given % len(self.sums)
         held = self.waiting[half]
         # From its first sample on a half always has one waiting.
@@ -154,14 +157,15 @@ class _Gathering:
     def _begin(self, sample: _Sample) -> None:
         """Prepare the statistics that so many samples like the first allow."""
         wanted, (groups, size) = self.wanted, self.wanted.shape
-        second, here = wanted.rounded, _drop_padding(sample, wanted.geometry)
+        second, here = wanted.rounded, _count_positions(sample, wanted.geometry)
         self.scarce = second and here * self.given < position_limit(groups, size)
         count = self.given + (self.others if self.scarce else 0)
         self.each = -(-position_limit(groups, size) // max(count, 1))
+        # Where weights are not fitted C is never read, and costs as much as H.
         few = min(here, self.each) * count < POSITIONS_PER_COLUMN * size
         cross = not few and wanted.volume <= _FITTED
         halves = range(2 if second and (cross or wanted.halves) else 1)
-        self.sums = [Accumulator(groups, size, second=second, cross=cross, room=self.room) for _ in halves]
+        self.sums = [Accumulator(groups, size, second=second, cross=cross, workspace=self.workspace) for _ in halves]
         self.waiting = [[] for _ in halves]
 
     def result(self) -> OperatorStatistics:
@@ -171,11 +175,11 @@ class _Gathering:
                 _add(self.sums[half], held, self.wanted, self.each)
         if not self.sums:
             return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).result(), None)
-        found = [half.result() for half in self.sums]
+        whole, *others = [half.result() for half in self.sums]
         return (
-            OperatorStatistics(merge_moments(*found), (found[0], found[1]))
-            if len(found) > 1
-            else OperatorStatistics(found[0], None)
+            OperatorStatistics(merge_moments(whole, others[0]), (whole, others[0]))
+            if others
+            else (OperatorStatistics(whole, None))
         )
 
 
@@ -187,15 +191,17 @@ def _sample(number: int, given: bool, feeds: Feeds, x: Array, y: Array, geometry
     return _Sample(number, given, x.reshape(shape), y.reshape(shape), None if meant is None else meant.reshape(1, -1))
 
 
-def _drop_padding(sample: _Sample, geometry: Geometry) -> int:
+def _count_positions(sample: _Sample, geometry: Geometry) -> int:
     return gather_positions(sample.x.shape, geometry) if sample.meant is None else int(np.count_nonzero(sample.meant))
 
 
 def _add(half: Accumulator, samples: list[_Sample], wanted: MomentsRequest, each: int) -> None:
     """Add samples of one shape: the means of all their positions, and columns of at most `each` a sample."""
-    x, y = (_join_moments(many) for many in ([s.x for s in samples], [s.y for s in samples]))
+    # A single one may be large, and needs no copy.
+    x, y = (many[0] if len(many) == 1 else np.concatenate(many)
+            for many in ([s.x for s in samples], [s.y for s in samples]))  # fmt: skip
     meant = None if samples[0].meant is None else np.concatenate([s.meant for s in samples if s.meant is not None])
-    counts = [_drop_padding(sample, wanted.geometry) for sample in samples]
+    counts = [_count_positions(sample, wanted.geometry) for sample in samples]
     total, most, seed = sum(counts), each * len(samples), samples[0].number
     chosen = sample_positions(total, most, seed)
     if meant is not None:
@@ -205,7 +211,3 @@ def _add(half: Accumulator, samples: list[_Sample], wanted: MomentsRequest, each
     at = compute_gather_indices(x.shape, wanted.geometry, chosen if wanted.rounded else chosen[:0])
     parts = list(zip(counts, *means, strict=True)) if samples[0].given else []
     half.update(at.columns(x), at.columns(y), parts, count=len(chosen))
-
-
-def _join_moments(arrays: list[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

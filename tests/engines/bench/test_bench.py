@@ -16,6 +16,7 @@ from onnxq.cli import cli
 from onnxq.engines.bench.model import Untimed
 from onnxq.engines.builder.gpu import count_gpus
 from onnxq.errors import ConfigError, ModelError
+from onnxq.runtime import check_provider
 from tests.engines import kit
 
 needs_rtx = kit.needs_rtx[1]
@@ -86,10 +87,8 @@ def test_another_provider_is_timed_without_kernels(folder: Path) -> None:
 
 
 def _has_provider(name: str) -> bool:
-    from onnxq.runtime import find_provider
-
     try:
-        return bool(find_provider(name))
+        return bool(check_provider(name))
     except ConfigError:
         return False
 
@@ -107,9 +106,8 @@ def test_without_a_gpu_kernels_are_counted_and_that_is_said(folder: Path) -> Non
 
 @needs_rtx
 def test_a_model_that_is_not_built_is_listed_and_fails_the_command(folder: Path) -> None:
-    found = onnxq.bench(
-        [kit.conv(), kit.conv(zero=np.int8(3))], engine="tensorrt-rtx", compute_capability="8.9", seconds=0.1
-    )
+    wanted = {"engine": "tensorrt-rtx", "compute_capability": "8.9", "seconds": 0.1}
+    found = onnxq.bench([kit.conv(), kit.conv(zero=np.int8(3))], overrides=wanted)
     assert found.untimed is Untimed.OTHER_GPU
     assert [one.built for one in found.models] == [True, False]
     assert [one.name for one in found.failed] == ["model 2"]
@@ -121,18 +119,22 @@ def test_a_model_that_is_not_built_is_listed_and_fails_the_command(folder: Path)
 
 def test_options_that_do_not_fit(folder: Path) -> None:
     with pytest.raises(ModelError, match="other inputs"):
-        onnxq.bench([kit.conv(), kit.graph("(float[1] a) => (float[1] y) { y = Relu(a) }")], engine="ort")
+        onnxq.bench(
+            [kit.conv(), kit.graph("(float[1] a) => (float[1] y) { y = Relu(a) }")], overrides={"engine": "ort"}
+        )
     with pytest.raises(ConfigError, match="fixed size"):
-        onnxq.bench(kit.conv(), engine="ort", batch=8)
-    with pytest.raises(ConfigError, match="not known"):
-        onnxq.bench(kit.conv(), engine="openvino")
+        onnxq.bench(kit.conv(), overrides={"engine": "ort", "batch": 8})
+    with pytest.raises(ConfigError, match="none was given"):
+        onnxq.bench([])
+    with pytest.raises(ConfigError, match="another engine"):
+        onnxq.bench(kit.conv(), overrides={"engine": "tensorrt", "provider": "cpu"})
     assert run().exit_code == 2
 
 
 @pytest.mark.gpu
 @pytest.mark.trt
 def test_engines_are_timed_on_the_gpu() -> None:
-    found = onnxq.bench([network(), network("float16")], engine=None, seconds=1.0, batch=32)
+    found = onnxq.bench([network(), network("float16")], overrides={"seconds": 1.0, "batch": 32})
     assert found.device
     for one in found.models:
         assert one.eager is not None

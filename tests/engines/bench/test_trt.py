@@ -36,7 +36,7 @@ def test_without_a_gpu_nothing_is_timed() -> None:
 @no_gpu
 def test_a_measured_placement_for_tensorrt_asks_for_a_gpu() -> None:
     with pytest.raises(VerificationError, match="placement: measured"):
-        onnxq.make_plan(kit.ort_linear(), target="trt", placement="measured")
+        onnxq.make_plan(kit.ort_linear(), overrides={"target": "trt", "placement": "measured"})
 
 
 @pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_models_are_built_and_timed_on_the_gpu() -> None:
 def test_a_placement_is_measured_on_the_gpu() -> None:
     from tests.pipeline.models import images, residual
 
-    plan = onnxq.make_plan(residual(), images(), target="trt", placement="measured")
+    plan = onnxq.make_plan(residual(), images(), overrides={"target": "trt", "placement": "measured"})
     assert plan.placement is not None
     assert plan.placement.speedups
     assert plan.placement.cpu == ""

@@ -49,7 +49,9 @@ def test_a_weight_quantized_along_its_rows_is_found(
     float_model: onnx.ModelProto, wrong: str, signed: bool, node: str, tensor: str
 ) -> None:
     """Legal by ONNX, and right without optimizations; ORT's fused products read the scales as those of columns."""
-    found = onnxq.diff(float_model, pairs(float_model, wrong, signed=signed), samples(), bisect=True, engines=["ort"])
+    found = onnxq.diff(
+        float_model, pairs(float_model, wrong, signed=signed), samples(), overrides={"bisect": True, "engines": ["ort"]}
+    )
     (y,) = found.outputs
     off, on = (error.sqnr_db for error in y.accuracy)
     assert off > 25
@@ -71,7 +73,9 @@ def test_a_weight_quantized_along_its_rows_is_found(
 
 def test_nothing_can_be_left_out_of_the_piece(float_model: onnx.ModelProto, tmp_path) -> None:  # type: ignore[no-untyped-def]
     broken = pairs(float_model, "w2")
-    found = onnxq.diff(float_model, broken, samples(), bisect=True, engines=["ort"], save=tmp_path / "out")
+    found = onnxq.diff(
+        float_model, broken, samples(), overrides={"bisect": True, "engines": ["ort"]}, out=tmp_path / "out"
+    )
     (piece,) = found.bisections
     model = onnx.load(piece.path)
     onnx.checker.check_model(model)
@@ -102,6 +106,6 @@ def test_branches_are_single_units_of_a_piece() -> None:
         del proto.graph.node[:]
         proto.graph.node.extend([*nodes[:at], taken, *nodes[at:]])
         proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "c"))
-    found = onnxq.diff(float_proto, broken, samples(), layers=True, bisect=True, engines=["ort"])
+    found = onnxq.diff(float_proto, broken, samples(), overrides={"layers": True, "bisect": True, "engines": ["ort"]})
     assert "node_y" in found.bisections[0].nodes
     assert "h" in by_name(found)

@@ -28,7 +28,9 @@ def float_model() -> onnx.ModelProto:
 
 
 def test_a_sound_model_agrees_within_rounding(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, pairs(float_model), samples(), layers=True, bisect=True, engines=["ort"])
+    found = onnxq.diff(
+        float_model, pairs(float_model), samples(), overrides={"layers": True, "bisect": True, "engines": ["ort"]}
+    )
     assert [run.name for run in found.runs] == ["float", OFF, ON]
     assert all(run.samples == 12 for run in found.runs)
     (y,) = found.outputs
@@ -56,14 +58,18 @@ def test_samples_are_streamed(float_model: onnx.ModelProto) -> None:
 
 
 def test_a_model_is_itself(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, float_model, samples(), layers=True, engines=["ort"], min_sqnr=100)
+    found = onnxq.diff(
+        float_model, float_model, samples(), overrides={"layers": True, "engines": ["ort"], "min_sqnr": 100}
+    )
     assert found.outputs[0].accuracy[0].sqnr_db == math.inf
     assert found.holds
 
 
 def test_what_onnxq_quantizes_agrees() -> None:
-    result = onnxq.quantize(residual(), images(), EVERYTHING, latency=False)
-    found = onnxq.diff(residual(), result.model, images(4, seed=7), layers=True, bisect=True, engines=["ort"])
+    result = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
+    found = onnxq.diff(
+        residual(), result.model, images(4, seed=7), overrides={"layers": True, "bisect": True, "engines": ["ort"]}
+    )
     assert found.divergences == ()
     layers = by_name(found)
     assert {"a", "r", "t", "y"} <= set(layers)
@@ -92,7 +98,7 @@ def test_an_engine_that_cannot_run_the_model_is_told_and_the_rest_is_done() -> N
     weight = arrays["w"].astype(np.float32) * arrays["ws"][:, None]
     float_proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     data = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)}
-    found = onnxq.diff(float_proto, proto, data, layers=True, bisect=True, engines=["ort"])
+    found = onnxq.diff(float_proto, proto, data, overrides={"layers": True, "bisect": True, "engines": ["ort"]})
     assert [run.name for run in found.runs] == ["float", OFF]
     (refusal,) = found.skipped
     assert refusal.subject == ON
@@ -110,7 +116,7 @@ def test_a_quantized_model_that_runs_nowhere_is_an_error(float_model: onnx.Model
     broken = pairs(float_model)
     broken.graph.node[-1].op_type = "MatMulX"
     with pytest.raises(ModelError, match="MatMulX"):
-        onnxq.diff(float_model, broken, samples(), engines=["ort"])
+        onnxq.diff(float_model, broken, samples(), overrides={"engines": ["ort"]})
 
 
 @pytest.mark.parametrize(
@@ -127,16 +133,16 @@ def test_models_that_do_not_belong_together(float_model: onnx.ModelProto, change
     change(other.graph)
     other.graph.node[0].input[0], other.graph.node[0].output[0] = other.graph.input[0].name, other.graph.output[0].name
     with pytest.raises(ModelError, match=message):
-        onnxq.diff(float_model, other, samples(), engines=["ort"])
+        onnxq.diff(float_model, other, samples(), overrides={"engines": ["ort"]})
 
 
 def test_samples_can_be_fewer(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, pairs(float_model), samples(), samples=5, engines=["ort"])
+    found = onnxq.diff(float_model, pairs(float_model), samples(), overrides={"samples": 5, "engines": ["ort"]})
     assert (found.samples, found.runs[0].samples) == (5, 5)
 
 
 def test_without_data_it_says_so(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, pairs(float_model), engines=["ort"])
+    found = onnxq.diff(float_model, pairs(float_model), overrides={"engines": ["ort"]})
     assert found.synthetic
     assert found.samples >= 1
 
@@ -151,11 +157,11 @@ def test_the_account_is_frozen(float_model: onnx.ModelProto) -> None:
 
 def test_a_model_made_for_tensorrt_need_not_run_fused_in_ort() -> None:
     """ORT 1.31 takes FP8 pairs as they are, and makes of them integer kernels that do not exist."""
-    result = onnxq.quantize(residual(), images(), "trt-fp8", latency=False)
-    found = onnxq.diff(residual(), result.model, images(2, seed=7), layers=True)
+    result = onnxq.quantize(residual(), images(), "trt-fp8", overrides={"latency": False})
+    found = onnxq.diff(residual(), result.model, images(2, seed=7), overrides={"layers": True})
     assert OFF in [run.name for run in found.runs]
     assert sqnr(by_name(found)["y"], OFF) > 15
     if ON in [one.subject for one in found.skipped]:
         assert ON not in found.missing
-        asked = onnxq.diff(residual(), result.model, images(2, seed=7), engines=["ort"])
+        asked = onnxq.diff(residual(), result.model, images(2, seed=7), overrides={"engines": ["ort"]})
         assert asked.missing == (ON,)

@@ -24,7 +24,7 @@ def opened(float_proto: onnx.ModelProto, quantized: onnx.ModelProto, feeds: dict
 
 
 def test_every_kernel_of_a_sound_model_agrees_alone() -> None:
-    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
+    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
     feeds = images(1, seed=3)
     found = check_kernels(opened(residual(), quantized_cnn, feeds), feeds, threads=1)
     assert found.point is None
@@ -52,9 +52,9 @@ def nearly_right() -> tuple[onnx.ModelProto, onnx.ModelProto]:
 
 def test_a_fault_below_the_noise_of_the_network_is_found_in_its_kernel() -> None:
     proto, made = nearly_right()
-    shown = onnxq.diff(proto, made, samples(), layers=True, engines=["ort"])
+    shown = onnxq.diff(proto, made, samples(), overrides={"layers": True, "engines": ["ort"]})
     assert shown.divergences == ()  # Quantization itself costs more than the fault.
-    found = onnxq.diff(proto, made, samples(), bisect=True, engines=["ort"])
+    found = onnxq.diff(proto, made, samples(), overrides={"bisect": True, "engines": ["ort"]})
     (part,) = found.divergences
     assert (part.run, part.tensor) == (ON, "y")
     (piece,) = found.bisections

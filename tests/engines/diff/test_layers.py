@@ -26,7 +26,7 @@ def float_model() -> onnx.ModelProto:
 
 
 def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, pairs(float_model), samples(), layers=True, engines=["ort"])
+    found = onnxq.diff(float_model, pairs(float_model), samples(), overrides={"layers": True, "engines": ["ort"]})
     assert [layer.name for layer in found.layers] == ["a", "r", "b", "s", "y"]
     layers = by_name(found)
     # The product and its ReLU became one kernel, whose result is the quantizer's.
@@ -40,8 +40,8 @@ def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer(f
 
 def test_reading_inside_changes_no_output(float_model: onnx.ModelProto) -> None:
     broken = pairs(float_model, "w1")
-    alone = onnxq.diff(float_model, broken, samples(), engines=["ort"])
-    inside = onnxq.diff(float_model, broken, samples(), layers=True, bisect=True, engines=["ort"])
+    alone = onnxq.diff(float_model, broken, samples(), overrides={"engines": ["ort"]})
+    inside = onnxq.diff(float_model, broken, samples(), overrides={"layers": True, "bisect": True, "engines": ["ort"]})
     assert alone.outputs == inside.outputs
     read = next(error for error in by_name(inside)["y"].engines if error.run == ON)
     assert read.sqnr_db == pytest.approx(inside.outputs[0].engines[0].sqnr_db)
@@ -50,8 +50,10 @@ def test_reading_inside_changes_no_output(float_model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize("memory_limit", [1, 20_000, 10**9])
 def test_memory_bounds_what_is_held_and_not_what_is_found(float_model: onnx.ModelProto, memory_limit: int) -> None:
     quantized = pairs(float_model)
-    whole = onnxq.diff(float_model, quantized, samples(), layers=True, engines=["ort"])
-    small = onnxq.diff(float_model, quantized, samples(), layers=True, engines=["ort"], memory_limit=memory_limit)
+    whole = onnxq.diff(float_model, quantized, samples(), overrides={"layers": True, "engines": ["ort"]})
+    small = onnxq.diff(
+        float_model, quantized, samples(), overrides={"layers": True, "engines": ["ort"], "memory_limit": memory_limit}
+    )
     assert small.layers == whole.layers
 
 
@@ -83,8 +85,8 @@ def test_another_engine_that_gives_inner_tensors_is_a_column(float_model: onnx.M
 
 def test_narrow_ranges_are_read_through_their_clip() -> None:
     config = EVERYTHING.model_copy(update={"activations": EVERYTHING.activations.model_copy(update={"bits": 6})})
-    result = onnxq.quantize(residual(), images(), config, latency=False)
-    found = onnxq.diff(residual(), result.model, images(4, seed=7), layers=True, engines=["ort"])
+    result = onnxq.quantize(residual(), images(), config, overrides={"latency": False})
+    found = onnxq.diff(residual(), result.model, images(4, seed=7), overrides={"layers": True, "engines": ["ort"]})
     names = [layer.name for layer in found.layers]
     assert not [name for name in names if name.endswith("/clipped")]
     assert sqnr(by_name(found)["t"], OFF) > 10

@@ -19,7 +19,7 @@ def indexed(proto: onnx.ModelProto) -> GraphIndex:
 
 
 def test_integers_mean_the_same_before_and_after_fusion() -> None:
-    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
+    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
     before, after = indexed(quantized_cnn), indexed(optimize_graph(quantized_cnn, layout=False))
     quantized = {node.outputs[0] for node in before.nodes if node.op_type == "QuantizeLinear"}
     survivors = quantized & {name for node in after.nodes for name in node.outputs}

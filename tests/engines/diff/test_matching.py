@@ -18,7 +18,7 @@ def indexed(proto: onnx.ModelProto) -> GraphIndex:
 
 
 def test_an_output_quantized_last_is_the_float_models_tensor() -> None:
-    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
+    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
     made = {row.reference: row for row in match_tensors(GraphIndex(name_nodes(residual())), indexed(quantized_cnn))}
     assert made["y"].node.op_type == "Gemm"
     assert made["t"].step > 0

@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture
 def saved(models: tuple[str, str], tmp_path: Path) -> Path:
     folder = tmp_path / "saved"
-    onnxq.diff(*models, samples(), engines=["ort"], save=folder, keep=5)
+    onnxq.diff(*models, samples(), overrides={"engines": ["ort"], "keep": 5}, out=folder)
     return folder
 
 
@@ -54,7 +54,7 @@ def test_polygraphy_reads_the_inputs(saved: Path) -> None:
 
 
 def test_what_was_not_saved_is_said(models: tuple[str, str], tmp_path: Path) -> None:
-    found = onnxq.diff(*models, samples(), engines=["ort"], save=tmp_path / "out", keep=5)
+    found = onnxq.diff(*models, samples(), overrides={"engines": ["ort"], "keep": 5}, out=tmp_path / "out")
     assert any("first 5 of 12 samples" in note for note in found.notes)
     assert {Path(path).name for path in found.saved} == {"results.json", "inputs.json", "diff.json"}
     report = json.loads((tmp_path / "out" / "diff.json").read_text())
@@ -63,7 +63,7 @@ def test_what_was_not_saved_is_said(models: tuple[str, str], tmp_path: Path) -> 
 
 
 def test_results_are_compared_on_the_inputs_saved_with_them(models: tuple[str, str], saved: Path) -> None:
-    found = onnxq.diff(*models, load=[saved], engines=["ort"])
+    found = onnxq.diff(*models, overrides={"load": [saved], "engines": ["ort"]})
     assert found.samples == 5
     assert [run.name for run in found.runs] == [
         "float", "ort-off", "ort-on", "float (saved)", "ort-off (saved)", "ort-on (saved)"
@@ -76,14 +76,14 @@ def test_results_are_compared_on_the_inputs_saved_with_them(models: tuple[str, s
 
 
 def test_fewer_results_than_samples_are_said(models: tuple[str, str], saved: Path) -> None:
-    found = onnxq.diff(*models, samples(), load=[saved / "results.json"], engines=["ort"])
+    found = onnxq.diff(*models, samples(), overrides={"load": [saved / "results.json"], "engines": ["ort"]})
     assert {run.name: run.samples for run in found.runs}["ort-on (results)"] == 5
     assert any("first 5 of 12" in note for note in found.notes)
 
 
 def test_results_of_other_samples_are_refused(models: tuple[str, str], saved: Path) -> None:
     with pytest.raises(DataError, match="other samples"):
-        onnxq.diff(*models, samples(seed=9), load=[saved], engines=["ort"])
+        onnxq.diff(*models, samples(seed=9), overrides={"load": [saved], "engines": ["ort"]})
 
 
 @needs_polygraphy
@@ -98,7 +98,7 @@ def test_what_polygraphy_runs_and_saves_is_compared(models: tuple[str, str], tmp
             [runner], data_loader=loader, save_inputs_path=str(tmp_path / "inputs.json")
         )
         results.save(str(tmp_path / "theirs.json"))
-    found = onnxq.diff(*models, load=[tmp_path / "theirs.json"], engines=["ort"])
+    found = onnxq.diff(*models, overrides={"load": [tmp_path / "theirs.json"], "engines": ["ort"]})
     assert found.samples == 3
     (theirs,) = [run for run in found.runs if run.name not in ("float", "ort-off", "ort-on")]
     assert theirs.name == "onnxrt-runner"
@@ -137,18 +137,18 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_earlier_results_are_not_overwritten_unasked(models: tuple[str, str], saved: Path) -> None:
     before = (saved / "results.json").read_bytes()
     with pytest.raises(OutputError, match=r"results\.json"):
-        onnxq.diff(*models, samples(seed=9), engines=["ort"], save=saved)
+        onnxq.diff(*models, samples(seed=9), overrides={"engines": ["ort"]}, out=saved)
     assert (saved / "results.json").read_bytes() == before
-    onnxq.diff(*models, samples(seed=9), engines=["ort"], save=saved, force=True)
+    onnxq.diff(*models, samples(seed=9), overrides={"engines": ["ort"]}, out=saved, force=True)
     assert (saved / "results.json").read_bytes() != before
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(models: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(OutputError):
-        onnxq.diff(*models, samples(), save=tmp_path / "no" / "such" / "folder")
+        onnxq.diff(*models, samples(), out=tmp_path / "no" / "such" / "folder")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file"):
-        onnxq.diff(*models, samples(), save=tmp_path / "file")
+        onnxq.diff(*models, samples(), out=tmp_path / "file")
 
 
 def test_types_numpy_cannot_store_are_kept_as_float32(tmp_path: Path) -> None:
@@ -164,14 +164,14 @@ def test_types_numpy_cannot_store_are_kept_as_float32(tmp_path: Path) -> None:
 
 
 def test_nothing_is_printed(models: tuple[str, str], saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    onnxq.diff(*models, load=[saved], layers=True, bisect=True, engines=["ort"])
+    onnxq.diff(*models, overrides={"load": [saved], "layers": True, "bisect": True, "engines": ["ort"]})
     assert capfd.readouterr() == ("", "")
 
 
 @needs_polygraphy
 def test_polygraphys_comparators_say_the_same(models: tuple[str, str], tmp_path: Path) -> None:
     """Sample by sample theirs are ours: largest difference and cosine of the saved results."""
-    found = onnxq.diff(*models, {"x": samples(1)["x"]}, engines=["ort"], save=tmp_path / "out")
+    found = onnxq.diff(*models, {"x": samples(1)["x"]}, overrides={"engines": ["ort"]}, out=tmp_path / "out")
     ours = {error.run: error for error in found.outputs[0].accuracy}
     comparator = load_polygraphy("comparator")
     with translate_errors():

@@ -28,7 +28,7 @@ def test_what_stands_in_the_way_comes_with_a_way_out() -> None:
         return
     assert found.subject == "trt"
     assert found.reason
-    assert "pip install" in found.fix or "`save=…`" in found.fix
+    assert "pip install" in found.fix or "`out=…`" in found.fix
 
 
 def test_without_the_library_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,9 @@ def test_an_engine_runs(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_a_sound_model_agrees_in_tensorrt() -> None:
     quantized = pairs(chain(), signed=True)
-    found = onnxq.diff(chain(), quantized, samples(), engines=["ort", "trt"], layers=True, bisect=True)
+    found = onnxq.diff(
+        chain(), quantized, samples(), overrides={"engines": ["ort", "trt"], "layers": True, "bisect": True}
+    )
     assert "trt" in [run.name for run in found.runs]
     assert found.missing == ()
     (y,) = found.outputs
@@ -106,7 +108,7 @@ def test_a_sound_model_agrees_in_tensorrt() -> None:
 @pytest.mark.gpu
 def test_what_tensorrt_refuses_is_missing_and_the_rest_is_done() -> None:
     """uint8 activations with a zero point: ORT runs them, TensorRT does not."""
-    found = onnxq.diff(chain(), pairs(chain()), samples(), engines=["ort", "trt"])
+    found = onnxq.diff(chain(), pairs(chain()), samples(), overrides={"engines": ["ort", "trt"]})
     assert found.missing == ("trt",)
     assert [run.name for run in found.runs] == ["float", "ort-off", "ort-on"]
     assert "zero point" in next(one.reason for one in found.skipped if one.subject == "trt")
@@ -118,6 +120,6 @@ def test_results_of_this_gpu_are_compared_elsewhere(tmp_path: Path) -> None:
     float_model, quantized = tmp_path / "m.onnx", tmp_path / "m.q.onnx"
     onnx.save(chain(), float_model)
     onnx.save(pairs(chain(), signed=True), quantized)
-    onnxq.diff(float_model, quantized, samples(), engines=["ort", "trt"], save=tmp_path / "gpu")
-    found = onnxq.diff(float_model, quantized, load=[tmp_path / "gpu"], engines=["ort"])
+    onnxq.diff(float_model, quantized, samples(), overrides={"engines": ["ort", "trt"]}, out=tmp_path / "gpu")
+    found = onnxq.diff(float_model, quantized, overrides={"load": [tmp_path / "gpu"], "engines": ["ort"]})
     assert "trt" in [run.name for run in found.runs]

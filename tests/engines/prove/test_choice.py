@@ -21,7 +21,8 @@ def quantized() -> dict[str, onnx.ModelProto]:
     """A model quantized for each target, at the least effort."""
     configs = {name: onnxq.load_config(f"{name}-int8", {"effort": "fast"}) for name in ("ort", "trt", "virtual")}
     return {
-        name: onnxq.quantize(residual(), images(4), config, latency=False).model for name, config in configs.items()
+        name: onnxq.quantize(residual(), images(4), config, overrides={"latency": False}).model
+        for name, config in configs.items()
     }
 
 
@@ -51,8 +52,8 @@ def test_prove_goes_by_it_and_says_so(quantized: dict[str, onnx.ModelProto], tmp
 
 
 def test_an_engine_that_is_named_is_taken(quantized: dict[str, onnx.ModelProto]) -> None:
-    proof = onnxq.prove(quantized["trt"], engine="ort")
+    proof = onnxq.prove(quantized["trt"], overrides={"engine": "ort"})
     assert proof.build.engine == ORT
     assert proof.chosen == ""
     # What only ONNX Runtime has needs no --engine where the plan says it.
-    assert onnxq.prove(quantized["ort"], require_exact=True).build.engine == ORT
+    assert onnxq.prove(quantized["ort"], overrides={"require_exact": True}).build.engine == ORT

@@ -55,7 +55,7 @@ def test_weights_go_with_their_reader_and_cuts_are_legal():
     index = GraphIndex(infer_shapes(kit.residual()))
     parts = Parts(index)
     assert "wd/DequantizeLinear" not in parts.names
-    model = parts.cut(["d/Conv"])
+    model = parts.cut_part(["d/Conv"])
     assert model is not None
     onnx.checker.check_model(model, full_check=True)
     assert [value.name for value in model.graph.input] == ["rd"]
@@ -66,4 +66,4 @@ def test_weights_go_with_their_reader_and_cuts_are_legal():
 def test_a_tensor_of_unknown_rank_is_not_cut():
     model = kit.residual()
     index = GraphIndex(model)  # no shapes inferred
-    assert Parts(index).cut(["d/Conv"]) is None
+    assert Parts(index).cut_part(["d/Conv"]) is None

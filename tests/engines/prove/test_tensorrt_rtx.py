@@ -14,7 +14,7 @@ pytestmark = kit.needs_rtx
 
 
 def prove(model: onnx.ModelProto, **wish) -> onnxq.Proof:
-    proof = onnxq.prove(model, **wish)
+    proof = onnxq.prove(model, overrides=wish)
     assert proof.built, proof.build.reason
     return proof
 
@@ -142,7 +142,7 @@ def test_an_older_gpu_has_no_int8_convolution():
 
 def test_an_unknown_capability_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"7\.5, 8\.0, 8\.6"):
-        onnxq.prove(kit.conv(), compute_capability="9.9")
+        onnxq.prove(kit.conv(), overrides={"compute_capability": "9.9"})
 
 
 def test_a_batch_of_no_fixed_size_is_guessed_or_given():
@@ -151,14 +151,14 @@ def test_a_batch_of_no_fixed_size_is_guessed_or_given():
     assert guessed.build.shapes == {"x": ((1, 32, 16, 16),) * 3}
     assert "x 1x32x16x16" in guessed.warnings[-1]
     sizes = ((1, 32, 16, 16), (4, 32, 16, 16), (8, 32, 16, 16))
-    given = prove(model, shapes={"x": sizes})
+    given = prove(model, shapes="x:1x32x16x16,4x32x16x16,8x32x16x16")
     assert given.build.shapes == {"x": sizes}
     assert given.warnings == ()
     assert given.node("c/Conv").type == "int8"
 
 
 def test_what_the_parser_refuses_is_a_proof_that_names_the_node():
-    proof = onnxq.prove(kit.conv(zero=np.int8(3)), require_int8=["Conv"])
+    proof = onnxq.prove(kit.conv(zero=np.int8(3)), overrides={"require_int8": ["Conv"]})
     assert (proof.build.state, proof.build.node) == ("refused", "xq/QuantizeLinear")
     assert "Non-zero zero point is not supported" in proof.build.reason
     assert proof.unmet == ("c/Conv",)
@@ -167,7 +167,7 @@ def test_what_the_parser_refuses_is_a_proof_that_names_the_node():
 
 
 def test_a_crash_is_a_proof_and_its_smallest_part_is_found(tmp_path):
-    proof = onnxq.prove(kit.computed_scale(), reduce=True, save=tmp_path)
+    proof = onnxq.prove(kit.computed_scale(), overrides={"reduce": True}, out=tmp_path)
     assert proof.build.state == "crashed"
     assert "SIGSEGV" in proof.build.reason
     assert proof.build.version.startswith("TensorRT for RTX 1.")
@@ -183,7 +183,7 @@ def test_a_crash_is_a_proof_and_its_smallest_part_is_found(tmp_path):
 
 
 def test_a_build_that_takes_too_long_is_stopped():
-    proof = onnxq.prove(kit.conv(), timeout=0.05)
+    proof = onnxq.prove(kit.conv(), overrides={"timeout": 0.05})
     assert proof.build.state == "timed out"
     assert "0.05 s" in proof.build.reason
 
@@ -197,7 +197,7 @@ def test_own_pairs_come_with_the_rule_that_placed_them():
         **weights,
     )
     data = {"x": rng.standard_normal((4, 32, 8, 8)).astype(np.float32)}
-    quantized = onnxq.quantize(model, data, "trt-int8", latency=False).model
+    quantized = onnxq.quantize(model, data, "trt-int8", overrides={"latency": False}).model
     proof = prove(quantized, require_int8=["Conv"])
     assert proof.holds
     assert proof.sites
@@ -210,9 +210,9 @@ def test_float8_runs_where_the_hardware_has_it():
     weight = rng.standard_normal((64, 64)).astype(np.float32)
     model = kit.graph("(float[2,8,64] x) => (float[2,8,64] y) { y = MatMul(x, w) }", 19, w=weight)
     data = {"x": rng.standard_normal((4, 2, 8, 64)).astype(np.float32)}
-    quantized = onnxq.quantize(model, data, "trt-fp8", latency=False).model
+    quantized = onnxq.quantize(model, data, "trt-fp8", overrides={"latency": False}).model
     (node,) = prove(quantized, compute_capability="8.9").nodes
     assert (node.type, node.types) == ("float8", "float8 x float8 -> float32")
-    older = onnxq.prove(quantized, compute_capability="8.6")
+    older = onnxq.prove(quantized, overrides={"compute_capability": "8.6"})
     assert older.build.state == "failed"
     assert "fp8_e4m3" in older.build.reason

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.numerics.saturation import multiply_saturating
 from onnxq.runtime import Session
+from tests.numerics.reference import multiply_saturating
 
 SHAPE = (3, 9, 9)
 _RNG = np.random.default_rng(7)

@@ -11,10 +11,10 @@ from onnxq.annotate import WeightSums, find_saturating
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun, measure_saturation
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.numerics.saturation import multiply_saturating
 from onnxq.pipeline import quantize
 from onnxq.runtime import Session, optimize_graph
 from tests.engines.saturation import kit
+from tests.numerics.reference import multiply_saturating
 
 # onnxruntime.quantization warns of what it deprecates in itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -58,8 +58,8 @@ def test_rows_are_those_for_which_an_input_can_be_found(file):
 def test_our_own_files_have_none_unless_they_are_allowed(tmp_path):
     (tmp_path / "allow.yaml").write_text("target: ort\nsaturation: allow\n")
     data = {"x": np.random.default_rng(5).standard_normal((4, 3, 24, 24)).astype(np.float32)}
-    bound = quantize(kit.wide_net(), data, latency=False, effort="fast")
-    free = quantize(kit.wide_net(), data, tmp_path / "allow.yaml", latency=False, effort="fast")
+    bound = quantize(kit.wide_net(), data, overrides={"latency": False, "effort": "fast"})
+    free = quantize(kit.wide_net(), data, tmp_path / "allow.yaml", overrides={"latency": False, "effort": "fast"})
     assert len(found_in(bound.model)) == len(found_in(free.model)) > 0
     assert not any(one.rows for one in found_in(bound.model))
     assert any(one.saturates for one in found_in(free.model))

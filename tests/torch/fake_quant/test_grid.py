@@ -17,9 +17,9 @@ from torch_frontend.fake_quant import fake_quantize
     [
         ({"x": torch.zeros(3, 4, dtype=torch.int32)}, r"x is torch\.int32"),
         ({"scale": torch.zeros(4, dtype=torch.int8)}, r"scale is torch\.int8"),
-        ({"axis": 0}, r"scale has shape \(4,\), x of shape \(3, 4\) needs \(3,\)"),
+        ({"axis": 0}, r"scales of shape \(4,\) where a tensor of shape \(3, 4\) needs \(3,\)"),
         ({"axis": None}, "4 scales for a tensor quantized as a whole"),
-        ({"axis": 2}, r"axis 2: is outside a tensor of shape \(3, 4\)"),
+        ({"axis": 2}, r"axis 2 is outside a tensor of shape \(3, 4\)"),
         ({"axis": -3}, "axis -3"),
         ({"zero_point": torch.zeros(3)}, r"zero_point \(3,\)"),
         ({"qmin": 7}, "qmin 7, qmax 7"),

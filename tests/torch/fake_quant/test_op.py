@@ -18,8 +18,10 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
 @quiet
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(("shape", "axis", "block"), [((), None, 0), ((4,), 1, 0), ((3, 2, 5), 1, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "axis", "block"),
+    [(torch.float32, (), None, 0), (torch.bfloat16, (4,), 1, 0), (torch.float64, (3, 2, 5), 1, 2)],
+)
 def test_opcheck(dtype: Any, shape: tuple[int, ...], axis: int | None, block: int) -> None:
     x = make_x(3, 4, 5).to(dtype).requires_grad_()
     scale, zero = (t.requires_grad_() for t in make_qparams(shape))

@@ -55,6 +55,17 @@ def test_levels_stay_inside_a_fused_clip_so_that_the_engine_drops_it(top: float)
     assert float(np.nextafter(np.float32(top), np.float32(0))) * 0.999 < high <= np.float32(top)
 
 
+@pytest.mark.parametrize("quantizer", ["lsq", "lsq+"])
+def test_learned_scales_start_inside_a_fused_clip(quantizer: str) -> None:
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 3)).eval()
+    config = {"target": "ort", "torch": {"activations": {"quantizer": quantizer}}}
+    made = QuantModel(net, config).prepare_calibration()
+    made(400.0 * torch.randn(2, 8, 8, 8))
+    made.calc_qparams()
+    assert made.quantizers["1.out"].dequantized_range()[1] <= 6.0
+    assert made.quantizers["1.out"].scale.requires_grad
+
+
 class _Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()

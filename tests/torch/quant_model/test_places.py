@@ -21,7 +21,7 @@ from onnxq.planner.build import state_placement
 from onnxq.sites import Role
 from tests.torch.exporting import PRODUCTS
 from tests.torch.nets import Dense, Encoder, Mobile, ResNet, images, settled
-from torch_frontend.quant_model import QuantModel
+from torch_frontend.quant_model import Follower, QuantModel
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
 CASES: dict[str, tuple[type[nn.Module], Tensor]] = {
@@ -101,8 +101,7 @@ def test_for_onnx_runtime_pairs_stand_behind_activations_and_the_stem_stays_floa
 
 def test_what_moves_values_shares_their_scale_on_onnx_runtime() -> None:
     quantized = QuantModel(settled(ResNet()), ALL_SIZES, example_inputs=images())
-    assert quantized.quantizers["flatten.out"].group == "adaptive_avg_pool2d.out"
-    assert quantized.quantizers["layer1.0.conv2.out"].group == ""
+    assert {site for site, q in quantized.quantizers.items() if isinstance(q, Follower)} == {"flatten.out"}
     quantized.prepare_calibration()
     quantized(images())
     quantized.calc_qparams()
@@ -182,13 +181,14 @@ def policies(**how: Any) -> QuantModel:
 def test_insert_gives_every_input_its_own_numbers() -> None:
     found = policies(cat="insert", add="none").quantizers
     assert "cat.out" in found
-    assert {q.group for q in found.values()} == {""}
+    assert not any(isinstance(q, Follower) for q in found.values())
     assert not torch.equal(found["a.out"].scale, found["mul.out"].scale)
 
 
 def test_share_gives_all_inputs_and_the_joined_tensor_the_widest_range() -> None:
     found = policies(cat="share", add="none").quantizers
-    assert [site for site, q in found.items() if q.group == "a.out"] == ["a.out", "mul.out", "cat.out"]
+    leaders = {site: q.leader.site for site, q in found.items() if isinstance(q, Follower)}
+    assert leaders == {"mul.out": "a.out", "cat.out": "a.out"}
     own = policies(cat="insert", add="none").quantizers
     assert found["a.out"].scale is found["mul.out"].scale
     torch.testing.assert_close(found["a.out"].scale, own["cat.out"].scale)

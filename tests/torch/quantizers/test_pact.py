@@ -47,7 +47,7 @@ def test_pact_update_by_hand() -> None:
     assert 0 < float(pact.alpha.detach()) < 1e-3  # 3 - 7.06 would be negative
     assert np.all(pact.qparams().scale > 0)
     pact.freeze()
-    assert penalty(pact) is None
+    assert penalty(pact) == 0.0
 
 
 def test_pact_starts_at_its_alpha_or_at_the_range() -> None:

@@ -284,7 +284,7 @@ def test_accuracy_on_digits(trained: tuple[nn.Module, Tensor, Tensor, Tensor], m
         model(seen[:256])
     model.calc_qparams().set_quant()
     nearest = accuracy(model, x, y)
-    settings = Settings(iterations=150, lr=0.03, samples=256)
+    settings = Settings(iterations=150 if bits == 2 else 80, lr=0.03, samples=256)
     done = reconstruct(model, [seen[:256]], method, qdrop=qdrop, settings=settings)
     assert all(unit.kept for unit in done.units)
     learned, full = accuracy(model, x, y), accuracy(net, x, y)

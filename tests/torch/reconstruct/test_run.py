@@ -14,7 +14,7 @@ from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import AdaRound, create_quantizer, quantizers_of
 from torch_frontend.reconstruct import Progress, Settings, reconstruct
 
-QUICK = Settings(iterations=150, batch=16, samples=64, lr=0.03)
+QUICK = Settings(iterations=80, batch=16, samples=64, lr=0.03)
 
 
 CONFIG = {"target": "virtual", "weights": {"bits": 3, "granularity": "channel"}, "activations": {"bits": 8}}

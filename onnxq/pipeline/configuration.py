@@ -1,0 +1,86 @@
+"""The configuration of one call: what was given, checked against all that it names, while its outputs are guarded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxq.config import Command, Config, check_limits, expand_names, list_options, list_presets, load_config
+from onnxq.errors import ConfigError
+from onnxq.files import guard_outputs, refuse_inputs
+from onnxq.graph.save import check_data_name, name_data_file
+from onnxq.passes.mixed_precision.weight_bits import check_budget
+from onnxq.passes.registry import check_skip
+from onnxq.runtime import check_libraries, check_provider
+from onnxq.targets import check_target
+
+ModelSource = str | Path | onnx.ModelProto
+Configuration = Config | str | Path | None
+Overrides = Mapping[str, Any] | None
+
+
+def make_config(config: Configuration, overrides: Overrides, command: Command) -> Config:
+    """Make the configuration of a command: a preset, file or Config with the caller's options on top.
+
+    None is the preset of the target in the options, as `trt-int8`, or else `ort-int8`.
+    Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
+    """
+    given = expand_names(overrides, command)
+    target = given.get("target")
+    preset = f"{target}-int8"
+    base = load_config(preset if config is None and preset in list_presets() else config)
+    if config is not None and target not in (None, base.target):
+        cause = f"the configuration {base.source!r} is for {base.target!r}"
+        raise ConfigError(f"target {target!r}", cause, "choose one", code="Q312")
+    chosen = load_config(base, given)
+    check_target(chosen)
+    check_skip(chosen)
+    check_budget(chosen)
+    return check_limits(chosen)
+
+
+@contextmanager
+def open_run(
+    model: ModelSource,
+    config: Configuration,
+    overrides: Overrides,
+    command: Command,
+    *,
+    out: str | Path | None = None,
+    force: bool = False,
+) -> Iterator[Config]:
+    """Give the configuration, with its libraries of operators loaded and the outputs guarded.
+
+    Raises OutputError, before the work begins, for outputs that could not be written after it, or that are inputs.
+    """
+    name = "" if isinstance(model, onnx.ModelProto) else model
+    # The configuration is read inside a guard, because it is an input, too.
+    with guard_outputs(name, out, force=force):
+        chosen = make_config(config, overrides, command)
+        files = list(_list_outputs(chosen, command, out))
+        refuse_inputs(files)
+        with guard_outputs(name, *files, force=force):
+            given = chosen.runtime
+            ready = {
+                "libraries": check_libraries(given.libraries),
+                # dlopen looks for a bare file name in the system's folders, not in the working directory.
+                "plugins": tuple(str(Path(path).resolve()) for path in given.plugins),
+                "provider": check_provider(given.provider) if given.provider else "",
+            }
+            yield chosen.model_copy(update={"runtime": given.model_copy(update=ready)})
+
+
+def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[Path]:
+    """The files that a command writes. Sections of the configuration that it does not take are left out."""
+    taken = {one.path for one in list_options(command)}
+    if out is not None:
+        yield Path(out)
+        if config.output.external_data and "output.external_data" in taken:
+            check_data_name(Path(out))
+            yield name_data_file(out)
+    if config.output.plan and "output.plan" in taken:
+        yield Path(config.output.plan)

@@ -1,0 +1,72 @@
+"""Sections that serve one command: in a file as on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxq.config import Config, load_config
+from onnxq.errors import ConfigError
+
+FULL = """
+budget: 10m
+accuracy: {metric: eval.py:accuracy, max_drop: 1%, promote_to: uint16}
+apply: {new_weights: true}
+diff: {engines: [ort], layers: true, min_sqnr: 30, min_agreement: .99, top_k: 5, load: run.json}
+prove: {engine: ort, require_int8: [Conv, /head/], timeout: 90s, shapes: "x:1x3x8x8"}
+profile: {by: site, samples: 2}
+data: {memory_limit: 2GB}
+output: {plan: plan.json, external_data: true}
+"""
+
+
+def test_every_section_is_read(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(FULL)
+    config = load_config(tmp_path / "c.yaml")
+    assert config.budget == 600
+    wanted = config.accuracy
+    assert (wanted.metric, wanted.max_drop, wanted.promote_to, wanted.min_sqnr) == (
+        "eval.py:accuracy", "1%", "uint16", None,
+    )  # fmt: skip
+    assert config.apply.new_weights
+    assert (config.diff.engines, config.diff.layers, config.diff.load) == (("ort",), True, ("run.json",))
+    assert (config.diff.min_sqnr, config.diff.min_agreement, config.diff.top_k) == (30.0, 0.99, 5)
+    assert (config.prove.require_int8, config.prove.timeout, config.prove.shapes) == (
+        ("Conv", "/head/"), 90.0, ("x:1x3x8x8",),
+    )  # fmt: skip
+    assert (config.profile.by, config.profile.samples) == (("site",), 2)
+    assert config.data.memory_limit == 2_000_000_000
+    assert (config.output.plan, config.output.external_data) == ("plan.json", True)
+
+
+def test_without_them_nothing_is_asked() -> None:
+    config = Config()
+    assert (config.accuracy.min_sqnr, config.accuracy.metric, config.budget) == (None, None, None)
+    assert config.diff.engines == config.profile.by == config.prove.require_int8 == ()
+    assert (config.prove.engine, config.prove.timeout) == (None, 600.0)
+    assert config.verify.latency
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "path", "hint"),
+    [
+        ("diff:\n  enginse: ort", 2, "diff.enginse", "'engines'"),
+        ("diff:\n  engines: tensorrt", 2, "diff.engines[0]", "'tensorrt' is not one of ort, trt"),
+        ("prove:\n  engine: trt", 2, "prove.engine", "tensorrt"),
+        ("prove: {timeout: 0}", 1, "prove.timeout", "greater than 0"),
+        ("accuracy:\n  metric: 3", 2, "accuracy.metric", "file.py:function"),
+        ("budget: soon", 1, "budget", "no time"),
+        ("min_sqnr: 30", 1, "min_sqnr", "write it under `accuracy`"),
+        ("data: {memory_limit: 0}", 1, "data.memory_limit", "greater than or equal to 1"),
+        ("diff: [layers]", 1, "diff", "must be a mapping"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_its_line(
+    tmp_path: Path, text: str, line: int, path: str, hint: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "c.yaml")
+    assert caught.value.subject == f"{tmp_path / 'c.yaml'}:{line}: {path}"
+    assert hint in str(caught.value)

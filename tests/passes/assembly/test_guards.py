@@ -1,0 +1,184 @@
+"""A Clip without bounds keeps ORT from quantizing what nobody asked it to; the optimized graph is the proof."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex
+from onnxq.passes.assembly.guards import guard_float
+from onnxq.runtime import optimize_graph
+from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse
+
+F = np.float32
+RNG = np.random.default_rng(0)
+
+# The node named "n", its constants, what ORT makes of it by itself (None: float), and what it must stay.
+NODES: dict[str, tuple[str, dict[str, np.ndarray], str | None, str]] = {
+    "conv": (
+        "v = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w, b)",
+        {"w": RNG.standard_normal((8, 8, 3, 3)).astype(F), "b": RNG.standard_normal(8).astype(F)},
+        "QLinearConv",
+        "Conv",
+    ),
+    "depthwise": (
+        "v = Conv <kernel_shape = [3,3], pads = [1,1,1,1], group = 8> (d, w)",
+        {"w": RNG.standard_normal((8, 1, 3, 3)).astype(F)},
+        "QLinearConv",
+        "Conv",
+    ),
+    "conv and relu": (
+        "c = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w) v = Relu(c)",
+        {"w": RNG.standard_normal((8, 8, 3, 3)).astype(F)},
+        "QLinearConv",
+        "Conv",
+    ),
+    "transposed": (
+        "v = ConvTranspose <kernel_shape = [2,2], strides = [2,2]> (d, w)",
+        {"w": RNG.standard_normal((8, 8, 2, 2)).astype(F)},
+        "DequantizeLinear",  # of the weights it quantized; there is no integer kernel
+        "ConvTranspose",
+    ),
+    "matmul and bias": (
+        "m = MatMul(d, w) v = Add(m, b)",
+        {"w": RNG.standard_normal((6, 16)).astype(F), "b": RNG.standard_normal(16).astype(F)},
+        "QGemm",
+        "Gemm",
+    ),
+    "average pool": (
+        "v = AveragePool <kernel_shape = [2,2], strides = [2,2]> (d)",
+        {},
+        "QLinearAveragePool",
+        "AveragePool",
+    ),
+    "softmax": ("v = Softmax(d)", {}, "QLinearSoftmax", "Softmax"),
+}
+VIA = {
+    "reshape": "e = Reshape(d0, [1,8,6,6]) d = Identity(e)",
+    "transpose": "d = Transpose <perm = [0,1,3,2]> (d0)",
+    "max pool": "d = MaxPool <kernel_shape = [1,1]> (d0)",
+}
+
+
+def between_pairs(lines: str, constants: dict[str, np.ndarray], via: str = "d = Identity(d0)") -> ModelProto:
+    via = via.replace("[1,8,6,6]", "shape")
+    held = {**constants, "shape": np.array([1, 8, 6, 6])} if "shape" in via else constants
+    text = f"""g (float[1,8,6,6] x) => (float[A,B,C,D] y) {{
+        q = QuantizeLinear(x, s, z) d0 = DequantizeLinear(q, s, z) {via} {lines}
+        o = QuantizeLinear(v, t, zero) y = DequantizeLinear(o, t, zero) }}"""
+    if "Identity(d0)" in via and via.startswith("d ="):
+        text = text.replace("d0 = Dequantize", "d = Dequantize").replace(via, "")
+    zero = np.uint8(0 if "Relu" in lines else 120)
+    return parse(text, s=np.asarray(F(0.04)), z=np.uint8(110), t=np.asarray(F(0.05)), zero=zero, **held)
+
+
+def named(model: ModelProto, *op_types: str) -> list[str]:
+    return [node.name for node in GraphIndex(model).nodes if node.op_type in op_types]
+
+
+FLOAT = ("Conv", "ConvTranspose", "MatMul", "AveragePool", "Softmax")
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_what_ort_would_quantize_stays_float(name: str) -> None:
+    lines, constants, by_itself, wanted = NODES[name]
+    model = between_pairs(lines, constants)
+    alone = ops(optimize_graph(model))
+    if by_itself == "DequantizeLinear":
+        assert alone["DequantizeLinear"] > ops(model)["DequantizeLinear"]
+    else:
+        assert alone[by_itself or wanted] == 1
+    guarded = guard_float(model, named(model, *FLOAT))
+    assert ops(guarded)["Clip"] == ops(model)["Clip"] + 1
+    left = ops(optimize_graph(guarded))
+    assert left[wanted] == 1
+    assert not left[by_itself] or by_itself == "DequantizeLinear"
+    assert left["DequantizeLinear"] == 2
+    assert_same(model, guarded, rtol=0)  # unoptimized: a Clip without bounds is nothing
+    if wanted in ("Conv", "Gemm", "ConvTranspose", "Softmax"):
+        feeds = feeds_for(model)
+        (off,), (on,) = infer(guarded, feeds), infer(guarded, feeds, optimize=True)
+        assert np.mean(on != off) < 0.002  # float rounding may tip a value over a step, quantized weights tip many
+        (raw,) = infer(model, feeds, optimize=True)
+        assert by_itself == "QLinearSoftmax" or np.mean(raw != off) > 0.02
+
+
+@pytest.mark.parametrize("via", VIA)
+def test_ort_reaches_through_nodes_that_pass_integers_on(via: str) -> None:
+    lines, constants, _, _ = NODES["conv"]
+    model = between_pairs(lines, constants, VIA[via])
+    assert ops(optimize_graph(model))["QLinearConv"] == 1
+    guarded = guard_float(model, named(model, "Conv"))
+    assert ops(guarded)["Clip"] == ops(model)["Clip"] + 1
+    assert ops(optimize_graph(guarded))["Conv"] == 1
+    assert_same(model, guarded, rtol=0)
+
+
+@pytest.mark.parametrize("opset", [13, 20, 21])
+def test_every_opset(opset: int) -> None:
+    lines, constants, _, _ = NODES["conv"]
+    model = between_pairs(lines, constants)
+    model.opset_import[0].version = opset
+    guarded = guard_float(model, named(model, "Conv"))
+    assert ops(optimize_graph(guarded))["Conv"] == 1
+
+
+def test_one_guard_for_the_readers_of_one_tensor() -> None:
+    lines, constants, _, _ = NODES["conv"]
+    twice = lines.replace("v =", "c1 =") + " " + lines.replace("v =", "c2 =") + " v = Add(c1, c2)"
+    model = between_pairs(twice, constants)
+    guarded = guard_float(model, named(model, "Conv"))
+    assert ops(guarded)["Clip"] == 1
+    assert "QLinearConv" not in ops(optimize_graph(guarded))
+    assert_same(model, guarded, rtol=0)
+
+
+def test_only_the_named_reader_is_guarded() -> None:
+    lines, constants, _, _ = NODES["conv"]
+    model = between_pairs(lines + " u = Neg(d)", constants)
+    model.graph.output.add().CopyFrom(model.graph.output[0])
+    model.graph.output[1].name = "u"
+    guarded = guard_float(model, named(model, "Conv"))
+    index = GraphIndex(guarded)
+    assert index.node("u/Neg").inputs == ("d",)
+    assert index.node("v/Conv").inputs[0] == "d/guard"
+
+
+def test_what_needs_no_guard_gets_none() -> None:
+    weight = NODES["conv"][1]
+    attrs = "<kernel_shape = [3,3], pads = [1,1,1,1]>"
+    no_pair_in_front = f"v = Conv {attrs} (x, w, b) o = QuantizeLinear(v, s, z) y = DequantizeLinear(o, s, z)"
+    no_pair_behind = f"q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Conv {attrs} (d, w, b)"
+    for lines in (no_pair_in_front, no_pair_behind):
+        text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {lines} }}"
+        model = parse(text, s=np.asarray(F(0.04)), z=np.uint8(110), **weight)
+        assert guard_float(model, named(model, "Conv")) is model
+        assert "QLinearConv" not in ops(optimize_graph(model))  # and rightly so
+
+
+def test_quantized_weights_are_no_reason() -> None:
+    lines = "k = DequantizeLinear <axis = 0> (w, sw) v = Conv <kernel_shape = [1,1]> (x, k)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {lines} o = QuantizeLinear(v, s, z)"
+    text += " y = DequantizeLinear(o, s, z) }"
+    held = {"w": np.ones((8, 8, 1, 1), np.int8), "sw": np.full(8, 0.1, F), "s": np.asarray(F(0.04)), "z": np.uint8(9)}
+    model = parse(text, **held)
+    assert guard_float(model, ["v/Conv"]) is model
+
+
+def test_inside_a_branch() -> None:
+    lines, constants, _, _ = NODES["conv"]
+    model = in_branch(between_pairs(lines, constants))
+    guarded = guard_float(model, named(model, "Conv"))
+    before, after = ops(optimize_graph(model)), ops(optimize_graph(guarded))
+    assert before["QLinearConv"] == 1
+    assert after["Conv"] == 1
+    assert after["QLinearConv"] == 0
+    assert_same(model, guarded, rtol=0)
+
+
+def test_an_unknown_node_is_an_error() -> None:
+    lines, constants, _, _ = NODES["conv"]
+    with pytest.raises(ModelError, match="convv"):
+        guard_float(between_pairs(lines, constants), ["convv"])

@@ -1,0 +1,137 @@
+"""Bias absorption: the float function stays, ranges shrink, and what cannot be made up for is left alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.errors import PlanError
+from onnxq.graph import infer_shapes, name_nodes
+from onnxq.passes.equalization.bias_absorption import choose_shifts, list_sources, shift_axes, write_shifts
+from onnxq.plan import from_json, to_json
+from onnxq.runtime import Session
+from onnxq.sites import TensorId
+from tests.pipeline.models import EVERYTHING
+
+F = np.float32
+
+
+def network(body: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    """A network on [N,8,6,6] whose channels stand apart."""
+    proto = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[N,8,6,6] x) => (float[N,8,6,6] y) {{ {body} }}'
+    )
+    rng = np.random.default_rng(5)
+    for name, shape in weights.items():
+        scale = 6.0 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5
+        proto.graph.initializer.append(numpy_helper.from_array((rng.standard_normal(shape) * scale).astype(F), name))
+    return infer_shapes(name_nodes(proto))
+
+
+W = (8, 8, 1, 1)
+RESIDUAL = network(
+    "a = Conv(x, w0, b0)\n b = Conv(a, w1, b1)\n r = Relu(b)\n c = Conv(r, w2)\n s = Add(a, c)\n d = Conv(s, w3)\n"
+    "t = Add(s, d)\n y = Conv(t, w4, b4)",
+    w0=W, b0=(8,), w1=W, b1=(8,), w2=W, w3=W, w4=W, b4=(8,),
+)  # fmt: skip
+LEFT = {
+    "padding behind it": network("a = Conv(x, w, b)\n y = Conv<pads=[1,1,1,1]>(a, v)", w=W, b=(8,), v=(8, 8, 3, 3)),
+    "automatic padding": network(
+        'a = Conv(x, w, b)\n y = Conv<auto_pad="SAME_UPPER">(a, v)', w=W, b=(8,), v=(8, 8, 3, 3)
+    ),
+    "another reader": network("a = Conv(x, w, b)\n c = Conv(a, v)\n s = Sigmoid(a)\n y = Mul(c, s)", w=W, b=(8,), v=W),
+    "a Clip": network(
+        "a = Conv(x, w, b)\n l = Constant<value_float=6.0>()\n c = Clip(a, , l)\n y = Conv(c, v)", w=W, b=(8,), v=W
+    ),
+    "a graph output": network("y = Conv(x, w, b)", w=W, b=(8,)),
+    "a product": network("a = Conv(x, w, b)\n m = Mul(a, x)\n y = Conv(m, v)", w=W, b=(8,), v=W),
+    "an Add with a constant": network("a = Conv(x, w, b)\n s = Add(a, k)\n y = Conv(s, v)", w=W, b=(8,), v=W, k=W),
+    "a bias for one row": network("a = Conv(x, w, b)\n y = MatMul(a, v)", w=W, b=(8,), v=(6, 6)),
+}
+FEEDS = {"x": np.random.default_rng(2).standard_normal((3, 8, 6, 6)).astype(F)}
+
+
+def values(proto: onnx.ModelProto, *names: str) -> dict[str, np.ndarray]:
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return Session(copy, optimize=False).run(FEEDS)
+
+
+def test_the_function_stays_and_the_channels_are_centred() -> None:
+    axes = shift_axes(RESIDUAL)
+    assert {tensor.name for tensor in axes} == {"a", "r", "c", "d"}
+    seen = values(RESIDUAL, *(tensor.name for tensor in axes))
+    low = {t: seen[t.name].min((0, 2, 3)).astype(float) for t in axes}
+    high = {t: seen[t.name].max((0, 2, 3)).astype(float) for t in axes}
+    chosen = choose_shifts(RESIDUAL, low, high)
+    assert TensorId("a") in chosen
+    made = write_shifts(RESIDUAL, chosen)
+    after = values(made, *(tensor.name for tensor in axes))
+    assert np.allclose(after["y"], seen["y"], atol=2e-4)
+    for tensor in chosen:
+        assert np.ptp(after[tensor.name]) < np.ptp(seen[tensor.name])
+    onnx.checker.check_model(made)
+    assert [node.op_type for node in made.graph.node] == [node.op_type for node in RESIDUAL.graph.node]
+
+
+def test_behind_a_relu_nothing_seen_is_cut_off() -> None:
+    proto = network("a = Conv(x, w, b)\n r = Relu(a)\n y = Conv(r, v, d)", w=W, b=(8,), v=W, d=(8,))
+    bias = next(t for t in proto.graph.initializer if t.name == "b")
+    bias.CopyFrom(numpy_helper.from_array(np.full(8, 9, F), "b"))
+    seen = values(proto, "r")
+    low, high = seen["r"].min((0, 2, 3)).astype(float), seen["r"].max((0, 2, 3)).astype(float)
+    chosen = choose_shifts(proto, {TensorId("r"): low}, {TensorId("r"): high})
+    after = values(write_shifts(proto, chosen), "r")
+    assert (chosen[TensorId("r")] > 0).any()
+    assert np.allclose(after["y"], seen["y"], atol=1e-4)
+    assert after["r"].max() < seen["r"].max()
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_what_is_left_alone(why: str) -> None:
+    assert list_sources(LEFT[why]) == ()
+
+
+def test_gemm_and_matmul_take_it() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,8,6,6] x) => (float[N,6,6,4] y) {'
+        " t = Transpose<perm=[0,2,3,1]>(x)\n m = MatMul(t, w)\n a = Add(m, b)\n n = MatMul(a, v)\n y = Add(n, c) }"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (8, 5)), ("b", (5,)), ("v", (5, 4)), ("c", (4,))):
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(F), name))
+    proto = infer_shapes(name_nodes(proto))
+    assert shift_axes(proto) == {TensorId("a"): -1}
+    made = write_shifts(proto, {TensorId("a"): np.arange(5, dtype=F)})
+    assert np.allclose(values(made, "a")["a"], values(proto, "a")["a"] - np.arange(5), atol=1e-5)
+    assert np.allclose(values(made)["y"], values(proto)["y"], atol=1e-4)
+
+
+def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
+    with pytest.raises(PlanError, match="cannot take the shifts"):
+        write_shifts(RESIDUAL, {TensorId("b"): np.ones(8, F)})
+    with pytest.raises(PlanError, match="cannot take the shifts"):
+        write_shifts(RESIDUAL, {TensorId("a"): np.ones(7, F)})
+
+
+def test_a_run_absorbs_says_so_and_a_plan_repeats_it() -> None:
+    config = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})
+    data = {"x": np.random.default_rng(3).standard_normal((40, 8, 6, 6)).astype(F)}
+    done = onnxq.quantize(RESIDUAL, data, config, overrides={"latency": False})
+    plain = onnxq.quantize(
+        RESIDUAL,
+        data,
+        config.model_copy(update={"skip": ("cross_layer_equalization", "rounding", "bias_absorption")}),
+        overrides={"latency": False},
+    )
+    assert {scaling.name for scaling in done.plan.scalings} == {"bias_absorption"}
+    line = next(line for line in done.report.accounts if line.startswith("bias_absorption: "))
+    assert "max |difference|" in line
+    assert done.report.checks[0].sqnr_db[0] > plain.report.checks[0].sqnr_db[0] - 0.5
+    again = onnxq.apply(RESIDUAL, from_json(to_json(done.plan), source="plan"))
+    assert again.model.SerializeToString() == done.model.SerializeToString()
+    # Shifts go below 0, which factors must not.
+    assert any((scaling.factors < 0).any() for scaling in done.plan.scalings)

@@ -1,0 +1,179 @@
+"""Scaling channels in the whole run: it saves what rounding to one scale destroys, and gives way where it harms."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.config import Config, Rule, TensorConfig
+from onnxq.errors import PlanError
+from onnxq.graph import ModelLike, attach_weights
+from onnxq.graph.values import decode_tensor
+from onnxq.passes.equalization import passes, replay
+from onnxq.plan import from_json, to_json
+from tests.pipeline.models import EVERYTHING, images, residual
+
+F = np.float32
+BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
+# Layers alone: a pair on what the Mul reads would keep the outliers.
+PLAIN = Config(effort="fast", rules=(Rule(op="MatMul", set={"quantize": True}),))  # type: ignore[arg-type]
+SMOOTH = PLAIN.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
+LAYERS = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] y, float[N,16,64] z) {
+    n = LayerNormalization(x, scale, shift)
+    h = MatMul(n, w1)
+    r = Relu(h)
+    y = MatMul(r, w2)
+    z = Tanh(n)
+}"""
+
+
+def imbalanced() -> onnx.ModelProto:
+    """`residual` with channels between its convolutions that differ a thousandfold, and the same function."""
+    proto = residual()
+    held = {tensor.name: tensor for tensor in proto.graph.initializer}
+    s = np.geomspace(0.03, 30, 32).astype(F)
+    for name, factor in {
+        "w0": s[:, None, None, None],
+        "b0": s,
+        "w1": 1 / s[:, None, None],
+        "w2": 1 / s[:, None, None],
+    }.items():
+        held[name].CopyFrom(numpy_helper.from_array((numpy_helper.to_array(held[name]) * factor).astype(F), name))
+    return proto
+
+
+def outliers() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Two layers behind a LayerNormalization with outlier channels that a residual reads too, and samples."""
+    rng = np.random.default_rng(0)
+    proto = parser.parse_model(LAYERS)
+    scale = np.ones(64, F)
+    scale[[5, 40]] = 80
+    held = {"scale": scale, "shift": rng.standard_normal(64) / 4}
+    held |= {"w1": rng.standard_normal((64, 256)) / 8 / scale[:, None], "w2": rng.standard_normal((256, 64)) / 16}
+    for name, value in held.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value, F), name))
+    mask = np.ones((16, 16), np.int64)
+    mask[:, 12:] = 0
+    return proto, {"x": rng.standard_normal((16, 16, 64)).astype(F), "attention_mask": mask}
+
+
+def worst(result: onnxq.Result) -> float:
+    return min(check.sqnr_db[0] for check in result.report.checks)
+
+
+def told(result: onnxq.Result, name: str) -> bool:
+    return any(line.startswith(f"{name}: ") for line in result.report.accounts)
+
+
+def test_equalization_saves_an_imbalanced_network() -> None:
+    plain = onnxq.quantize(imbalanced(), images(), EVERYTHING, overrides={"latency": False})
+    even = onnxq.quantize(imbalanced(), images(), BALANCED, overrides={"latency": False})
+    assert worst(even) > worst(plain) + 6
+    assert {one.name for one in even.plan.scalings} == {"cross_layer_equalization"}
+    assert told(even, "cross_layer_equalization")
+    assert not plain.plan.scalings
+
+
+def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
+    # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
+    few = BALANCED.model_copy(
+        update={"weights": TensorConfig(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
+    )
+    done = onnxq.quantize(imbalanced(), images(), few, overrides={"latency": False})
+    line = next(line for line in done.report.accounts if line.startswith("cross_layer_equalization: "))
+    before, after = map(float, re.search(r"(\S+) to (\S+) dB", line).groups())  # type: ignore[union-attr]
+    assert after > before + 10
+    assert after > 30
+
+
+def test_smoothing_saves_outlier_channels() -> None:
+    proto, samples = outliers()
+    plain = onnxq.quantize(proto, samples, PLAIN, overrides={"latency": False})
+    smooth = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
+    assert "smoothquant" in {one.name for one in smooth.plan.scalings}
+    assert [node.op_type for node in smooth.model.graph.node].count("Mul") == 1
+    assert worst(smooth) > worst(plain) + 3
+
+
+def test_no_mul_comes_between_integer_kernels() -> None:
+    done = onnxq.quantize(residual(), images(), BALANCED, overrides={"latency": False})
+    assert "Mul" not in {node.op_type for node in done.model.graph.node}
+
+
+@pytest.mark.parametrize("name", ["cross_layer_equalization", "smoothquant"])
+def test_each_can_be_left_out(name: str) -> None:
+    config = (SMOOTH if name == "smoothquant" else BALANCED).model_copy(update={"skip": ("rounding", name)})
+    proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
+    done = onnxq.quantize(proto, samples, config, overrides={"latency": False})
+    assert name not in {one.name for one in done.plan.scalings}
+    assert not told(done, name)
+
+
+@pytest.mark.parametrize("name", ["cross_layer_equalization", "smoothquant"])
+def test_a_plan_repeats_its_scalings_without_data(name: str) -> None:
+    proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
+    config = SMOOTH if name == "smoothquant" else BALANCED
+    done = onnxq.quantize(proto, samples, config, overrides={"latency": False})
+    assert done.plan.scalings
+    again = from_json(to_json(done.plan))
+    assert again == done.plan
+    result = onnxq.apply(proto, again)
+    assert result.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+
+
+def test_other_names_are_found_by_structure() -> None:
+    proto, samples = outliers()
+    done = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
+    for node in proto.graph.node:
+        node.input[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.input]
+        node.output[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.output]
+    result = onnxq.apply(proto, done.plan)
+    assert len(result.plan.sites) == len(done.plan.sites)
+
+
+def test_scalings_of_another_network_are_refused() -> None:
+    proto, samples = outliers()
+    done = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
+    with pytest.raises(PlanError, match="not in this model"):
+        onnxq.apply(residual(), done.plan)
+    text = to_json(done.plan).replace('"pass": "smoothquant"', '"pass": "smoothed"')
+    with pytest.raises(PlanError, match="no such pass"):
+        onnxq.apply(proto, from_json(text))
+    with pytest.raises(PlanError, match="above 0"):
+        from_json(to_json(done.plan).replace('"factors": [\n', '"factors": [\n -1.0,\n'))
+
+
+def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uneven(proto: onnx.ModelProto, largest: object) -> object:
+        found = scaled_factors(proto)
+        return {tensor: np.geomspace(1e-3, 1e3, s.size).astype(F) for tensor, s in found.items()}
+
+    scaled_factors = passes.compute_factors
+    monkeypatch.setattr(passes, "compute_factors", uneven)
+    without = BALANCED.model_copy(
+        update={"skip": ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")}
+    )
+    plain = onnxq.quantize(residual(), images(), without, overrides={"latency": False})
+    done = onnxq.quantize(residual(), images(), BALANCED, overrides={"latency": False})
+    assert not done.plan.scalings
+    assert any("cross_layer_equalization: rolled back: " in line for line in done.report.accounts)
+    assert worst(done) == worst(plain)
+
+
+def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: ModelLike, factors: object) -> onnx.ModelProto:
+        copy = onnx.ModelProto.FromString(attach_weights(model).SerializeToString())
+        tensor = copy.graph.initializer[0]
+        tensor.CopyFrom(numpy_helper.from_array(decode_tensor(tensor) * F(1.1), tensor.name))
+        return copy
+
+    monkeypatch.setitem(replay._WRITERS, replay.CROSS_LAYER, wrong)
+    done = onnxq.quantize(imbalanced(), images(), BALANCED, overrides={"latency": False})
+    assert not done.plan.scalings
+    assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]

@@ -1,0 +1,139 @@
+"""Outlier channels move into the weights: for free where what writes them can take it, by one Mul where it pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto
+
+from onnxq.errors import PlanError
+from onnxq.graph import infer_shapes
+from onnxq.passes.equalization.smoothquant import find_groups, find_quantized_groups, smoothing_factors, write_smoothing
+from onnxq.passes.equalization.smoothquant_core import (
+    Seen,
+)
+from onnxq.passes.view import View
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import PerBlock, QuantSpec
+from tests.passes.kit import assert_same, in_branch, ops, parse
+
+F = np.float32
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(F)
+
+
+HELD = {
+    "w1": normal(8, 12, seed=1), "c1": normal(12, seed=2), "w2": normal(12, 5, seed=3), "c2": normal(5, seed=4),
+    "w3": normal(12, 7, seed=5), "turned": normal(5, 12, seed=6), "scale": normal(12, seed=7),
+    "shift": normal(12, seed=8), "wv": normal(12, 12, seed=9), "cv": normal(12, seed=10),
+    "split": np.asarray([0, 0, 3, 4], np.int64), "whole": np.asarray([0, 0, 12], np.int64),
+}  # fmt: skip
+# What writes h [N,6,12] from x [N,6,8], what reads it, and the node that takes 1/s in ("" for a Mul).
+CASES = {
+    "LayerNormalization": ("m = MatMul(x, w1) h = LayerNormalization(m, scale, shift)", "", "h/LayerNormalization"),
+    "MatMul with bias": ("m = MatMul(x, w1) h = Add(m, c1)", "", "m/MatMul"),
+    "bare MatMul": ("h = MatMul(x, w1)", "", "h/MatMul"),
+    "Gelu": ("m = MatMul(x, w1) h = Gelu(m)", "", ""),
+    "a residual reads it too": ("m = MatMul(x, w1) h = LayerNormalization(m, scale, shift)", "z = Relu(h)", ""),
+    "attention": (
+        """m = MatMul(x, w1) v = MatMul(m, wv) a = Add(v, cv) r = Reshape(a, split)
+        t = Transpose <perm = [0,2,1,3]> (r) p = Softmax(q) o = MatMul(p, t)
+        b = Transpose <perm = [0,2,1,3]> (o) h = Reshape(b, whole)""",
+        "z = Relu(m)",
+        "v/MatMul",
+    ),
+}
+
+
+def model(name: str, readers: str = "o1 = MatMul(h, w2) y = Add(o1, c2) u = MatMul(h, w3)") -> ModelProto:
+    made, more, _ = CASES[name]
+    outputs = "float[N,6,5] y, float[N,6,7] u" + (", float[N,6,12] z" if more else "")
+    text = f"g (float[N,6,8] x, float[N,3,6,6] q) => ({outputs}) {{ {made} {readers} {more} }}"
+    return infer_shapes(parse(text, opset=20, **HELD))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_where_the_factor_goes(name: str) -> None:
+    before = model(name)
+    group = next(group for group in find_groups(View(before)) if group.tensor == TensorId("h"))
+    home = group.home
+    held = "" if home is None else getattr(home, "name", "") or home.node.name
+    assert held == CASES[name][2]
+    after = write_smoothing(before, {TensorId("h"): np.geomspace(0.1, 10, 12).astype(F)})
+    assert ops(after)["Mul"] == (0 if home is not None else 1)
+    assert_same(before, after, rtol=2e-5)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(CASES)), st.integers(0, 10_000))
+def test_any_factors_leave_the_function(name: str, seed: int) -> None:
+    before = model(name)
+    rng = np.random.default_rng(seed)
+    factors = {
+        group.tensor: np.exp(rng.uniform(-3, 3, group.channels)).astype(F) for group in find_groups(View(before))
+    }
+    assert TensorId("h") in factors
+    assert_same(before, write_smoothing(before, factors), rtol=1e-4, seed=seed)
+
+
+def test_gemm_both_ways_round_and_bodies() -> None:
+    text = """g (float[N,12] x) => (float[N,5] y, float[N,5] u) {
+        h = Relu(x) y = Gemm <alpha = 0.5> (h, w2, c2) u = Gemm <transB = 1> (h, turned) }"""
+    before = infer_shapes(parse(text, **HELD))
+    s = np.geomspace(0.1, 10, 12).astype(F)
+    assert_same(before, write_smoothing(before, {TensorId("h"): s}), rtol=2e-5)
+    inner = infer_shapes(in_branch(before))
+    groups = find_groups(View(inner))
+    assert [group.tensor for group in groups] == [TensorId("h", "branch.then_branch")]
+    assert_same(inner, write_smoothing(inner, {groups[0].tensor: s}), rtol=2e-5)
+
+
+STAYING = {
+    "computed weights": "o1 = MatMul(h, k) y = Relu(o1)",
+    "a weight with two readers": "o1 = MatMul(h, wv) y = MatMul(o1, wv)",
+    "the weight on the left": "y = MatMul(wv, h)",
+    "turned": "y = Gemm <transA = 1> (h, wv)",
+}
+
+
+@pytest.mark.parametrize("name", sorted(STAYING))
+def test_what_is_no_layer_stays(name: str) -> None:
+    text = f"g (float[12,12] x, float[12,12] k) => (float[12,12] y) {{ h = Relu(x) {STAYING[name]} }}"
+    assert not find_groups(View(infer_shapes(parse(text, **HELD))))
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(PlanError, match="feeds no layers"):
+        write_smoothing(model("Gelu"), {TensorId("h"): np.ones(11, F)})
+    with pytest.raises(PlanError, match="feeds no layers"):
+        write_smoothing(model("Gelu"), {TensorId("y"): np.ones(5, F)})
+
+
+INT4 = QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 4), storage="uint4")
+
+
+def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
+    proto = model("LayerNormalization")
+    edges = [(site.name, k) for site, k in ((View(proto).index.node(n), 1) for n in ("o1/MatMul", "u/MatMul"))]
+    sites = tuple(
+        SitePlan(site=TensorId(w), role=Role.WEIGHT, spec=INT4, consumers=(Edge(node, k),))
+        for w, (node, k) in zip(("w2", "w3"), edges, strict=True)
+    )
+    plan = Plan(target="ort", model="m", topology="", weights="", sites=sites)
+    groups = find_quantized_groups(proto, plan)
+    assert [group.tensor for group in groups] == [TensorId("h")]
+    rows = normal(50, 12, seed=1) * np.where(np.arange(12) == 5, 40, 1).astype(F)
+    seen = {TensorId("h"): Seen(rows.min(axis=0), rows.max(axis=0), rows)}
+    factors, _ = smoothing_factors(proto, plan, seen)
+    assert list(factors) == [TensorId("h")]
+    assert factors[TensorId("h")].argmax() == 5
+    assert_same(proto, write_smoothing(proto, factors), rtol=2e-5)
+    # One weight of the group in float: there is nothing that both gain from.
+    assert not find_quantized_groups(proto, replace(plan, sites=sites[:1]))

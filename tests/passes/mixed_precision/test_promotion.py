@@ -1,0 +1,272 @@
+"""Promotion: the sites to blame leave 8 bits, no more of them than the wish takes, and the account is honest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.config import Config, Rule, TensorConfig
+from onnxq.errors import ConfigError, DataError
+from onnxq.evaluation.compare import compare_models
+from onnxq.graph import GraphIndex
+from onnxq.runtime import Session
+from tests.pipeline.models import EVERYTHING, images, residual
+
+# One rough activation among good ones: everything else may stay.
+ROUGH = EVERYTHING.model_copy(
+    update={
+        "rules": (
+            Rule(tensor="r", role="activation", set={"quantize": True, "bits": 2}),  # type: ignore[arg-type]
+            *EVERYTHING.rules,
+        )
+    }
+)
+COARSE = EVERYTHING.model_copy(
+    update={"weights": TensorConfig(granularity="channel", bits=3, narrow_range=True), "bias": "float"}
+)
+
+
+def sqnr(model: onnx.ModelProto, seed: int = 7) -> float:
+    pair = (Session(residual(), optimize=False), Session(model, optimize=False))
+    return compare_models({"": pair}, [{"x": one[None]} for one in images(16, seed)["x"]])[""][0].sqnr_db
+
+
+def quantize(config: Config = ROUGH, count: int = 48, **wanted: object) -> onnxq.Result:
+    return onnxq.quantize(residual(), images(count), config, overrides={"latency": False, **wanted})
+
+
+def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
+    plain, done = quantize(), quantize(min_sqnr=35)
+    account = done.report.promotion
+    assert account is not None
+    assert account.met
+    assert "r" not in {str(site.site) for site in done.plan.sites}
+    assert {str(site.site) for site in done.plan.sites} >= {"w3", "f"} or account.operators < 4
+    assert account.operators + account.left == 4
+    assert sqnr(plain.model) < 30
+    assert sqnr(done.model) > 35
+    step = account.steps[0]
+    assert step.before < 30 < step.after
+    assert account.value == pytest.approx(min(done.report.checks[0].sqnr_db))
+    assert {refusal.subject for refusal in done.plan.left_float if refusal.rule == "promoted"} <= {
+        name for one in account.steps for name in one.nodes
+    }
+
+
+def test_a_wish_that_holds_changes_nothing() -> None:
+    done, plain = quantize(min_sqnr=5), quantize(count=48)
+    assert done.report.promotion is not None
+    assert done.report.promotion.met
+    assert done.report.promotion.steps == ()
+    assert [site.site for site in done.plan.sites] == [site.site for site in plain.plan.sites]
+
+
+@pytest.mark.parametrize("wanted", [25.0, 30.0, 40.0])
+def test_more_is_promoted_for_more_and_the_verdict_is_of_unseen_samples(wanted: float) -> None:
+    done = quantize(COARSE, min_sqnr=wanted)
+    account = done.report.promotion
+    assert account is not None
+    assert account.met == (min(min(one.sqnr_db) for one in done.report.checks) >= wanted)
+    assert [one.after for one in account.steps] == sorted(one.after for one in account.steps)
+    again = quantize(COARSE, min_sqnr=wanted)
+    assert again.model.SerializeToString() == done.model.SerializeToString()
+
+
+def test_what_cannot_be_had_is_said() -> None:
+    """Even with everything promoted a wish can be out of reach: the model was not made of enough."""
+    done = quantize(COARSE, min_sqnr=500)
+    account = done.report.promotion
+    assert account is not None
+    assert not account.met or account.value == np.inf
+    assert account.left == 0
+
+
+def test_the_plan_repeats_it_without_data() -> None:
+    done = quantize(min_sqnr=35)
+    assert onnxq.apply(residual(), done.plan).model.SerializeToString() == done.model.SerializeToString()
+
+
+def test_uint16_keeps_the_operators_and_widens_the_pair() -> None:
+    done = quantize(min_sqnr=35, promote_to="uint16")
+    account = done.report.promotion
+    assert account is not None
+    assert account.met
+    sites = {str(site.site): site for site in done.plan.sites}
+    assert sites["r"].spec.storage == "uint16"
+    assert sites["w1"].spec.bits == 8
+    assert all(one.to == "uint16" for one in account.steps)
+    assert sqnr(done.model) > 35
+    onnx.checker.check_model(done.model)
+
+
+def test_uint16_is_refused_where_the_target_has_none() -> None:
+    with pytest.raises(ConfigError, match="no 16-bit activations"):
+        onnxq.quantize(
+            residual(), images(24), "trt-int8", overrides={"latency": False, "min_sqnr": 60, "promote_to": "uint16"}
+        )
+
+
+def test_trt_goes_to_float() -> None:
+    done = onnxq.quantize(residual(), images(48), "trt-int8", overrides={"latency": False, "min_sqnr": 52})
+    account = done.report.promotion
+    assert account is not None
+    assert account.steps
+    assert account.met
+    index = GraphIndex(done.model)
+    for name in (name for one in account.steps for name in one.nodes):
+        assert not any("DequantizeLinear" in text for text in index.node(name).inputs)
+
+
+class TestMetric:
+    """A metric of one's own: agreement of the largest of ten with float's."""
+
+    FEEDS = images(64, seed=11)["x"]
+
+    def wanted(self) -> np.ndarray:
+        return Session(residual(), optimize=False).run({"x": self.FEEDS})["y"].argmax(1)
+
+    def test_by_function(self) -> None:
+        wanted, seen = self.wanted(), []
+
+        def agree(model: object) -> float:
+            seen.append(model)
+            got = model({"x": self.FEEDS})["y"]  # type: ignore[operator]
+            same = model.session.run(None, {"x": self.FEEDS})[0]  # type: ignore[attr-defined]
+            assert np.array_equal(got, same)
+            assert onnx.load(model.path).graph.output[0].name == "y"  # type: ignore[attr-defined]
+            return float((got.argmax(1) == wanted).mean())
+
+        done = quantize(COARSE, metric=agree, max_drop=0.02)
+        account = done.report.promotion
+        assert account is not None
+        assert account.met
+        assert account.float_value == 1.0
+        assert account.value >= 0.98
+        assert 0 < account.operators < 4
+        assert len(seen) < 8
+
+    def test_the_fewest_steps_are_taken(self) -> None:
+        """The metric is asked after 1, 2, 4 steps and between; the one before the last must not have been enough."""
+        counts: dict[int, float] = {}
+
+        def sites(model: object) -> float:
+            proto = onnx.load(model.path)  # type: ignore[attr-defined]
+            left = sum(node.op_type == "QuantizeLinear" for node in proto.graph.node)
+            counts[left] = -float(left)
+            return -float(left)
+
+        done = quantize(COARSE, metric=sites, max_drop=3)
+        account = done.report.promotion
+        assert account is not None
+        assert account.met
+        assert -account.value <= 3
+        assert max(left for left in counts if left > 3) > 3
+
+    def test_from_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "m.py").write_text("def one(model):\n    return 1.0\ndef bad(model):\n    return 'x'\n")
+        assert quantize(metric=f"{tmp_path / 'm.py'}:one").report.promotion.met  # type: ignore[union-attr]
+        with pytest.raises(DataError, match="gave x"):
+            quantize(metric=f"{tmp_path / 'm.py'}:bad")
+        with pytest.raises(DataError, match="no such function"):
+            quantize(metric=f"{tmp_path / 'm.py'}:ones")
+
+    def test_what_does_not_go_together(self) -> None:
+        for wanted in ({"max_drop": 1}, {"metric": len, "min_sqnr": 3.0}, {"metric": "m.py"}, {"promote_to": "int4"}):
+            with pytest.raises(ConfigError):
+                quantize(**wanted)
+        with pytest.raises(ConfigError, match="no samples"):
+            onnxq.quantize(residual(), None, ROUGH, overrides={"min_sqnr": 10})
+
+
+def lost(depth: int = 6) -> onnx.ModelProto:
+    """A chain of convolutions, in front a tensor that 8 bits cannot hold: one channel is far larger than the others."""
+    rng = np.random.default_rng(3)
+    lines = "\n".join(f"t{k + 1} = Conv<pads=[1,1,1,1]>(t{k}, w{k})" for k in range(depth))
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] t0) => (float[N,32,8,8] t{depth}) {{ {lines} }}'
+    )
+    for k in range(depth):
+        weight = rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
+        if k == 0:
+            weight[0] *= 3e4
+        if k == 1:
+            weight[:, 0] /= 3e4
+        proto.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
+    return proto
+
+
+def unhappy(depth: int, **update: object) -> onnxq.Result:
+    config = BALANCED.model_copy(update=update)
+    return onnxq.quantize(lost(depth), {"t0": images(48)["x"]}, config, overrides={"latency": False})
+
+
+BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})
+
+
+def test_what_is_lost_is_promoted_without_being_asked() -> None:
+    plain = unhappy(6, skip=(*BALANCED.skip, "promotion"))
+    assert plain.report.promotion is None
+    assert min(plain.report.checks[0].sqnr_db) < 10
+    done = unhappy(6)
+    account = done.report.promotion
+    assert account is not None
+    assert account.met
+    assert min(done.report.checks[0].sqnr_db) > 10
+    assert {name for one in account.steps for name in one.nodes} == {"t1/Conv", "t2/Conv"}
+
+
+def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_told() -> None:
+    done = unhappy(3)
+    account = done.report.promotion
+    assert account is not None
+    assert not account.met
+    assert account.steps == ()
+    assert "half of the operators in float would not do; most is lost at t1" in account.note
+    assert len(done.plan.sites) == len(unhappy(3, skip=(*BALANCED.skip, "promotion")).plan.sites)
+
+
+def test_nothing_is_promoted_unasked_where_it_is_good_or_fast_or_coarse_by_wish() -> None:
+    good = EVERYTHING.model_copy(update={"effort": "balanced"})
+    assert onnxq.quantize(residual(), images(24), good, overrides={"latency": False}).report.promotion is None
+    assert unhappy(6, effort="fast").report.promotion is None
+    assert unhappy(6, weights=TensorConfig(granularity="channel", bits=2, narrow_range=True)).report.promotion is None
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    onnx.save(residual(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **images(48))
+    (tmp_path / "c.yaml").write_text(
+        "rules:\n  - {tensor: r, role: activation, set: {quantize: true, bits: 2}}\n"
+        "  - {op: '*', set: {quantize: true}}\n"
+    )
+    (tmp_path / "m.py").write_text("calls = []\ndef falls(model):\n    calls.append(1)\n    return -len(calls)\n")
+    return tmp_path
+
+
+def run(work: Path, *args: object) -> object:
+    wanted = ["quantize", work / "m.onnx", "--data", work / "d.npz", "--config", work / "c.yaml", "--no-latency"]
+    return CliRunner().invoke(cli, [str(arg) for arg in (*wanted, "--force", *args)])
+
+
+def test_the_command_and_its_exit_codes(work: Path) -> None:
+    done = run(work, "--min-sqnr", 35)
+    assert done.exit_code == 0, done.stderr
+    assert "at least 35 dB at every output: holds" in done.stdout
+    assert "keeps" not in done.stderr
+    unmet = run(work, "--metric", f"{work / 'm.py'}:falls", "--max-drop", 0)
+    assert unmet.exit_code == 4
+    assert "does NOT hold" in unmet.stderr
+    assert (work / "m.q.onnx").exists()
+    document = json.loads(run(work, "--min-sqnr", 35, "--json").stdout)
+    assert document["promotion"]["met"] is True
+    assert document["promotion"]["steps"][0]["to"] == "float"
+    assert run(work, "--max-drop", "1%").exit_code == 1

@@ -1,0 +1,82 @@
+"""One operator to blame for the noise: found by halves, left float, told, and never a second choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.config import load_config
+from onnxq.sites import Role
+
+SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "rounding")
+DEEP = 24
+
+
+def chain(count: int, *loud: int) -> onnx.ModelProto:
+    """1x1 convolutions with Relu; those in `loud` read a channel a thousand times the others, and hardly use it."""
+    rng = np.random.default_rng(0)
+    weights = []
+    for _ in range(count):
+        weight = np.eye(8, dtype=np.float32) * 0.8 + rng.standard_normal((8, 8)).astype(np.float32) * 0.1
+        weights.append(weight[:, :, None, None])
+    for k in loud:
+        weights[k - 1][0] *= 1000.0
+        weights[k][:, 0] /= 1000.0
+    steps = []
+    for k in range(count):
+        steps.append(f"c{k} = Conv(r{k}, w{k})\n r{k + 1} = Relu(c{k})")
+    text = "\n".join(steps)
+    proto = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]>\n'
+        f"chain (float[N, 8, 6, 6] r0) => (float[N, 8, 6, 6] r{count}) {{ {text} }}"
+    )
+    for k, weight in enumerate(weights):
+        proto.graph.node[2 * k].name = f"conv{k}"
+        proto.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
+    return proto
+
+
+def quantized(proto: onnx.ModelProto, **raw: object) -> onnxq.Result:
+    data = {"r0": np.abs(np.random.default_rng(1).standard_normal((32, 8, 6, 6))).astype(np.float32)}
+    config = load_config("trt-int8").model_copy(update={"effort": "balanced", "skip": SKIP, **raw})
+    return onnxq.quantize(proto, data, config, overrides={"latency": False})
+
+
+def float_convs(result: onnxq.Result) -> set[str]:
+    held = {edge.node for site in result.plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    return {f"conv{k}" for k in range(DEEP)} - held
+
+
+def told(result: onnxq.Result) -> list[str]:
+    return [line for line in result.report.accounts if line.startswith("sensitive_ops: ")]
+
+
+@pytest.mark.parametrize("at", [1, 11, DEEP - 1])
+def test_the_operator_to_blame_stays_float_and_the_summary_says_so(at: int) -> None:
+    proto = chain(DEEP, at)
+    result = quantized(proto)
+    assert float_convs(result) == {f"conv{at}"}
+    assert f"conv{at} stays float" in told(result)[0]
+    assert any(r.subject == f"conv{at}" and "most of the noise" in r.reason for r in result.plan.left_float)
+    plain = quantized(proto, skip=(*SKIP, "sensitive_ops", "promotion"))
+    assert float_convs(plain) == set()
+    assert not told(plain)
+    gained = result.report.checks[0].sqnr_db[0] - plain.report.checks[0].sqnr_db[0]
+    assert gained > 3.0
+
+
+def test_where_nobody_stands_out_and_where_none_can_be_spared_nothing_is_done() -> None:
+    assert float_convs(quantized(chain(DEEP))) == set()
+    small = quantized(chain(DEEP - 1, 5))
+    assert told(small) == ["sensitive_ops: nothing to gain"]
+
+
+def test_of_two_to_blame_only_as_many_stay_float_as_can_be_spared() -> None:
+    assert len(float_convs(quantized(chain(DEEP, 7, 15)))) <= 1
+
+
+def test_fast_does_not_look() -> None:
+    assert float_convs(quantized(chain(DEEP, 5), effort="fast")) == set()

@@ -1,0 +1,48 @@
+"""Errors of each weight alone, against quantizing it by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import onnxq
+from onnxq.config import Config, Rule
+from onnxq.graph import GraphIndex, name_nodes
+from onnxq.numerics import fake_quant
+from onnxq.passes.mixed_precision.weight_errors import measure_isolated
+from onnxq.report import silent
+from onnxq.runtime import Session
+from onnxq.sites import Role
+from tests.pipeline.models import images, residual
+
+EVERYTHING = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
+
+
+def config(**raw: object) -> Config:
+    return Config.model_validate({"weights": {"bits": 4, "granularity": "channel"}, "rules": (EVERYTHING,), **raw})
+
+
+def test_measured_errors_are_those_of_each_weight_alone() -> None:
+    proto = residual()
+    result = onnxq.quantize(proto, images(), config(effort="fast"), overrides={"latency": False})
+    samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
+    found = measure_isolated(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
+    weights = [site for site in result.plan.sites if site.role is Role.WEIGHT]
+    assert set(found) == {site.site for site in weights}
+    index = GraphIndex(name_nodes(proto))
+    plain = Session(proto, optimize=False)
+    for site in weights:
+        edge = site.consumers[0]
+        node = index.node(edge.node)
+        name = node.inputs[edge.index]
+        changed = name_nodes(proto)
+        tensor = next(t for t in changed.graph.initializer if t.name == name)
+        value = numpy_helper.to_array(tensor)
+        tensor.raw_data = fake_quant(value, site.qparams, site.spec).astype(np.float32).tobytes()
+        other = Session(changed, optimize=False)
+        error = power = 0.0
+        for sample in samples:
+            one, two = plain.run(sample)["y"].astype(np.float64), other.run(sample)["y"].astype(np.float64)
+            error, power = error + float(((one - two) ** 2).sum()), power + float((one**2).sum())
+        assert found[site.site] == pytest.approx(error / power, rel=1e-3)

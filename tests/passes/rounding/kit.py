@@ -1,0 +1,46 @@
+"""Networks of one operator, and calibrated plans to round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+import onnxq
+from onnxq.calibrate import calibrate
+from onnxq.config import Config, Rule, TensorConfig
+from onnxq.data import load_data
+from onnxq.graph import GraphIndex
+from onnxq.passes.base import State
+from onnxq.pipeline.prepared import load_state
+from onnxq.plan import Plan
+
+ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
+
+FOUR = Config(
+    rules=ALL,
+    effort="balanced",
+    skip=("cross_layer_equalization", "smoothquant"),
+    weights=TensorConfig(granularity="channel", bits=4, narrow_range=True),
+)
+
+
+def calibrated(
+    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config
+) -> tuple[State, Plan, list[dict[str, np.ndarray]]]:
+    prepared = load_state(proto)
+    data = load_data(feeds, GraphIndex(prepared.model).inputs)
+    plan = onnxq.make_plan(proto, feeds, config)
+    return prepared, calibrate(prepared.model, plan, data), list(data.samples())
+
+
+def one_node(
+    op: str, w: np.ndarray, x: tuple[Any, ...], bias: np.ndarray | None = None, **attrs: Any
+) -> onnx.ModelProto:
+    held = [numpy_helper.from_array(w, "w")] + ([] if bias is None else [numpy_helper.from_array(bias, "b")])
+    node = helper.make_node(op, ["x", "w"] + ([] if bias is None else ["b"]), ["y"], name="op", **attrs)
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph([node], "g", [info("x", 1, x)], [info("y", 1, [None] * len(x))], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

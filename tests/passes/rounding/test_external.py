@@ -1,0 +1,176 @@
+"""Roundings handed in: taken where they fit, kept where they help, refused by name where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxq
+from onnxq.config import Config, Rule, TensorConfig
+from onnxq.data import load_data
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex
+from onnxq.numerics import find_saturating_sums
+from onnxq.passes.journal import PassReport
+from onnxq.passes.judging import Evaluator
+from onnxq.passes.rounding.external import ExternalRounding, apply_rounding, list_rounders, register_rounder
+from onnxq.passes.rounding.passes import round_externally
+from onnxq.pipeline.prepared import load_state
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Role, TensorId
+from tests.passes.context import make_context
+from tests.pipeline.models import images, residual
+
+HIGH = Config(
+    effort="high",
+    rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
+    skip=("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion"),
+    weights=TensorConfig(granularity="channel", bits=3, narrow_range=True),
+)
+WIDE = HIGH.model_copy(update={"weights": TensorConfig(granularity="channel")})
+
+
+def weights(plan: Plan) -> list[SitePlan]:
+    return [site for site in plan.sites if site.role is Role.WEIGHT]
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return onnxq.quantize(residual(), images(32), HIGH, overrides={"latency": False}).plan
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    yield "test"
+    register_rounder("test", None)
+    assert "test" not in list_rounders()
+
+
+def test_levels_take_the_place_of_the_sweeps(plan: Plan) -> None:
+    first = weights(plan)[0]
+    assert first.values is not None
+    found, lines = apply_rounding(plan, ExternalRounding("b", {first.site: -first.values.astype(np.int64)}))
+    assert lines == ()
+    assert np.array_equal(found.site(first.site).values, -first.values)  # type: ignore[arg-type]
+    assert found.site(first.site).values.dtype == np.int8  # type: ignore[union-attr]
+    assert [s for s in found.sites if s.site != first.site] == [s for s in plan.sites if s.site != first.site]
+    assert onnxq.apply(residual(), found).model.SerializeToString() != b""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda v: v[:-1], "of the weight's shape"),
+        (lambda v: v + 9, "from -3 to 3"),
+        (lambda v: v.astype(np.float32), "must be integers"),
+    ],
+)
+def test_levels_that_do_not_fit_name_block_and_site(plan: Plan, spoil: Any, says: str) -> None:
+    first = weights(plan)[0]
+    with pytest.raises(PlanError, match=says) as caught:
+        apply_rounding(plan, ExternalRounding("block 7", {first.site: spoil(first.values)}))
+    assert "block 7" in str(caught.value)
+    assert str(first.site) in str(caught.value)
+
+
+def test_what_is_no_weight_and_scales_without_levels_are_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError, match="not a quantized weight"):
+        apply_rounding(plan, ExternalRounding("b", {TensorId("nowhere", ""): np.zeros(3, np.int8)}))
+    first = weights(plan)[0]
+    assert first.qparams is not None
+    with pytest.raises(PlanError, match="without levels"):
+        apply_rounding(plan, ExternalRounding("b", {}, numbers={first.site: first.qparams}))
+
+
+def test_a_rounder_is_asked_at_high_effort_and_kept_block_by_block(name: str) -> None:
+    seen: list[int] = []
+
+    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[ExternalRounding]:
+        seen.append(len(samples))
+        for site in weights(plan)[:2]:
+            assert site.values is not None
+            yield ExternalRounding("harmful", {site.site: np.zeros_like(site.values)})
+        yield ExternalRounding("same", {site.site: site.values for site in weights(plan) if site.values is not None})
+
+    register_rounder(name, rounder)
+    done = onnxq.quantize(residual(), images(32), HIGH, overrides={"latency": False})
+    accounts = {line.partition(": ")[0]: line for line in done.report.accounts}
+    assert "test: 0 of 3 blocks kept" in accounts["external_rounding"]
+    assert "low_bit_search" in accounts
+    assert all(site.values is None or site.values.any() for site in weights(done.plan))
+    assert len(seen) == 1
+    onnxq.quantize(residual(), images(32), HIGH.model_copy(update={"effort": "balanced"}), overrides={"latency": False})
+    assert len(seen) == 1
+
+
+@pytest.fixture(scope="module")
+def good() -> Plan:
+    """8-bit weights of a network that the sweep helps: to seed 0, rounding to nearest happens to be as kind."""
+    return onnxq.quantize(residual(1), images(32), WIDE, overrides={"latency": False}).plan
+
+
+def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:
+    first = weights(good)[0]
+    assert first.values is not None
+    assert first.sum_orders == ((0, 2, 3, 1),)
+    full = np.full_like(first.values, 127)
+    found, lines = apply_rounding(good, ExternalRounding("block 3", {first.site: full}))
+    assert (found.site(first.site).values == 64).all()  # type: ignore[union-attr]
+    said = f"{full.size // 2} sums of its integers would overflow 16 bits: moved to the nearest"
+    assert lines == (f"block 3: {first.site}: {said}",)
+    onnxq.apply(residual(1), found)
+    free = replace(first, sum_orders=())
+    loose = replace(good, sites=tuple(free if site is first else site for site in good.sites))
+    found, lines = apply_rounding(loose, ExternalRounding("block 3", {first.site: full}))
+    assert lines == ()
+    assert np.array_equal(found.site(first.site).values, full)  # type: ignore[arg-type]
+
+
+def hand_in(plan: Plan) -> tuple[Plan, PassReport]:
+    """The plan with the registered roundings, judged on the samples they see."""
+    state = load_state(residual(1))
+    ctx = make_context(load_data(images(32), GraphIndex(state.model).inputs), effort="high")
+    after, report = round_externally(ctx, replace(state, plan=plan))
+    return after.planned, report
+
+
+def score(plan: Plan) -> float:
+    state = load_state(residual(1))
+    return Evaluator(load_data(images(32), GraphIndex(state.model).inputs)).score(state, plan)
+
+
+def test_a_better_block_is_kept(name: str, good: Plan) -> None:
+    first, second = weights(good)[:2]
+    assert first.values is not None
+    spoiled, _ = apply_rounding(good, ExternalRounding("", {first.site: np.zeros_like(first.values)}))
+
+    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[ExternalRounding]:
+        yield ExternalRounding("worse", {second.site: np.zeros_like(second.values)})
+        yield ExternalRounding("better", {first.site: first.values})  # type: ignore[dict-item]
+
+    register_rounder(name, rounder)
+    plan, report = hand_in(spoiled)
+    assert np.array_equal(plan.site(first.site).values, first.values)  # type: ignore[arg-type]
+    assert np.array_equal(plan.site(second.site).values, second.values)  # type: ignore[arg-type]
+    assert score(plan) == score(good) > score(spoiled)
+    assert report.changed == (f"test: 1 of 2 blocks kept, {score(spoiled):.1f} to {score(good):.1f} dB",)
+
+
+def test_moved_integers_of_a_kept_block_are_in_the_account(name: str, good: Plan) -> None:
+    first = weights(good)[0]
+    assert first.values is not None
+    broken = first.values.copy()
+    broken[0, :2, 0, 0] = 127
+    spoiled, _ = apply_rounding(good, ExternalRounding("", {first.site: np.zeros_like(first.values)}))
+    register_rounder(name, lambda *_: [ExternalRounding("block", {first.site: broken})])
+    plan, report = hand_in(spoiled)
+    values = plan.site(first.site).values
+    assert values is not None
+    assert (values[0, :2, 0, 0] == 64).all()
+    assert not find_saturating_sums(values, first.sum_orders[0]).any()
+    assert f"; block: {first.site}: 1 sums of its integers would overflow 16 bits" in report.changed[0]

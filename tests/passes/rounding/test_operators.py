@@ -1,0 +1,146 @@
+"""Every operator's matrix form against the operator itself, and the sweep over each at every width and granularity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import onnxq
+from onnxq.config import Config, Rule, TensorConfig
+from onnxq.graph import GraphIndex, name_nodes
+from onnxq.passes.rounding.im2col import compute_gather_indices, gather_positions, window_means
+from onnxq.passes.rounding.operators import Operator, list_operators
+from onnxq.runtime import Session
+from onnxq.sites import Role
+from tests.passes.rounding.kit import one_node
+
+SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
+
+
+def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> onnxq.Result:
+    wish = {"target": "virtual", "rules": (Rule(op="*", set={"quantize": True}),), "skip": SKIP, **raw}  # type: ignore[arg-type]
+    return onnxq.quantize(proto, data, Config.model_validate(wish), overrides={"latency": False})
+
+
+def only(proto: onnx.ModelProto, data: dict[str, np.ndarray]) -> Operator:
+    result = planned(proto, data)
+    found = list_operators(GraphIndex(name_nodes(proto)), result.plan)
+    assert len(found) == 1
+    return found[0]
+
+
+@st.composite
+def transposed(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
+    rank = draw(st.integers(1, 2))
+    several = st.lists(st.integers(1, 3), min_size=rank, max_size=rank)
+    kernel, strides, groups = draw(several), draw(several), draw(st.integers(1, 3))
+    dilations = draw(st.lists(st.integers(1, 2), min_size=rank, max_size=rank))
+    attrs: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": groups}
+    if draw(st.booleans()):
+        attrs["pads"] = draw(st.lists(st.integers(0, 2), min_size=2 * rank, max_size=2 * rank))
+        # ONNX allows as much as the dilation, too; ONNX Runtime refuses to run it.
+        attrs["output_padding"] = [draw(st.integers(0, step - 1)) for step in strides]
+    spatial = tuple(draw(st.lists(st.integers(5, 7), min_size=rank, max_size=rank)))
+    inside, outside = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    return attrs, (draw(st.integers(1, 2)), groups * inside, *spatial), (groups * inside, outside, *kernel)
+
+
+@given(transposed(), st.integers(0, 99))
+@settings(max_examples=40)
+def test_rows_times_weights_are_the_transposed_convolution(case: Any, seed: int) -> None:
+    attrs, shape, weight = case
+    rng = np.random.default_rng(seed)
+    x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(weight).astype(np.float32)
+    proto = one_node("ConvTranspose", w, shape, **attrs)
+    wanted = Session(proto, optimize=False).run({"x": x})["y"]
+    one = only(proto, {"x": x})
+    total = gather_positions(shape, one.geometry)
+    assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
+    rows = compute_gather_indices(shape, one.geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
+    np.testing.assert_allclose(window_means(x, one.geometry).mean(axis=0), rows.mean(axis=1), atol=1e-5)
+    got = rows @ one.rows(w).transpose(0, 2, 1)
+    got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], -1)
+    np.testing.assert_allclose(np.moveaxis(got, -1, 1), wanted, rtol=1e-4, atol=1e-4)
+    assert np.array_equal(one.stored(one.rows(w)), w)
+
+
+def test_padding_that_hangs_on_the_size_is_left_alone() -> None:
+    w = np.ones((2, 2, 3), np.float32)
+    data = {"x": np.random.default_rng(0).standard_normal((4, 2, 5)).astype(np.float32)}
+    for attrs in ({"auto_pad": "SAME_UPPER", "strides": [2]}, {"output_shape": [9], "strides": [2]}):
+        proto = one_node("ConvTranspose", w, (4, 2, 5), **attrs)
+        result = planned(proto, data, effort="balanced")
+        assert not list_operators(GraphIndex(name_nodes(proto)), result.plan)
+
+
+CASES = {
+    "Conv": ((12, 8, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "grouped Conv": ((12, 4, 3, 3), {"group": 2}),
+    "depthwise Conv": ((8, 1, 3, 3), {"group": 8}),
+    "ConvTranspose": ((8, 6, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "grouped ConvTranspose": ((8, 3, 3, 3), {"group": 2, "strides": [2, 2]}),
+    "Gemm": ((10, 32), {"transB": 1}),
+    "turned Gemm": ((32, 10), {}),
+    "MatMul": ((32, 10), {}),
+}
+
+
+def smooth(count: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Inputs whose neighbours and channels are alike, as those of trained networks are."""
+    rng = np.random.default_rng(seed)
+    mixing = np.random.default_rng(1).standard_normal((shape[0], shape[0])) * 0.5 + 0.7
+    values = rng.standard_normal((count, *shape))
+    for axis in range(2, values.ndim):
+        values = values + np.roll(values, 1, axis) + np.roll(values, 2, axis)
+    return np.moveaxis(np.moveaxis(values, 1, -1) @ mixing + 0.5, -1, 1).astype(np.float32)
+
+
+# Every operator at the ends and in the middle, one operator at every width.
+@pytest.mark.parametrize(
+    ("name", "grain", "bits"),
+    [
+        (name, grain, bits)
+        for name in CASES
+        for grain in ("channel", "block")
+        if (name, grain) != ("depthwise Conv", "block")
+        for bits in ((2, 3, 4, 5, 6, 7, 8) if name == "Gemm" else (2, 4, 8))
+    ],
+)
+def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: int) -> None:
+    shape, attrs = CASES[name]
+    rng = np.random.default_rng(3)
+    w = rng.standard_normal(shape).astype(np.float32)
+    data = smooth(160, (8, 6, 6) if "Conv" in name else (32,), 5)
+    # Smaller, so that none lies outside the range of what was seen: clipping is not the weights' error.
+    fresh = smooth(32, data.shape[1:], 6) * np.float32(0.6)
+    proto = one_node(name.split()[-1], w, (None, *data.shape[1:]), **attrs)
+    wish = TensorConfig(bits=bits, granularity=grain, block_size=4 if grain == "block" else None)  # type: ignore[arg-type]
+    errors = []
+    for effort in ("fast", "balanced"):
+        # 16 bits of activation: what is left is the weight's error.
+        wide = TensorConfig(bits=16, scheme="asymmetric")
+        plan = planned(proto, {"x": data}, weights=wish, activations=wide, effort=effort).plan
+        weight = next(site for site in plan.sites if site.role is Role.WEIGHT)
+        assert (weight.values is not None) == (effort == "balanced")
+        model = onnxq.apply(proto, plan).model
+        gap = Session(model, optimize=False).run({"x": fresh})["y"] - Session(proto).run({"x": fresh})["y"]
+        errors.append(float((gap.astype(np.float64) ** 2).sum()))
+    assert errors[1] < 0.8 * errors[0]
+
+
+@pytest.mark.parametrize(("bits", "count", "treated"), [(8, 64, False), (8, 160, True), (4, 64, True)])
+def test_eight_bits_are_left_alone_where_few_positions_were_seen(bits: int, count: int, treated: bool) -> None:
+    w = np.random.default_rng(3).standard_normal((32, 16)).astype(np.float32)
+    proto = one_node("MatMul", w, (None, 32))
+    wish = TensorConfig(bits=bits, granularity="channel")
+    wide = TensorConfig(bits=16, scheme="asymmetric")
+    done = planned(proto, {"x": smooth(count, (32,), 5)}, weights=wish, activations=wide, effort="balanced")
+    weight = next(site for site in done.plan.sites if site.role is Role.WEIGHT)
+    assert (weight.values is not None) == treated
+    told = next(line for line in done.report.accounts if line.startswith("rounding: "))
+    assert ("fewer than 100 positions" in told) != treated

@@ -1,0 +1,110 @@
+"""Rounding as the runner judges it: what makes it worse is rolled back, parts that help are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+import pytest
+
+from onnxq.data import Dataset, load_data
+from onnxq.evaluation.accumulator import OutputAccuracy
+from onnxq.graph import GraphIndex
+from onnxq.passes.base import RunContext, Stage, State
+from onnxq.passes.journal import Outcome
+from onnxq.passes.judging import Evaluator
+from onnxq.passes.rounding import passes
+from onnxq.passes.rounding.sequential import round_sequentially
+from onnxq.passes.runner import run_stage
+from onnxq.plan import Plan
+from onnxq.progress import Progress, silent
+from onnxq.sites import Role
+from tests.passes.context import make_context
+from tests.passes.rounding.kit import FOUR, calibrated
+from tests.pipeline.models import images, residual
+
+
+def round_in_a_run(state: State, plan: Plan, data: Dataset, effort: str = "balanced") -> tuple[State, RunContext]:
+    """The rounding passes by the runner, judged on the samples they see."""
+    ctx = make_context(data, effort=effort)
+    return run_stage(passes.ROUNDING, Stage.REFINE, ctx, replace(state, plan=plan)), ctx
+
+
+def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
+
+    def harmful(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
+        found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
+        sites = tuple(
+            replace(s, values=-s.values) if s.values is not None and s.role is Role.WEIGHT else s
+            for s in found.plan.sites
+        )
+        return replace(found, plan=replace(found.plan, sites=sites))
+
+    monkeypatch.setattr(passes, "round_sequentially", harmful)
+    after, ctx = round_in_a_run(prepared, plan, data)
+    assert after.plan is plan
+    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.NO_GAIN]
+
+
+def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
+
+    def harmful_gemm(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
+        found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
+        sites = tuple(
+            replace(s, values=-s.values) if s.values is not None and str(s.site) == "w3" else s
+            for s in found.plan.sites
+        )
+        return replace(found, plan=replace(found.plan, sites=sites))
+
+    monkeypatch.setattr(passes, "round_sequentially", harmful_gemm)
+    after, ctx = round_in_a_run(prepared, plan, data)
+    rounded = {str(s.site) for s in after.planned.sites if s.values is not None and s.role is Role.WEIGHT}
+    assert rounded == {"w0", "w1", "w2"}
+    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.KEPT]
+
+
+@pytest.mark.parametrize(
+    ("before", "effort", "sweeps"), [(45.0, "balanced", 1), (45.0, "high", 3), (35.0, "balanced", 3)]
+)
+def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
+    monkeypatch: pytest.MonkeyPatch, before: float, effort: str, sweeps: int
+) -> None:
+    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
+    counts: list[int] = []
+    monkeypatch.setattr(
+        passes, "round_sequentially", lambda *args, **given: counts.append(1) or round_sequentially(*args, **given)
+    )
+    monkeypatch.setattr(Evaluator, "score", lambda _, state, judged, **__: before if judged is plan else before - 1.0)
+    monkeypatch.setattr(Evaluator, "is_worse", lambda *_, **__: True)
+    after, ctx = round_in_a_run(prepared, plan, data, effort=effort)
+    assert after.plan is plan
+    assert len(counts) == sweeps
+    assert ctx.journal[0].outcome is Outcome.WORSE
+    assert ctx.journal[0].trial_db == (before, before - 1.0)
+
+
+def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All together lose by one sample what the others gain: the sweep stays; where most lose, it goes."""
+    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
+    swept = round_sequentially(prepared.model, plan, data.samples(), progress=silent).plan
+    judge = Evaluator(data)
+    assert not judge.is_worse(prepared, swept, plan)
+    assert judge.is_worse(prepared, plan, swept)
+    assert not judge.is_worse(prepared, plan, plan)
+    real = Evaluator.measure_each
+
+    def one_lost(
+        self: Evaluator, state: State, judged: Plan, *, progress: Progress = silent
+    ) -> list[tuple[OutputAccuracy, ...]]:
+        found = real(self, state, judged, progress=progress)
+        lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
+        return [*found[:3], lost, *found[4:]] if judged is swept else found
+
+    monkeypatch.setattr(Evaluator, "measure_each", one_lost)
+    assert not judge.is_worse(prepared, swept, plan)

@@ -1,0 +1,195 @@
+"""The sweep in a run: what it changes, what it leaves, and that a plan repeats it without data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.calibrate import calibrate
+from onnxq.config import Config, TensorConfig
+from onnxq.data import load_data
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex
+from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.rounding.sequential import round_sequentially
+from onnxq.pipeline.prepared import load_state
+from onnxq.plan import from_json, to_json
+from onnxq.progress import silent
+from onnxq.runtime import Session
+from onnxq.sites import Role
+from tests.passes.rounding.kit import ALL, FOUR, calibrated
+from tests.pipeline.models import images, residual
+
+
+def error(model: onnx.ModelProto, wanted: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> float:
+    got, ref = (Session(one, optimize=False).run(feeds) for one in (model, wanted))
+    return float(sum(((got[name] - ref[name]) ** 2).sum() for name in ref))
+
+
+@pytest.fixture(scope="module")
+def done() -> onnxq.Result:
+    return onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
+
+
+def test_four_bit_weights_lose_less(done: onnxq.Result) -> None:
+    plain = onnxq.quantize(
+        residual(), images(32), FOUR.model_copy(update={"effort": "fast"}), overrides={"latency": False}
+    )
+    fresh = images(64, seed=9)
+    assert error(done.model, residual(), fresh) < 0.5 * error(plain.model, residual(), fresh)
+    assert any(line.startswith("rounding: ") and "rounded by moments" in line for line in done.report.accounts)
+    weights = [site for site in done.plan.sites if site.role is Role.WEIGHT]
+    assert all(site.values is not None and abs(site.values).max() <= 7 for site in weights)
+
+
+def test_apply_repeats_it_without_data(done: onnxq.Result, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(done.plan_json())
+    again = onnxq.apply(residual(), path)
+    assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+    assert from_json(path.read_text()) == done.plan
+
+
+def test_the_same_samples_give_the_same_bytes(done: onnxq.Result) -> None:
+    again = onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
+    assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+
+
+def test_other_weights_are_not_given_the_old_ones_levels(done: onnxq.Result) -> None:
+    trained = residual(seed=5)
+    again = onnxq.apply(trained, done.plan, overrides={"new_weights": True})
+    assert all(site.values is None for site in again.plan.sites)
+    assert not again.plan.biases
+    assert error(again.model, trained, images(8)) < 0.2 * float((Session(trained).run(images(8))["y"] ** 2).sum())
+
+
+def test_values_that_do_not_fit_are_refused(done: onnxq.Result) -> None:
+    first = next(site for site in done.plan.sites if site.role is Role.WEIGHT)
+    for wrong in (first.values.T[:-1], first.values.astype(np.int16), np.full_like(first.values, 99)):  # type: ignore[union-attr]
+        sites = tuple(replace(s, values=wrong) if s is first else s for s in done.plan.sites)
+        with pytest.raises(PlanError, match="do not fit"):
+            onnxq.apply(residual(), replace(done.plan, sites=sites))
+
+
+def test_fast_skip_and_made_up_samples_leave_the_plan(done: onnxq.Result) -> None:
+    for config, data in (
+        (FOUR.model_copy(update={"effort": "fast"}), images()),
+        (FOUR.model_copy(update={"skip": ("cross_layer_equalization", "smoothquant", "rounding")}), images()),
+        (FOUR, None),
+    ):
+        found = onnxq.quantize(residual(), data, config, overrides={"latency": False})
+        assert all(site.values is None for site in found.plan.sites)
+        assert not any(line.startswith("rounding: ") for line in found.report.accounts)
+
+
+MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {
+    a = MatMul(x, w0)
+    b = Add(a, b0)
+    c = Relu(b)
+    d = MatMul(c, w1)
+    y = Relu(d)
+}"""
+
+
+def matmuls() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{MATMULS}')
+    for name, shape in (("w0", (32, 48)), ("b0", (48,)), ("w1", (48, 16))):
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 5, name))
+    return proto
+
+
+def tokens(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Correlated, as tokens are: noise of independent columns leaves rounding nothing to spread."""
+    mixed = np.random.default_rng(7).standard_normal((8, 32))
+    drawn = np.random.default_rng(seed).standard_normal((count, 6, 8)) @ mixed / 3
+    return {"x": (drawn + 0.5).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        TensorConfig(granularity="channel", bits=4),
+        TensorConfig(granularity="block", block_size=16, bits=4, storage="int4"),
+        TensorConfig(granularity="block", block_size=16, bits=4, scheme="asymmetric", storage="uint4"),
+    ],
+)
+def test_weights_only(weights: TensorConfig) -> None:
+    config = Config(mode="weight-only", weights=weights, rules=ALL)
+    prepared, plan, samples = calibrated(matmuls(), tokens(24), config)
+    found = round_sequentially(prepared.model, plan, samples, progress=silent)
+    assert [one.kind for one in found.done] == ["MatMul", "MatMul"]
+    fresh = tokens(24, seed=3)
+    before, after = (error(build_quantized(prepared, p), matmuls(), fresh) for p in (plan, found.plan))
+    assert after < 0.8 * before
+    assert from_json(to_json(found.plan)) == found.plan
+
+
+def test_the_add_behind_a_matmul_takes_the_correction_and_other_readers_do_not() -> None:
+    proto = matmuls()
+    proto.graph.node.append(onnx.helper.make_node("Identity", ["b0"], ["untouched"]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("untouched", 1, [48]))
+    config = Config(mode="weight-only", weights=TensorConfig(granularity="channel", bits=2), rules=ALL)
+    prepared, plan, samples = calibrated(proto, tokens(24), config)
+    found = round_sequentially(prepared.model, plan, samples, progress=silent)
+    assert len(found.plan.biases) == 1
+    runs = [Session(m, optimize=False).run(tokens(24)) for m in (build_quantized(prepared, found.plan), proto)]
+    assert np.array_equal(runs[0]["untouched"], runs[1]["untouched"])
+    bare = build_quantized(prepared, replace(found.plan, biases=()))
+    assert error(build_quantized(prepared, found.plan), proto, tokens(24)) < 0.9 * error(bare, proto, tokens(24))
+
+
+def test_a_convolution_without_bias_gets_one() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>\ng (float[N,16,9,9] x) => (float[N,16,4,4] y) '
+        "{ a = Conv <group=4, strides=[2,2]>(x, w) \n y = Conv <group=16, pads=[1,1,1,1]>(a, v) }"
+    )
+    rng = np.random.default_rng(1)
+    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 4, 3, 3)).astype(np.float32), "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 1, 3, 3)).astype(np.float32), "v"))
+    feeds = {"x": rng.standard_normal((24, 16, 9, 9)).astype(np.float32) + 1}
+    config = FOUR.model_copy(update={"weights": TensorConfig(granularity="channel", bits=4)})
+    prepared, plan, samples = calibrated(proto, feeds, config)
+    found = round_sequentially(prepared.model, plan, samples, progress=silent)
+    assert [one.kind for one in found.done] == ["Conv", "depthwise Conv"]
+    assert len(found.plan.biases) == 2
+    before, after = (error(build_quantized(prepared, p), proto, feeds) for p in (plan, found.plan))
+    assert after < 0.7 * before
+
+
+def test_inside_a_branch() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (bool on, float[N,32,8,8] x) => (float[N,32,8,8] y) {
+        h = Relu(x)
+        y = If (on) <
+            then_branch = t () => (float[N,32,8,8] ty) { ta = Conv <pads=[1,1,1,1]>(h, w, b)
+              tr = Relu(ta)
+              ty = Conv <pads=[1,1,1,1]>(tr, v, b) },
+            else_branch = e () => (float[N,32,8,8] ey) { ey = Neg(h) }>
+    }"""
+    proto = parser.parse_model(text)
+    rng = np.random.default_rng(2)
+    for name, shape in (("w", (32, 32, 3, 3)), ("v", (32, 32, 3, 3)), ("b", (32,))):
+        values = rng.standard_normal(shape).astype(np.float32) / 12
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    inputs = rng.standard_normal((12, 1, 32, 8, 8)).astype(np.float32)
+    flags = [{"on": np.array(k % 2 == 0), "x": x} for k, x in enumerate(inputs)]
+    prepared = load_state(proto)
+    plan = onnxq.make_plan(proto, flags, FOUR)
+    plan = calibrate(prepared.model, plan, load_data(flags, GraphIndex(prepared.model).inputs))
+    found = round_sequentially(prepared.model, plan, flags, progress=silent)
+    assert len(found.done) == 2
+    assert not found.skipped
+    before, after = (
+        sum(error(build_quantized(prepared, p), proto, one) for one in flags[::2]) for p in (plan, found.plan)
+    )
+    assert after < 0.7 * before
+    unreached = round_sequentially(prepared.model, plan, flags[1::2], progress=silent)
+    assert len(unreached.skipped) == 2
+    assert unreached.plan.sites == plan.sites

@@ -1,0 +1,278 @@
+"""The runner of passes, with passes made up here: who is left out, what a trial keeps, the time, the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+import pytest
+
+from onnxq.config import Config
+from onnxq.passes.base import FloatReference, Pass, RunContext, Stage, Trial, rewriting
+from onnxq.passes.journal import Outcome, PassReport, Shortage
+from onnxq.passes.runner import run_pass, run_stage
+from onnxq.passes.state import State
+from onnxq.passes.time_budget import TimeBudget
+from onnxq.passes.timers import Timers
+from onnxq.progress import Task, silent
+
+KEPT = PassReport("made up", changed=("node: renamed",))
+
+
+@dataclass
+class Clock:
+    """Time as the test wants it."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Titles:
+    """A progress that holds the titles it was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @contextmanager
+    def __call__(self, description: str, total: int | None = None):
+        self.seen.append(description)
+        with silent(description, total) as task:
+            yield task
+
+
+def state(*rewrites: str) -> State:
+    model = onnx.ModelProto()
+    return State(model, model, rewrites=rewrites)
+
+
+def context(**changes: Any) -> RunContext:
+    config = Config.model_validate(changes.pop("config", {}))
+    return RunContext(config=config, skip=frozenset(config.skip), **changes)
+
+
+def mark(name: str, report: PassReport = KEPT) -> Callable[[RunContext, State], tuple[State, PassReport]]:
+    """A pass that writes its name into the state."""
+    return lambda ctx, before: (replace(before, rewrites=(*before.rewrites, name)), report)
+
+
+def made_up(**changes: Any) -> Pass:
+    return Pass(**{"name": "made up", "stage": Stage.REFINE, "run": mark("made up"), **changes})
+
+
+def by_length(*values: float | None) -> Trial:
+    """Scores by the number of passes in a state; the better one is kept."""
+    return Trial(
+        score=lambda ctx, one: values[len(one.rewrites)], keeps=lambda ctx, before, after, first, second: second > first
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "config", "runs"),
+    [
+        pytest.param({}, {}, True, id="nothing against it"),
+        pytest.param({}, {"skip": ("made up",)}, False, id="skipped by name"),
+        pytest.param({"name": "dead"}, {"skip": ("gemm",)}, True, id="another one is skipped"),
+        pytest.param({"target": "ort"}, {"target": "ort"}, True, id="of this target"),
+        pytest.param({"target": "trt"}, {"target": "ort"}, False, id="of another target"),
+        pytest.param({}, {"effort": "fast"}, False, id="refines at effort fast"),
+        pytest.param({"fast": True}, {"effort": "fast"}, True, id="refines at effort fast, being fast"),
+        pytest.param({"stage": Stage.EQUALIZE}, {"effort": "fast"}, False, id="equalizes at effort fast"),
+        pytest.param({"stage": Stage.REWRITE}, {"effort": "fast"}, True, id="rewrites at effort fast"),
+        pytest.param({"applies": lambda ctx, before: False}, {}, False, id="has nothing to do"),
+    ],
+)
+def test_a_pass_that_is_left_out_neither_runs_nor_writes_into_the_journal(entry, config, runs):
+    one, before, ctx = made_up(**entry), state("first"), context(config=config)
+    after = run_pass(one, ctx, before)
+    assert after.rewrites == (("first", "made up") if runs else ("first",))
+    assert (after is before) != runs
+    assert ctx.journal == ([KEPT] if runs else [])
+
+
+def test_a_pass_that_says_why_it_is_left_out_is_in_the_journal_with_that():
+    before, ctx = state(), context()
+    one = made_up(applies=lambda ctx, held: Outcome.HALF_PRECISION, title="never announced")
+    assert run_pass(one, ctx, before) is before
+    assert ctx.journal == [PassReport("made up", outcome=Outcome.HALF_PRECISION)]
+    assert ctx.timers.costs == []
+
+
+def test_applies_sees_the_state_and_the_context():
+    ctx = context(config={"effort": "high"})
+    one = made_up(applies=lambda held, before: held.config.effort == "high" and before.rewrites == ("a",))
+    assert run_pass(one, ctx, state("a")).rewrites == ("a", "made up")
+    assert run_pass(one, ctx, state("b")).rewrites == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept", "outcome", "figures"),
+    [
+        pytest.param((10.0, 12.0), True, Outcome.KEPT, (10.0, 12.0), id="better"),
+        pytest.param((10.0, 9.0), False, Outcome.WORSE, (10.0, 9.0), id="worse"),
+        pytest.param((None, 9.0), False, Outcome.WORSE, None, id="no score before"),
+        pytest.param((10.0, None), False, Outcome.WORSE, None, id="no score after"),
+    ],
+)
+def test_a_trial_keeps_or_takes_back(scores, kept, outcome, figures):
+    before, ctx = state(), context()
+    after = run_pass(made_up(trial=by_length(*scores)), ctx, before)
+    assert after.rewrites == (("made up",) if kept else ())
+    assert (after is before) == (not kept)
+    (report,) = ctx.journal
+    assert (report.outcome, report.trial_db) == (outcome, figures)
+    # What was taken back has changed nothing.
+    assert report.changed == (KEPT.changed if kept else ())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NO_GAIN, Outcome.NOT_EQUIVALENT, Outcome.WORSE])
+def test_a_pass_that_gave_up_itself_is_not_judged(outcome):
+    def fail(ctx: RunContext, one: State) -> float:
+        raise AssertionError("judged")
+
+    ctx = context()
+    report = PassReport("made up", outcome=outcome, difference=0.5)
+    one = made_up(run=lambda held, before: (before, report), trial=Trial(score=fail, keeps=lambda *_: True))
+    before = state()
+    assert run_pass(one, ctx, before) is before
+    assert ctx.journal == [report]
+
+
+def test_keeps_sees_both_states_with_their_scores():
+    seen = []
+    trial = Trial(score=lambda ctx, one: float(len(one.rewrites)), keeps=lambda ctx, *given: seen.append(given) is None)
+    before = state("a")
+    after = run_pass(made_up(trial=trial), context(), before)
+    assert seen == [(before, after, 1.0, 2.0)]
+
+
+RETRY = PassReport("made up", changed=("node: half as far",))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rewrites", "outcomes"),
+    [
+        pytest.param(2.0, 9.0, ("first",), [Outcome.KEPT], id="the first attempt is kept"),
+        pytest.param(0.0, 2.0, ("a", "second"), [Outcome.WORSE, Outcome.KEPT], id="the second is kept"),
+        pytest.param(0.0, 0.0, (), [Outcome.WORSE, Outcome.WORSE], id="neither"),
+    ],
+)
+def test_a_second_attempt_follows_one_that_was_taken_back(first, second, rewrites, outcomes):
+    scores = {(): 1.0, ("first",): first, ("a", "second"): second}
+
+    def retry(ctx: RunContext, before: State) -> tuple[State, PassReport]:
+        # It starts where the first attempt did.
+        assert before.rewrites == ()
+        return replace(before, rewrites=("a", "second")), RETRY
+
+    trial = Trial(score=lambda ctx, one: scores[one.rewrites], keeps=lambda ctx, one, other, old, new: new > old)
+    ctx = context()
+    assert run_pass(made_up(run=mark("first"), retry=retry, trial=trial), ctx, state()).rewrites == rewrites
+    assert [report.outcome for report in ctx.journal] == outcomes
+
+
+def test_no_second_attempt_where_the_first_gained_nothing():
+    ctx = context()
+    one = made_up(run=mark("first", PassReport("made up", outcome=Outcome.NO_GAIN)), retry=mark("second"))
+    assert run_pass(one, ctx, state()).rewrites == ("first",)
+    assert [report.outcome for report in ctx.journal] == [Outcome.NO_GAIN]
+
+
+def test_the_passes_of_one_stage_run_in_their_order():
+    passes = [
+        made_up(name="c", run=mark("c"), stage=Stage.REFINE),
+        made_up(name="a", run=mark("a"), stage=Stage.REWRITE),
+        made_up(name="b", run=mark("b"), stage=Stage.REFINE),
+    ]
+    assert run_stage(passes, Stage.REFINE, context(), state()).rewrites == ("c", "b")
+    assert run_stage(passes, Stage.REWRITE, context(), state()).rewrites == ("a",)
+    assert run_stage(passes, Stage.EQUALIZE, context(), state("a")).rewrites == ("a",)
+
+
+def test_a_title_is_announced_and_timed():
+    titles = Titles()
+    ctx = context(timers=Timers(titles))
+    run_pass(made_up(name="one", title="trying one"), ctx, state())
+    run_pass(made_up(name="short"), ctx, state())
+    assert titles.seen == ["trying one"]
+    assert [cost.name for cost in ctx.timers.costs] == ["one"]
+    assert ctx.timers.costs[0].seconds >= 0
+    assert ctx.timers.costs[0].peak_bytes > 0
+
+
+def working(clock: Clock, seconds: float) -> Callable[[RunContext, State], tuple[State, PassReport]]:
+    """A pass that takes so long, in ten steps."""
+
+    def run(ctx: RunContext, before: State) -> tuple[State, PassReport]:
+        task: Task
+        with ctx.progress("working", 10) as task:
+            for _ in range(10):
+                clock.now += seconds / 10
+                task.advance()
+        return mark("worked")(ctx, before)
+
+    return run
+
+
+def limited(seconds: float) -> tuple[RunContext, Clock]:
+    clock = Clock()
+    return context(budget=TimeBudget(seconds, clock, reserve=0.0)), clock
+
+
+@pytest.mark.parametrize(
+    ("took", "share", "kept"),
+    [
+        pytest.param(4.0, 0.5, True, id="within its share"),
+        pytest.param(8.0, 0.5, False, id="over its share"),
+        pytest.param(8.0, 1.0, True, id="a larger share"),
+        pytest.param(80.0, 0.0, True, id="without a share nobody stops it"),
+    ],
+)
+def test_a_pass_over_its_share_of_the_time_is_given_up(took, share, kept):
+    ctx, clock = limited(10)
+    before = state()
+    after = run_pass(made_up(run=working(clock, took), time_share=share), ctx, before)
+    assert after.rewrites == (("worked",) if kept else ())
+    assert (after is before) != kept
+    assert ctx.journal == ([KEPT] if kept else [])
+    assert [(one.name, one.how) for one in ctx.budget.shortened] == ([] if kept else [("made up", Shortage.GIVEN_UP)])
+
+
+def test_the_second_attempt_counts_into_the_same_share():
+    ctx, clock = limited(10)
+    one = made_up(run=working(clock, 4), retry=working(clock, 4), time_share=0.5, trial=by_length(1.0, 0.0))
+    assert run_pass(one, ctx, state()).rewrites == ()
+    # Given up in the middle of the second attempt: the first one's report goes with it.
+    assert ctx.journal == []
+    assert clock.now == pytest.approx(5.2)
+
+
+def test_a_pass_without_time_is_left_out_and_recorded():
+    ctx, clock = limited(10)
+    clock.now = 9.9
+    before = state()
+    assert run_pass(made_up(time_share=0.5), ctx, before) is before
+    assert [(one.name, one.how) for one in ctx.budget.shortened] == [("made up", Shortage.LEFT_OUT)]
+
+
+def test_a_function_of_a_model_becomes_a_pass():
+    other = onnx.ModelProto(doc_string="changed")
+    run = rewriting(lambda model, ctx: (other, KEPT))
+    before = state("a")
+    after, report = run(context(), before)
+    assert (after.model, after.named, after.rewrites, report) == (other, before.named, ("a",), KEPT)
+
+
+def test_contexts_without_samples_or_reference_say_so_where_they_are_asked():
+    ctx = context()
+    for name in ("base", "data"):
+        with pytest.raises(AssertionError):
+            getattr(ctx, name)
+    with pytest.raises(AssertionError):
+        _ = state().planned
+    reference = FloatReference(onnx.ModelProto(), None)  # type: ignore[arg-type]
+    assert replace(ctx, reference=reference).base is reference

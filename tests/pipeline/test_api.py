@@ -1,0 +1,119 @@
+"""What callers ask for: numbers that are none, passes nobody has, observers that something takes the place of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import parser
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.config import Config, Rule, load_config
+from onnxq.errors import ConfigError
+from tests.pipeline.models import EVERYTHING, images, residual
+
+NAN = math.nan
+NUMBERS: dict[str, Callable[[], object]] = {
+    "min_sqnr": lambda: onnxq.quantize(residual(), images(), overrides={"min_sqnr": NAN}),
+    "samples": lambda: onnxq.quantize(residual(), images(), overrides={"samples": 0}),
+    "batch": lambda: onnxq.quantize(residual(), images(), overrides={"batch": 0}),
+    "budget": lambda: onnxq.quantize(residual(), images(), overrides={"budget": math.inf}),
+    "weight_bits_budget": lambda: onnxq.quantize(residual(), images(), overrides={"weight_bits_budget": NAN}),
+    "max_drop": lambda: onnxq.quantize(residual(), images(), overrides={"metric": lambda model: 1.0, "max_drop": NAN}),
+    "memory_limit": lambda: onnxq.apply(
+        residual(), onnxq.make_plan(residual(), images()), overrides={"memory_limit": 0}
+    ),
+    "threads": lambda: onnxq.profile_model(residual(), None, images(), overrides={"threads": -1}),
+    "seed": lambda: onnxq.make_plan(residual(), overrides={"seed": -1}),
+    "min_cosine": lambda: onnxq.diff(residual(), residual(), images(), overrides={"min_cosine": NAN}),
+    "top_k": lambda: onnxq.diff(residual(), residual(), images(), overrides={"top_k": 0}),
+    "timeout": lambda: onnxq.prove(residual(), overrides={"engine": "ort", "timeout": NAN}),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_is_none_is_named(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        NUMBERS[name]()
+    assert caught.value.subject.startswith("option: ")
+    assert caught.value.subject.endswith(name)
+    assert caught.value.fix
+
+
+def test_numpy_counts_are_counts() -> None:
+    assert onnxq.make_plan(
+        residual(), images(), EVERYTHING, overrides={"samples": np.int64(3), "seed": np.int32(1)}
+    ).sites  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--min-sqnr", "nan"), ("--min-sqnr", "inf"), ("--max-drop", "nan"), ("--samples", "0"), ("--budget", "inf"),
+        ("--budget", "9" * 400), ("--memory-limit", "9" * 400), ("--weight-bits-budget", "nan"),
+    ],
+)  # fmt: skip
+def test_the_command_line_refuses_them_by_name(tmp_path: Path, option: str, value: str) -> None:
+    onnx.save(residual(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", **images())
+    metric = ["--metric", str(tmp_path / "m.py:f")] if option == "--max-drop" else []
+    (tmp_path / "m.py").write_text("def f(model): return 1.0")
+    asked = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "x.npz"), option, value, *metric]
+    result = CliRunner().invoke(cli, asked)
+    assert result.exit_code in (1, 2), result.output
+    assert option.strip("-").replace("-", "_") in result.output.replace("-", "_")
+    assert not (tmp_path / "m.q.onnx").exists()
+
+
+@pytest.mark.parametrize("option", ["--min-sqnr", "--min-cosine", "--max-abs", "--min-agreement", "--min-engines"])
+def test_tolerances_of_diff_are_numbers(tmp_path: Path, option: str) -> None:
+    result = CliRunner().invoke(cli, ["diff", "a.onnx", "b.onnx", option, "nan"])
+    assert result.exit_code == 2
+    assert "finite" in result.output
+    assert CliRunner().invoke(cli, ["prove", "a.onnx", "--timeout", "inf"]).exit_code == 2
+
+
+def test_an_unknown_pass_to_skip_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("extends: ort-int8\nskip:\n  - rounding\n  - smoothquan\n")
+    with pytest.raises(ConfigError) as caught:
+        onnxq.make_plan(residual(), images(), path)
+    assert caught.value.subject == f"{path}:4: skip[1]"
+    assert "'smoothquan'" in caught.value.cause
+    assert "'smoothquant'" in caught.value.fix
+    with pytest.raises(ConfigError, match="did you mean 'rounding'"):
+        onnxq.quantize(residual(), images(), Config(skip=("roundingg",)))
+
+
+def test_weights_of_few_bits_say_so_too() -> None:
+    config = load_config("virtual-int8", {"weights": {"bits": 3, "observer": "mse"}, "effort": "balanced"})
+    config = config.model_copy(
+        update={"skip": ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")}
+    )
+    found = onnxq.quantize(residual(), images(32), config, overrides={"latency": False})
+    searched = [one for one in found.plan.sites if one.qparams is not None and "searched" in one.qparams.origin]
+    assert searched
+    (line,) = (line for line in found.report.accounts if line.startswith("rounding: "))
+    assert f"in place of the observer mse at {searched[0].site}" in line
+
+
+def test_an_observer_that_a_shared_scale_leaves_idle_is_told() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] x) => (float[N,32,4,4] y) {
+            c = Conv <pads=[1,1,1,1]>(x, w)
+            p = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c)
+            y = Conv <pads=[1,1,1,1]>(p, w)
+        }"""
+    )
+    weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    rule = Rule(tensor="p", set={"observer": "mse"})  # type: ignore[arg-type]
+    plan = onnxq.make_plan(proto, images(), EVERYTHING.model_copy(update={"rules": (rule, *EVERYTHING.rules)}))
+    assert len({one.group for one in plan.sites if str(one.site) in ("c", "p")}) == 1
+    assert any("its observer 'mse' is not used" in line or "whose observer is 'mse'" in line for line in plan.warnings)

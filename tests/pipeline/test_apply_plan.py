@@ -1,0 +1,138 @@
+"""A plan is the whole decision: edited, stored, and carried out on the same network exported again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import onnxq
+from onnxq.errors import PlanError
+from onnxq.plan import Plan, from_json, to_json
+from tests.pipeline.models import EVERYTHING, images, residual
+
+
+@pytest.fixture(scope="module")
+def done() -> onnxq.Result:
+    return onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
+
+
+def outputs(model: onnx.ModelProto) -> np.ndarray:
+    from onnxq.runtime import Session
+
+    return Session(model, optimize=False).run(images(seed=7))["y"]
+
+
+def test_same_plan_same_bytes(done: onnxq.Result, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(done.plan_json())
+    again = onnxq.apply(residual(), path)
+    assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+
+
+def exported_again(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Other node order, other node names, other names for every inner tensor and weight."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    fixed = {value.name for value in (*out.graph.input, *out.graph.output)}
+
+    def renamed(name: str) -> str:
+        return name if not name or name in fixed else f"other_{len(name)}_{name[::-1]}"
+
+    nodes = []
+    for k, node in enumerate(out.graph.node):
+        node.input[:] = [renamed(name) for name in node.input]
+        node.output[:] = [renamed(name) for name in node.output]
+        node.name = f"node_{97 - k}"
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+    for tensor in out.graph.initializer:
+        tensor.name = renamed(tensor.name)
+    nodes[2], nodes[3] = nodes[3], nodes[2]
+    del out.graph.node[:]
+    out.graph.node.extend(nodes)
+    onnx.checker.check_model(out)
+    return out
+
+
+def different_branches() -> onnx.ModelProto:
+    """`residual` with a 1x1 kernel in one branch, so that no two convolutions look alike."""
+    proto = residual()
+    weight = next(t for t in proto.graph.initializer if t.name == "w2")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[:, :, :1, :1].copy(), "w2"))
+    node = next(n for n in proto.graph.node if "w2" in n.input)
+    del node.attribute[:]
+    return proto
+
+
+def test_export_with_other_names_gets_the_same_numbers() -> None:
+    first = onnxq.quantize(different_branches(), images(), EVERYTHING, overrides={"latency": False})
+    other = onnxq.apply(exported_again(different_branches()), first.plan)
+    assert len(other.plan.sites) == len(first.plan.sites)
+    np.testing.assert_array_equal(outputs(other.model), outputs(first.model))
+
+
+def test_node_order_and_unnamed_nodes_do_not_matter(done: onnxq.Result) -> None:
+    proto = residual()
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in proto.graph.node]
+    nodes[2], nodes[3] = nodes[3], nodes[2]
+    for k, node in enumerate(nodes):
+        node.name = f"renamed_{k}"
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    again = onnxq.apply(proto, done.plan)
+    np.testing.assert_array_equal(outputs(again.model), outputs(done.model))
+
+
+def test_a_plan_without_numbers_is_calibrated() -> None:
+    plan = onnxq.make_plan(residual(), images(), EVERYTHING)
+    assert not plan.calibrated
+    with pytest.raises(PlanError, match="no scale"):
+        onnxq.apply(residual(), plan)
+    done = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
+    assert done.plan.calibrated
+    assert min(done.report.checks[0].sqnr_db) > 28
+
+
+def test_an_edited_plan_is_obeyed(done: onnxq.Result) -> None:
+    raw = json.loads(done.plan_json())
+    raw["sites"] = [s for s in raw["sites"] if s["rule"] != "gemm" and s["site"] not in ("m", "f")]
+    edited = onnxq.apply(residual(), from_json(json.dumps(raw)))
+    assert any(node.op_type == "Gemm" for node in edited.model.graph.node)
+    assert not any("w3" in name for node in edited.model.graph.node for name in node.output)
+
+
+def test_other_weights_need_to_be_said(done: onnxq.Result) -> None:
+    trained = residual(seed=5)
+    with pytest.raises(PlanError, match="new_weights=True"):
+        onnxq.apply(trained, done.plan)
+    again = onnxq.apply(trained, done.plan, images(), overrides={"new_weights": True, "latency": False})
+    assert min(again.report.checks[0].sqnr_db) > 15
+
+
+def test_another_network_is_refused_by_name(done: onnxq.Result) -> None:
+    proto = residual()
+    node = next(n for n in proto.graph.node if n.op_type == "GlobalAveragePool")
+    node.op_type = "GlobalMaxPool"
+    with pytest.raises(PlanError, match="not in this model"):
+        onnxq.apply(proto, done.plan)
+
+
+def test_plan_file_faults(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"nothing\.json"):
+        onnxq.apply(residual(), tmp_path / "nothing.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(PlanError, match=r"bad\.json"):
+        onnxq.apply(residual(), tmp_path / "bad.json")
+
+
+def test_the_plan_in_the_model_is_the_plan(done: onnxq.Result) -> None:
+    held = {entry.key: entry.value for entry in done.model.metadata_props}
+    stored = from_json(held["onnxq.plan"])
+    bare = replace(done.plan, sites=tuple(replace(site, qparams=None) for site in done.plan.sites))
+    assert to_json(stored) == to_json(bare)
+    assert isinstance(stored, Plan)

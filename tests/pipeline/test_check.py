@@ -1,0 +1,36 @@
+"""The command's own check, where few samples are held back for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxq.pipeline.check import check_model
+
+
+def _network(*weights: float) -> onnx.ModelProto:
+    """y = x * w."""
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,2] x) => (float[N,2] y) { y = Mul(x, w) }'
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(weights, np.float32), "w"))
+    return proto
+
+
+EASY, HARD = ({"x": np.array([row], np.float32)} for row in ((1, 0), (0, 1)))
+
+
+@pytest.mark.parametrize(("few", "told"), [((), 0), ((EASY,), 0), ((EASY, HARD), 1)])
+def test_an_easy_sample_does_not_hide_that_others_are_lost(few: tuple[dict[str, np.ndarray], ...], told: int) -> None:
+    found = check_model(_network(1, 1), _network(1.001, 0), [EASY], few=few)
+    assert found.samples == 1
+    assert found.outputs[0].sqnr_db[0] > 50
+    assert [note.code for note in found.notes] == ["W108"] * told
+    assert all("though not on the 1 held back" in str(note) for note in found.notes)
+
+
+def test_answers_lost_on_the_sample_held_back_are_told_once() -> None:
+    found = check_model(_network(1, 1), _network(1, 0), [HARD], few=[EASY, HARD])
+    assert found.notes == ()

@@ -1,0 +1,234 @@
+"""A plan that a person edited: what no longer holds is computed again and told, or asked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import onnxq
+from onnxq.errors import PlanError
+from onnxq.plan import Plan, drop_stale, from_json
+from onnxq.sites import Role
+from tests.pipeline.models import EVERYTHING, images, residual
+
+Edit = Callable[[dict[str, Any]], object]
+BARE = {"role": "activation", "spec": {"bits": 8, "type": "uint8", "scheme": "asymmetric", "granularity": "tensor"}}
+
+
+@pytest.fixture(scope="module")
+def done() -> onnxq.Result:
+    return onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
+
+
+@pytest.fixture(scope="module")
+def held(done: onnxq.Result) -> dict[str, Any]:
+    return json.loads(done.plan_json())
+
+
+def edited(held: dict[str, Any], edit: Edit) -> Plan:
+    raw = copy.deepcopy(held)
+    edit(raw)
+    return from_json(json.dumps(raw), source="plan.json")
+
+
+def site(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in raw["sites"] if one["site"] == name)
+
+
+def worst(result: onnxq.Result) -> float:
+    return min(result.report.checks[0].sqnr_db)
+
+
+SPECS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bits": ("w0", {"bits": 4}),
+    "sign": ("w0", {"type": "uint8", "scheme": "asymmetric"}),
+    "narrow range": ("w0", {"narrow_range": True}),
+    "granularity": ("w0", {"granularity": "tensor", "axis": None}),
+    "activation bits": ("x", {"bits": 5}),
+    "activation sign": ("x", {"type": "int8"}),
+    "activation scheme": ("x", {"scheme": "symmetric"}),
+}
+
+
+@pytest.mark.parametrize(("name", "spec"), SPECS.values(), ids=SPECS)
+def test_another_spec_gets_numbers_of_its_own(
+    done: onnxq.Result, held: dict[str, Any], name: str, spec: dict[str, Any]
+) -> None:
+    plan = edited(held, lambda raw: site(raw, name)["spec"].update(spec))
+    again = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
+    told = [line for line in again.report.warnings if line.startswith(f"{name}: its scale was computed for 8 bits")]
+    assert len(told) == 1
+    assert "computed again from the" in told[0]
+    assert worst(again) > 25
+    assert all(not one.qparams.computed_for or one.qparams.computed_for == one.spec.levels for one in again.plan.sites)
+
+
+def test_fewer_bits_of_a_weight_need_no_samples(held: dict[str, Any]) -> None:
+    plan = edited(held, lambda raw: site(raw, "w0")["spec"].update(bits=4))
+    without, checked = (
+        onnxq.apply(residual(), plan),
+        onnxq.apply(residual(), plan, images(), overrides={"latency": False}),
+    )
+    assert without.model == checked.model
+    assert any(line.startswith("w0: ") for line in without.report.warnings)
+
+
+def test_an_activation_asks_for_samples(held: dict[str, Any]) -> None:
+    plan = edited(held, lambda raw: site(raw, "x")["spec"].update(bits=4))
+    with pytest.raises(PlanError) as caught:
+        onnxq.apply(residual(), plan)
+    assert caught.value.subject == "x"
+    assert "computed for 8 bits unsigned asymmetric, and the plan says 4 bits" in caught.value.cause
+    assert "samples" in caught.value.fix
+
+
+def test_numbers_written_beside_the_new_spec_are_obeyed(held: dict[str, Any]) -> None:
+    def edit(raw: dict[str, Any]) -> None:
+        entry = site(raw, "x")
+        entry["spec"].update(bits=4)
+        entry.update(scale=0.5, zero_point=8)
+
+    again = onnxq.apply(residual(), edited(held, edit), images(), overrides={"latency": False})
+    found = next(one for one in again.plan.sites if str(one.site) == "x")
+    assert found.qparams is not None
+    assert (float(found.qparams.scale), int(found.qparams.zero_point)) == (0.5, 8)
+    assert not any(line.startswith("x: ") for line in again.report.warnings)
+
+
+def test_a_spec_changed_in_python_is_seen_too(done: onnxq.Result) -> None:
+    first = done.plan.sites[0]
+    plan = done.plan.with_sites((replace(first, spec=replace(first.spec, bits=4)), *done.plan.sites[1:]))
+    with pytest.raises(PlanError, match="computed for 8 bits"):
+        onnxq.apply(residual(), plan)
+
+
+def test_untouched_plans_are_carried_out_as_they_are(done: onnxq.Result, held: dict[str, Any]) -> None:
+    again = onnxq.apply(residual(), edited(held, lambda raw: None))
+    assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+    assert drop_stale(done.plan) == (done.plan, {})
+
+
+def test_swept_weights_and_corrected_biases_go_with_their_scale() -> None:
+    swept = onnxq.quantize(
+        residual(), images(32), EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
+    )
+    weight = next(one for one in swept.plan.sites if one.role is Role.WEIGHT and one.values is not None)
+    raw = json.loads(swept.plan_json())
+    entry = next(one for one in raw["sites"] if one["site"] == str(weight.site))
+    entry["spec"]["bits"] = 5
+    again = onnxq.apply(residual(), from_json(json.dumps(raw)), images(32), overrides={"latency": False})
+    found = next(one for one in again.plan.sites if one.site == weight.site)
+    assert found.values is None
+    assert worst(again) > 20
+
+
+def test_an_inconsistent_bias_follows_its_input(held: dict[str, Any]) -> None:
+    plan = edited(held, lambda raw: site(raw, "x").update(scale=0.05))
+    again = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
+    assert any(line.startswith("b0: its scale was not that of its input times") for line in again.report.warnings)
+    assert worst(again) > 30
+
+
+GOES: dict[str, Edit] = {
+    "a weight taken out": lambda raw: raw["sites"].remove(site(raw, "w0")),
+    "an activation taken out": lambda raw: raw["sites"].remove(site(raw, "x")),
+    "a bias taken out": lambda raw: raw["sites"].remove(site(raw, "b0")),
+    "a weight renamed": lambda raw: site(raw, "w0").update(site="other"),
+    "an activation renamed": lambda raw: site(raw, "x").update(site="other"),
+    "a weight without anchor": lambda raw: site(raw, "w0").pop("anchor"),
+    "an anchor of nothing": lambda raw: site(raw, "w0").update(anchor="nothing"),
+    "a weight without readers": lambda raw: [site(raw, "w0").pop(key) for key in ("consumers", "anchor")],
+    "numbers taken out": lambda raw: [site(raw, "w0").pop(key) for key in ("scale", "zero_point")],
+    "an activation added": lambda raw: raw["sites"].append({"site": "a", **BARE}),
+    "one added with numbers": lambda raw: raw["sites"].append({"site": "a", **BARE, "scale": 0.05, "zero_point": 128}),
+    "a weight put back by hand": lambda raw: [
+        raw["sites"].remove(site(raw, "w0")),
+        raw["sites"].append(
+            {"site": "w0", "role": "weight", "spec": {**BARE["spec"], "type": "int8", "scheme": "symmetric"}}  # type: ignore[dict-item]
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("edit", GOES.values(), ids=GOES)
+def test_sites_changed_by_hand_give_a_result(held: dict[str, Any], edit: Edit) -> None:
+    assert worst(onnxq.apply(residual(), edited(held, edit), images(), overrides={"latency": False})) > 25
+
+
+def test_what_belonged_to_a_site_that_is_gone_is_told(held: dict[str, Any]) -> None:
+    again = onnxq.apply(residual(), edited(held, GOES["a weight taken out"]))
+    assert "b0: left float, its scale follows from w0, which is not in the plan" in again.report.warnings
+
+
+FAULTS: dict[str, tuple[Edit, str, str]] = {
+    "a site twice": (lambda raw: raw["sites"].append(copy.deepcopy(site(raw, "x"))), "x", "twice"),
+    "one site under two names": (
+        lambda raw: raw["sites"].append({**copy.deepcopy(site(raw, "w0")), "site": "other"}), "other", "once as w0",
+    ),
+    "a tensor nobody has": (lambda raw: raw["sites"].append({"site": "nobody", **BARE}), "nobody", "not in this model"),
+    "a reader that does not read it": (
+        lambda raw: site(raw, "w0")["consumers"].append({"site": ["a/Conv", 2]}), "w0", "is not read by a/Conv/in2",
+    ),
+    "no reader": (lambda raw: site(raw, "w0").update(consumers=[]), "w0", "has no reader"),
+    "a weight that is computed": (lambda raw: site(raw, "r").update(role="weight"), "r", "not a constant"),
+    "a bias of 8 bits": (lambda raw: site(raw, "b0")["spec"].update(bits=8, type="int8"), "b0", "a bias is 32 bits"),
+    "an axis too many": (lambda raw: site(raw, "w0")["spec"].update(axis=9), "w0", "axis 9 is outside"),
+    "a scale too many": (lambda raw: site(raw, "x").update(scale=[0.1, 0.2], zero_point=[1, 2]), "x", "shape [2]"),
+    "a zero point out of range": (lambda raw: site(raw, "x").update(zero_point=999), "x", "outside 0…255"),
+    "a scale of 0": (lambda raw: site(raw, "x").update(scale=0), "x", "its scale is 0"),
+    "one of two in a group": (
+        lambda raw: [site(raw, "x").update(group="g"), site(raw, "r").update(group="g")], "r", "their numbers differ",
+    ),
+    "values of another shape": (lambda raw: site(raw, "w0").update(values=[1, 2]), "w0", "of shape [2] do not fit"),
+    "a pass nobody has": (lambda raw: raw.update(prepare=["constant"]), "prepare: 'constant'", "is no pass"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "subject", "cause"), FAULTS.values(), ids=FAULTS)
+def test_sites_that_cannot_be_are_named(held: dict[str, Any], edit: Edit, subject: str, cause: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        onnxq.apply(residual(), edited(held, edit), images(), overrides={"latency": False})
+    assert caught.value.subject == subject
+    assert cause in caught.value.cause
+    assert caught.value.fix
+
+
+def test_more_bits_than_the_opset_has_raise_it(held: dict[str, Any]) -> None:
+    plan = edited(held, lambda raw: site(raw, "x")["spec"].update(bits=16, type="uint16"))
+    again = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
+    assert again.model.opset_import[0].version >= 21
+
+
+def test_without_samples_the_summary_says_that_nothing_was_checked(done: onnxq.Result) -> None:
+    assert "nothing was checked against the float model" in onnxq.apply(residual(), done.plan).report.unchecked
+    assert done.report.unchecked == ""
+
+
+def test_weights_alone_are_checked_without_samples() -> None:
+    plan = onnxq.quantize(residual(), None, "ort-int8-weights", overrides={"latency": False}).plan
+    report = onnxq.apply(residual(), plan).report
+    assert (report.unchecked, report.synthetic, report.latency) == ("", True, None)
+    assert min(report.checks[0].sqnr_db) > 30
+
+
+def test_a_plan_computes_no_ranges_and_warns_of_none() -> None:
+    plan = onnxq.make_plan(residual(), None, EVERYTHING)
+    assert not any("SYNTHETIC" in line for line in plan.warnings)
+
+
+def test_profile_takes_no_stale_numbers(held: dict[str, Any]) -> None:
+    plan = edited(held, lambda raw: site(raw, "x")["spec"].update(bits=4))
+    with pytest.raises(PlanError, match="computed for 8 bits"):
+        onnxq.profile_model(residual(), None, images(), plan=plan)
+
+
+def test_a_node_without_a_name_is_told_as_such(held: dict[str, Any]) -> None:
+    plan = edited(held, lambda raw: raw["float_nodes"].append(""))
+    with pytest.raises(PlanError) as caught:
+        onnxq.apply(residual(), plan, overrides={"latency": False})
+    assert caught.value.subject == "a node without a name"

@@ -1,0 +1,172 @@
+"""Which operators run in integers, and the reason that each of the others is given."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from onnxq.planner.choose import choose_ops, decide_sides
+from onnxq.sites import LeftFloat
+from tests.planner.kit import FORCE, draft, network, reasons, table
+
+MAP = "float[1,8,6,6]"
+POINT = (8, 8, 1, 1)
+ATTENTION = """g (float[1,4,16] x) => (float[1,4,16] y) {
+    q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
+    t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) p = Softmax(s) o = MatMul(p, v) y = MatMul(o, wo)
+}"""
+
+
+def attention() -> onnx.ModelProto:
+    return network(ATTENTION, **dict.fromkeys(("wq", "wk", "wv", "wo"), (16, 16)))
+
+
+def rule(node: str, **change: object) -> dict:
+    return {"node": node, "set": change or {"quantize": True}}
+
+
+LAYERS = {"q", "k", "v", "y"}
+PRODUCTS = {"s", "o"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "chosen", "why"),
+    [
+        # Off unless somebody asks, and on only together.
+        ((), LAYERS, {"s": ("attention-qk", "F104"), "o": ("attention-pv", "F104")}),
+        ((rule("s"), rule("o")), LAYERS | PRODUCTS, {}),
+        ((rule("s"),), LAYERS, {"s": ("attention-qk", "R105"), "o": ("attention-pv", "F104")}),
+        ((rule("o"),), LAYERS, {"s": ("attention-qk", "F104"), "o": ("attention-pv", "R105")}),
+        ((FORCE,), LAYERS | PRODUCTS, {}),
+        ((rule("q", float=True),), LAYERS - {"q"}, {
+            "q": ("configuration", "F101"), "s": ("attention-qk", "F104"), "o": ("attention-pv", "F104"),
+        }),
+    ],
+)  # fmt: skip
+def test_rules_alone_decide_for_tensorrt(rules: tuple[dict, ...], chosen: set[str], why: dict) -> None:
+    problem = draft(attention(), *rules, preset="trt-int8")
+    assert choose_ops(problem).chosen == chosen
+    assert reasons(problem.default()) == why
+
+
+def test_rules_for_attention_are_on_where_it_is_to_be_tried() -> None:
+    problem = draft(attention(), preset="trt-int8")
+    found = choose_ops(problem, attention=True)
+    assert (found.chosen, found.reasons) == (LAYERS | PRODUCTS, ())
+    forced = draft(attention(), FORCE, preset="trt-int8")
+    assert table(problem.default(attention=True)) == table(forced.default())
+    left = draft(attention(), rule("s", float=True), preset="trt-int8")
+    assert {one.subject: one.code for one in choose_ops(left, attention=True).reasons} == {"s": "F101", "o": "R105"}
+
+
+def test_a_partner_that_stays_float_is_named() -> None:
+    (refusal,) = draft(attention(), rule("s"), preset="trt-int8").default().refusals
+    assert refusal.reason == "its kernel exists only together with o, which stays float"
+    assert refusal.fix == "force o as well"
+
+
+ADD = f"""g ({MAP} x, {MAP} z) => ({MAP} y) {{
+    a = Conv(x, w) s = Add(a, z) y = Conv(s, v)
+}}"""
+
+
+def test_a_follower_is_forced_only_where_what_it_reads_is_quantized() -> None:
+    proto = network(ADD, w=POINT, v=POINT)
+    (refusal,) = draft(proto, FORCE).default().refusals
+    assert (refusal.subject, refusal.rule, refusal.code) == ("s", "residual-add", "R105")
+    assert refusal.fix == "force what it reads as well, or take `quantize: true` from its rule"
+    both = network(ADD.replace("Add(a, z)", "Add(a, c)").replace("s =", "c = Conv(z, w) s ="), w=POINT, v=POINT)
+    assert reasons(draft(both, FORCE).default()) == {}
+    # What it reads has a pair for another reader's sake.
+    shared = network(ADD.replace("s =", "c = Conv(z, w) s =").replace("(s, v)", "(s, v) u = Neg(c)"), w=POINT, v=POINT)
+    assert "s" in choose_ops(draft(shared, FORCE)).chosen
+    off = draft(shared, rule("a", float=True), FORCE)
+    assert ("s", "R105") in {(one.subject, one.code) for one in choose_ops(off).reasons}
+
+
+BOTH = f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w) b = LeakyRelu(a) y = Conv(b, v) }}"
+
+
+def test_the_persons_rules_come_before_size_and_exclusions() -> None:
+    proto = network(BOTH, w=POINT, v=POINT)
+    assert choose_ops(draft(proto)).chosen == frozenset()
+    assert reasons(draft(proto).default()) == {"a": ("size", "F102"), "y": ("size", "F102")}
+    assert choose_ops(draft(proto, rule("y"))).chosen == {"y"}
+    assert choose_ops(draft(proto, rule("b", float=True), FORCE)).chosen == {"a", "y"}
+    sides, why = decide_sides(draft(proto, rule("a", float=True), rule("y")))
+    assert sides == {"a": False, "y": True}
+    assert why == {"a": LeftFloat("a", "left float by rule node=a -> float", "configuration", "F101")}
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_without_the_sizes_of_the_deployment_every_product_is_worth_its_integers(sized: bool) -> None:
+    found = choose_ops(draft(network(BOTH, w=POINT, v=POINT)), sized=sized)
+    assert {"a", "y"} & found.chosen == (set() if sized else {"a", "y"})
+
+
+def test_a_reason_by_size_says_what_costs_more() -> None:
+    small = choose_ops(draft(network(BOTH, w=POINT, v=POINT))).reasons
+    assert all(one.reason.endswith("its int8 kernel is predicted no faster than the float one") for one in small)
+    # One wide convolution between float neighbours: its kernel is faster, and its pairs cost more than that.
+    text = "g (float[1,64,14,14] x) => (float[1,64,14,14] y) { h = Tanh(x) a = Conv(h, w) y = Tanh(a) }"
+    (lonely,) = choose_ops(draft(network(text, w=(64, 64, 1, 1)), cpu="avx2")).reasons
+    assert lonely.reason.endswith("dequantizing what it writes costs more than it saves")
+
+
+def test_reasons_come_in_the_order_of_the_network() -> None:
+    text = f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w) b = Conv(a, w) c = Conv(b, w) y = Conv(c, w) }}"
+    problem = draft(network(text, w=POINT), rule("c", float=True), rule("a", float=True))
+    assert [one.subject for one in choose_ops(problem).reasons] == ["a", "b", "c", "y"]
+
+
+WEIGHTS = "g (float[4,32] x) => (float[4,32] y) { a = MatMul(x, w) b = MatMul(a, v) y = Gemm(b, u) }"
+
+
+@pytest.mark.parametrize(
+    ("preset", "rules", "chosen", "why"),
+    [
+        ("ort-int8-weights", (), {"a", "b", "y"}, {}),
+        ("ort-int8-weights", (rule("b", float=True),), {"a", "y"}, {"b": ("configuration", "F101")}),
+        # Blocks have a kernel for MatMul alone.
+        ("ort-int4-weights", (), {"a", "b"}, {"y": ("gemm", "R103")}),
+        ("ort-int4-weights", (rule("y", float=True),), {"a", "b"}, {"y": ("gemm", "R103")}),
+        ("virtual-int8", (), {"a", "b", "y"}, {}),
+    ],
+)
+def test_weights_alone(preset: str, rules: tuple[dict, ...], chosen: set[str], why: dict) -> None:
+    mode = {"mode": "weight-only"} if preset == "virtual-int8" else {}
+    problem = draft(network(WEIGHTS, w=(32, 32), v=(32, 32), u=(32, 32)), *rules, preset=preset, **mode)
+    assert choose_ops(problem).chosen == chosen
+    assert reasons(problem.default()) == why
+    assert {str(site.role) for site in problem.default().sites} == {"weight"}
+
+
+def test_products_of_two_activations_have_no_weight_to_pack() -> None:
+    problem = draft(attention(), preset="ort-int8-weights")
+    assert choose_ops(problem).chosen == LAYERS
+    assert choose_ops(problem).reasons == ()
+
+
+BRANCHES = f"""g ({MAP} x) => ({MAP} y, {MAP} z) {{
+    a = Conv(x, w) r = Relu(a) c = Conv(r, v) s = Add(c, r)
+    d = Concat<axis=1>(r, s) e = Concat<axis=1>(c, c) y = Conv(d, u) z = Conv(e, u)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("rules", "chosen"),
+    [
+        # The Add follows the convolution that computes it, the Concat the pairs that r and d have for others.
+        ((), {"a", "c", "y", "z", "s", "d"}),
+        # Forcing what only follows means nothing.
+        ((rule("s"), rule("d"), rule("e")), {"a", "c", "y", "z", "s", "d"}),
+        ((rule("s", float=True),), {"a", "c", "y", "z", "d"}),
+        ((rule("d", float=True),), {"a", "c", "y", "z", "s"}),
+        # Without a pair behind there is nothing to share with; without a product no sum.
+        ((rule("y", float=True),), {"a", "c", "z", "s"}),
+        ((rule("c", float=True),), {"a", "y", "z"}),
+    ],
+)
+def test_followers_for_tensorrt(rules: tuple[dict, ...], chosen: set[str]) -> None:
+    proto = network(BRANCHES, w=POINT, v=POINT, u=(8, 16, 1, 1))
+    assert choose_ops(draft(proto, *rules, preset="trt-int8")).chosen == chosen

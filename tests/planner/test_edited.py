@@ -1,0 +1,141 @@
+"""Sites that a person added, changed or took out of a plan: what goes with them, and what no longer fits its tensor."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex
+from onnxq.plan import SitePlan
+from onnxq.planner import digest_weights, find_needed_opset
+from onnxq.planner.edited import check_site, drop_orphans
+from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.spec import PerBlock, PerChannel, QuantSpec
+from tests.planner.kit import network
+
+
+@lru_cache(maxsize=1)
+def index() -> GraphIndex:
+    text = "g (float[4,8] x, float16[4] h) => (float[4,8] y, float[4,8] u, float16[4] k) {"
+    return GraphIndex(network(f"{text} y = Gemm(x, w, b) u = MatMul(x, w) k = Neg(h) }}", w=(8, 8), b=(8,)))
+
+
+def site(where: str | Site, role: Role = Role.ACTIVATION, **fields: object) -> SitePlan:
+    found = TensorId(where) if isinstance(where, str) else where
+    return SitePlan(**{"site": found, "role": role, "spec": QuantSpec(), **fields})  # type: ignore[arg-type]
+
+
+X, W, B = TensorId("x"), TensorId("w"), TensorId("b")
+
+
+@pytest.mark.parametrize(
+    ("held", "existing", "kept", "missing"),
+    [
+        (("x", "w", "b"), (), ["x", "w", "b"], None),
+        (("x", "b"), (), ["x"], "w"),
+        (("w", "b"), (), ["w"], "x"),
+        (("b",), (), [], "x"),
+        # A pair that the model came with is as good as a site.
+        (("w", "b"), ("x",), ["w", "b"], None),
+    ],
+)
+def test_a_bias_goes_with_what_its_scale_follows_from(
+    held: tuple[str, ...], existing: tuple[str, ...], kept: list[str], missing: str | None
+) -> None:
+    sites = tuple(site(name, derived=(X, W) if name == "b" else None) for name in held)
+    left, lines = drop_orphans(sites, [site(name) for name in existing])
+    assert [str(one.site) for one in left] == kept
+    assert [(line.code, str(line)) for line in lines] == [
+        ("W121", f"b: left float, its scale follows from {missing}, which is not in the plan")
+    ] * (missing is not None)
+
+
+def test_weights_get_the_readers_that_nobody_named() -> None:
+    found = [site("w", Role.WEIGHT), site(Edge("y", 2), Role.BIAS), site("x")]
+    assert [check_site(one, index()).consumers for one in found] == [
+        (Edge("y", 1), Edge("u", 1)),
+        (Edge("y", 2),),
+        None,
+    ]
+    named = site("w", Role.WEIGHT, consumers=(Edge("u", 1),))
+    assert check_site(named, index()) == named
+
+
+FAULTS = {
+    "an input that is left out": (site(Edge("u", 5)), "u/in5", "Q404", "not connected"),
+    "a reader of another tensor": (
+        site("x", consumers=(Edge("y", 0), Edge("y", 1))), "x", "Q403", "is not read by y/in1, which its",
+    ),
+    "an input that the reader has not": (site("x", consumers=(Edge("u", 2),)), "x", "Q403", "is not read by u/in2"),
+    "a computed weight": (site("x", Role.WEIGHT), "x", "Q404", "is not a constant in this model, as a weight is"),
+    "a computed bias": (site("x", Role.BIAS), "x", "Q404", "as a bias is"),
+    "an axis too many": (
+        site("w", Role.WEIGHT, spec=QuantSpec(granularity=PerChannel(2))), "w", "Q403", "axis 2 is outside its shape",
+    ),
+    "an axis below the first": (
+        site("w", Role.WEIGHT, spec=QuantSpec(granularity=PerBlock(-3, 4))), "w", "Q403", "axis -3 is outside",
+    ),
+    "values of another shape": (
+        site("w", Role.WEIGHT, values=np.zeros((8, 4), np.int8)), "w", "Q408", "[8, 4] do not fit a tensor of shape",
+    ),
+    "values of an activation": (
+        site("x", values=np.zeros((4, 8), np.int8)), "x", "Q408", "do not fit a computed tensor",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "subject", "code", "cause"), FAULTS.values(), ids=FAULTS)
+def test_sites_that_do_not_fit_their_tensor(found: SitePlan, subject: str, code: str, cause: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        check_site(found, index())
+    assert (caught.value.subject, caught.value.code) == (subject, code)
+    assert cause in caught.value.cause
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("axis", [-2, 0, 1])
+def test_axes_inside_the_shape_are_taken(axis: int) -> None:
+    found = site("w", Role.WEIGHT, spec=QuantSpec(granularity=PerChannel(axis)), values=np.zeros((8, 8), np.int8))
+    assert check_site(found, index()).values is found.values
+
+
+@pytest.mark.parametrize(
+    ("found", "opset"),
+    [
+        ([], 13),
+        ([site("x")], 13),
+        ([site("x", spec=QuantSpec(bits=16))], 21),
+        ([site("w", spec=QuantSpec(bits=4, storage="int4"))], 21),
+        ([site("w", spec=QuantSpec(granularity=PerBlock(0, 4)))], 21),
+        ([site("x", spec=QuantSpec(storage="float8e4m3fn"))], 19),
+        ([site("h")], 19),
+        ([site(Edge("k", 0))], 19),
+        ([site("h"), site("x", spec=QuantSpec(bits=16))], 21),
+    ],
+)
+def test_the_opset_that_pairs_need(found: list[SitePlan], opset: int) -> None:
+    assert find_needed_opset(found, index()) == opset
+
+
+def digest(*values: np.ndarray) -> str:
+    proto = onnx.ModelProto()
+    proto.graph.name = "g"
+    names = [f"w{k}" for k in range(len(values))]
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for v, n in zip(values, names, strict=True))
+    return digest_weights([site(name, Role.WEIGHT) for name in names] + [site("elsewhere")], GraphIndex(proto))
+
+
+def test_the_digest_tells_values_types_shapes_and_order() -> None:
+    one, two = np.arange(6, dtype=np.float32), np.ones(2, np.float32)
+    same = digest(one, two)
+    assert same == digest(one.copy(), two.copy())
+    changed = [
+        (two, one), (one,), (one.reshape(2, 3), two), (one.astype(np.float16), two),
+        (one.astype(ml_dtypes.bfloat16), two), (one + 1, two),
+    ]  # fmt: skip
+    assert len({same, *(digest(*values) for values in changed)}) == len(changed) + 1
