@@ -45,7 +45,7 @@ def test_impossible_numbers_name_the_site(numbers: QParams, message: str) -> Non
     with pytest.raises(CalibrationError, match=rf"add\.out: .*{message}"):
         quantizer.load_qparams(numbers)
     free = create_quantizer("uniform", UINT8, site="add.out")
-    with pytest.raises(CalibrationError, match="outside the levels"):
+    with pytest.raises(CalibrationError, match="outside the range"):
         free.load_qparams(QParams(np.float32(1.0), np.int32(256)))
 
 
