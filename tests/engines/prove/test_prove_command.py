@@ -51,7 +51,7 @@ def test_a_required_node_that_is_float_exits_with_1_and_is_named(folder):
     assert result.exit_code == 1
     assert "required  d/*: 1/1 in int8" in result.stdout
     assert "/onv$/: 1/2 in int8; not: c/Conv" in result.stdout
-    assert "error[Q706]: --require-int8: c/Conv: not in int8 (1 in all)" in result.stderr
+    assert "error[Q706]: `--require-int8`: c/Conv: not in int8 (1 in all)" in result.stderr
     typo = run(folder / "bad.onnx", "--engine", "ort", "--require-int8", "c/Cnov")
     assert (typo.exit_code, typo.stdout) == (1, "")
     assert "'c/Conv'" in typo.stderr
