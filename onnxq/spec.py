@@ -6,11 +6,13 @@ A spec is frozen, hashable and holds no arrays; numbers live in QParams only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from onnxq.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,9 @@ class QParams:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QParams):
             return NotImplemented
+        # Here, since configurations have specs too, and --help waits for them.
+        import numpy as np
+
         return (
             self.origin == other.origin
             and np.array_equal(self.scale, other.scale)

@@ -41,12 +41,13 @@ class ModelCommand(click.Command):
     def __init__(self, *args: Any, takes: Command | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.overrides = [] if takes is None else make_options(takes)
-        # In front of those for showing, which are --json, where there are some, and what follows.
+        # In front of --json and the others for showing.
         first = next(k for k, one in enumerate(self.params) if one.name == "as_json")
         self.params[first:first] = self.overrides
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""
+        # Here, since --help and usage errors need none of it.
         from onnxq.report import View
 
         given = ctx.params
@@ -61,7 +62,7 @@ class ModelCommand(click.Command):
             return super().invoke(ctx)
         except ModelError as error:
             # NOTE: of two models it is not known which one the error is about.
-            if error.file or given.get("quantized") is not None or "model" not in given:
+            if error.file or "model" not in given or given.get("quantized") is not None:
                 raise
             raise error.name_file(given["model"]) from error
 

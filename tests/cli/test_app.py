@@ -72,7 +72,7 @@ def test_every_command_explains_itself(command):
     [
         # The options of a command are made of the configuration, which the help of all and of `inspect` needs not.
         ([[], ["inspect"]], {"onnx", "onnxruntime", "numpy", "torch", "pydantic", "yaml", "rich"}),
-        ([["quantize"], ["plan"], ["diff"], ["annotate-bits"]], {"onnx", "onnxruntime", "torch", "rich"}),
+        ([["quantize"], ["plan"], ["diff"], ["annotate-bits"]], {"onnx", "onnxruntime", "numpy", "torch", "rich"}),
     ],
 )
 def test_help_loads_nothing_of_the_engine(commands, unwanted):

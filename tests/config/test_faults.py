@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from pydantic import ValidationError
 
 from onnxq.config import Config
-from onnxq.config.faults import Fault, list_faults, shorten_value, suggest_key
+from onnxq.config.faults import Fault, list_faults, list_models, list_words, shorten_value, suggest_key
 from onnxq.config.rules import Rule, TensorConfig
 
 
@@ -56,3 +58,50 @@ def test_a_key_is_suggested_where_it_belongs() -> None:
 )
 def test_values_fit_a_line(value: object, text: str) -> None:
     assert shorten_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"target": 3}, "must be a valid string, not 3"),
+        ({"skip": 1.5}, "must be a list, not 1.5"),
+        ({"data": [1]}, "must be a mapping of keys to values"),
+        ({"data": {"samples": 1.5}}, "must be a valid integer, not 1.5"),
+        ({"data": {"samples": "x" * 99}}, "must be a valid integer, not '" + "x" * 56 + "..."),
+        ({"verify": {"latency": None}}, "must be a valid boolean, not None"),
+        ({"weight_bits_budget": float("inf")}, "must be a finite number, not inf"),
+        ({"weight_bits_budget": 1}, "must be greater than or equal to 2, not 1"),
+        ({"weight_bits": [4, 9]}, "9 is not one of 2, 3, 4, 5, 6, 7, 8, 16"),
+        ({"rules": [{"set": {"bits": 4}}]}, "selects nothing; give node, op, tensor, role, scope or between"),
+        ({"runtime": {"libraries": [None]}}, "must be a path, not None"),
+        ({"x" * 99: 1}, "unknown key '" + "x" * 56 + "..."),
+    ],
+)
+def test_every_kind_of_fault_has_words_of_its_own(values: dict[str, object], cause: str) -> None:
+    (fault,) = faults(**values)
+    assert fault.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("observer", "write it under `activations`"),
+        ("samples", "write it under `"),
+        ("effrt", "did you mean 'effort'?"),
+        ("weight_onyl", "did you mean 'weights' or 'weight_bits'"),
+        ("qqq", "known: accuracy, activations, apply"),
+    ],
+)
+def test_the_fix_of_an_unknown_key(key: str, said: str) -> None:
+    (fault,) = faults(**{key: 1})
+    assert fault.fix.startswith(said)
+    assert fault.code == "Q303"
+
+
+def test_words_and_models_of_a_type() -> None:
+    assert list_words(Literal["a", "b"] | None) == ["a", "b"]
+    assert list_words(tuple[Literal["a", 3], ...]) == ["a"]
+    assert list_words(int) == []
+    assert list(list_models(tuple[Rule, ...] | None)) == [Rule]
+    assert list(list_models(dict[str, TensorConfig])) == [TensorConfig]
+    assert list(list_models(int)) == []

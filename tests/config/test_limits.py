@@ -82,3 +82,55 @@ def test_a_kind_of_cpu_is_for_placement_by_rules_in_onnx_runtime(
         load_config(preset, {**overrides, "cpu": "avx2"})
     assert fix in caught.value.fix
     assert load_config(preset, {**overrides, "cpu": "any"}).cpu == "any"
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "path", "fix"),
+    [
+        ("trt-int4-weights", {"weights.storage": "int16", "weights.bits": 16}, "weights.storage", "storage: int4"),
+        ("trt-int4-weights", {"weights.bits": 16, "weights.storage": ""}, "weights.storage", "bits: 8"),
+        ("trt-int4-weights", {"weights.bits": 8, "weights.storage": "int8"}, "weights.granularity", "channel"),
+        ("trt-fp8", {"weights.storage": "int8"}, "weights.storage", "for both activations and weights"),
+        ("ort-int8", {"attention": "auto"}, "attention", "attention: float"),
+        ("virtual-int8", {"placement": "measured"}, "placement", "placement: rules"),
+        (
+            "trt-int8",
+            {"rules": [{"op": "Conv", "set": {"storage": "int16", "bits": 16}}]},
+            "rules[0].set.bits",
+            "float",
+        ),
+        ("trt-int8", {"rules": [{"op": "Conv", "set": {"storage": "uint8"}}]}, "rules[0].set.storage", "signed type"),
+    ],
+)
+def test_limits_of_every_target(preset: str, overrides: dict[str, object], path: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(preset, overrides)
+    assert caught.value.code == "Q307"
+    assert caught.value.subject.endswith(path)
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides"),
+    [
+        ("trt-int4-weights", {"activations.scheme": "asymmetric"}),  # they stay float
+        ("trt-fp8", {"activations.observer": "percentile"}),
+        ("trt-int8", {"rules": [{"op": "Conv", "set": {"float": True}}]}),
+        ("ort-int8", {"cpu": "vnni"}),
+        ("virtual-int8", {"weights.scheme": "asymmetric", "attention": "quantized"}),
+    ],
+)
+def test_what_an_engine_takes_is_let_pass(preset: str, overrides: dict[str, object]) -> None:
+    assert load_config(preset, overrides).target == preset.split("-")[0]
+
+
+def test_int8_weights_alone_are_for_tensorrt_too() -> None:
+    base = load_config("trt-int4-weights")
+    wish = {"bits": 8, "storage": "int8", "granularity": "channel", "block_size": None}
+    weights = base.weights.model_copy(update=wish)
+    assert check_limits(base.model_copy(update={"weights": weights})).weights.granularity == "channel"
+
+
+def test_a_target_without_limits_of_its_own_has_none() -> None:
+    config = load_config("trt-int8", {"target": "mine", "activations.scheme": "asymmetric", "bias": "int32"})
+    assert check_limits(config) is config

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onnxq.config import Config, TensorConfig, load_config
@@ -164,3 +165,59 @@ def test_a_list_in_itself() -> None:
     rules.append(rules)
     with pytest.raises(ConfigError):
         load_config(None, {"rules": rules})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"weights.observer": {"name": "percentile", "percentile": 99.0}},
+        {"weights": {"observer": {"name": "percentile", "percentile": 99.0}}},
+        {"weights": {"observer.name": "percentile"}, "weights.observer": {"name": "percentile", "percentile": 99.0}},
+        {
+            "weights": TensorConfig(
+                granularity="channel", signed=True, observer=ObserverSpec("percentile", (("percentile", 99.0),))
+            )
+        },
+    ],
+)
+def test_a_value_has_many_forms_in_python(overrides):
+    assert load_config("ort-int8-mse", overrides).weights == TensorConfig(
+        granularity="channel", signed=True, observer=ObserverSpec("percentile", (("percentile", 99.0),))
+    )
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.array(3), 3])
+def test_numbers_of_numpy_are_numbers(value):
+    assert load_config(None, {"data.samples": value}).data.samples == 3
+    assert load_config(None, {"data.images": {"size": np.array([3, 4])}}).data.images.size == (3, 4)
+
+
+def test_rules_of_an_override_come_first():
+    base = load_config(None, {"rules": [{"op": "Add", "set": {"float": True}}]})
+    both = load_config(base, {"rules": [{"op": "Conv", "set": {"bits": 4}}]})
+    assert [rule.op for rule in both.rules] == [("Conv",), ("Add",)]
+    assert [rule.op for rule in base.rules] == [("Add",)]
+
+
+def test_a_configuration_keeps_its_places_under_overrides(tmp_path):
+    path = write(tmp_path, "effort: fast\nweights:\n  bits: 4\n")
+    config = load_config(load_config(path), {"data.samples": 3})
+    assert str(config.where("weights.bits")) == f"{path}:3: weights.bits"
+    assert str(config.where("data.samples")) == "option: data.samples"
+    assert config.source == str(path)
+    with pytest.raises(ConfigError) as caught:
+        load_config(config, {"weights.storage": "int8", "weights.granularity": "block"})
+    assert caught.value.subject == "option: weights"
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"fast", 3j, len])
+def test_values_of_no_configuration_are_refused(value):
+    with pytest.raises(ConfigError, match="effort"):
+        load_config(None, {"effort": value})
+
+
+def test_a_mapping_in_itself():
+    inner: dict[str, object] = {}
+    inner["weights"] = inner
+    with pytest.raises(ConfigError, match="holds a value inside itself"):
+        load_config(None, inner)

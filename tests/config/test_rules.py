@@ -67,3 +67,60 @@ def test_nearest_ignores_case_and_gives_up_on_strangers():
     assert suggest_names("zzz", ["b", "a"]) == "known: a, b"
     assert suggest_names("zzz", []) == "there are none"
     assert "(20 in all)" in suggest_names("zzz", [str(k) for k in range(20)])
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"set": {"bits": 4}}, "selects nothing; give node, op, tensor, role, scope or between"),
+        ({"op": "*", "set": {}}, "sets nothing; give bits"),
+        ({"op": "*", "set": {"float": False}}, "sets nothing"),
+        ({"op": "*", "set": {"float": True, "quantize": True}}, "so quantize cannot be set with it"),
+        ({"op": "*", "set": {"float": True, "quantizer": "lsq"}}, "so quantizer cannot be set with it"),
+        ({"op": "*", "set": {"bits": 1}}, "1 is not one of 2, 3"),
+        ({"op": 3, "set": {"bits": 4}}, "must be a valid string, not 3"),
+        ({"op": ["a", ""], "set": {"bits": 4}}, "a pattern must not be empty"),
+        ({"op": "/[/", "set": {"bits": 4}}, "is not a regular expression"),
+        ({"role": "weights", "set": {"bits": 4}}, "'weights' is not one of activation, weight, bias, output"),
+        ({"between": ["a", "b", "c"], "set": {"bits": 4}}, "at most 2 items"),
+        ({"op": "*", "set": {"block_size": 1}}, "greater than or equal to 2"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant(raw, said):
+    with pytest.raises(ConfigError) as caught:
+        rule(**raw)
+    assert said in str(caught.value)
+    assert caught.value.subject.startswith("option: rules[0]")
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"bits": 4}, {"bits": 4, "storage": ""}),
+        ({"scheme": "asymmetric"}, {"scheme": "asymmetric", "storage": ""}),
+        ({"signed": False}, {"signed": False, "storage": ""}),
+        ({"narrow_range": True}, {"narrow_range": True, "storage": "int8"}),
+        ({"granularity": "channel"}, {"granularity": "channel", "block_size": None, "storage": "int8"}),
+        ({"granularity": "block", "block_size": 8}, {"block_size": 8, "storage": "int8"}),
+        ({"storage": "int16", "bits": 16}, {"storage": "int16", "bits": 16}),
+        ({"observer": "mse"}, {"observer": ObserverSpec("mse"), "storage": "int8"}),
+        ({"quantize": True}, {"bits": 8, "storage": "int8"}),
+    ],
+)
+def test_a_rule_changes_what_it_names_and_what_follows_from_it(settings, found):
+    wish = TensorConfig(granularity="block", block_size=32, storage="int8")
+    made = rule(op="*", set=settings).apply(wish)
+    assert {key: getattr(made, key) for key in found} == found
+
+
+def test_patterns_of_one_selector_are_alternatives_and_a_missing_one_takes_all():
+    found = rule(tensor=["a*", "/b$/"], set={"float": True})
+    assert [found.selects(tensor=name) for name in ("ab", "xb", "ba")] == [True, True, False]
+    assert found.selects(tensor="a", node="any", op="Any", role=Role.BIAS, scope="If_0")
+
+
+def test_rules_in_python_may_be_values():
+    made = Rule(op="Conv", set=RuleSet(bits=4))
+    config = load_config(None, {"rules": [made, {"op": "Add", "set": {"float": True}}]})
+    assert [one.op for one in config.rules] == [("Conv",), ("Add",)]
+    assert config.rules[0].set == made.set

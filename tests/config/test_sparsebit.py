@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import Config, load_config
+from onnxq.config import Config, MultiInput, load_config
 from onnxq.errors import ConfigError
 from onnxq.spec import ObserverSpec
 
@@ -132,3 +132,49 @@ def test_what_it_cannot_mean_is_refused_with_its_line(tmp_path: Path, text: str,
     message = str(caught.value)
     for word in words:
         assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("BACKEND: OnnxRuntime", "target", "ort"),
+        ("BACKEND: tensorrt\nA: {QSCHEME: per-tensor-symmetric}", "bias", "float"),
+        ("A: {OBSERVER: {TYPE: KL_HISTOGRAM}}", "activations.observer", ObserverSpec("entropy")),
+        ("A: {OBSERVER: {TYPE: MOVING_AVERAGE, MOVING_AVERAGE: {EMA_RATIO: 0.9}}}", "activations.observer",
+         ObserverSpec("moving_average")),
+        # Options of an observer that is not chosen are left out.
+        ("A: {OBSERVER: {TYPE: MINMAX, PERCENTILE: {ALPHA: 0.01}}}", "activations.observer", ObserverSpec("minmax")),
+        ('A: {OBSERVER: {TYPE: PERCENTILE, PERCENTILE: {ALPHA: "1e-3"}}}', "activations.observer",
+         ObserverSpec("percentile", (("percentile", 99.9),))),
+        ("W: {QUANTIZER: {TYPE: LSQ+}}", "torch.weights.quantizer.name", "lsq+"),
+        ("W: {QUANTIZER: {TYPE: lsq, PACT: {ALPHA_VALUE: 3}}}", "torch.weights.quantizer.options", ()),
+        ("W: {QUANTIZER: {BIT: null}}", "weights.bits", 8),
+        ("SCHEDULE: {FUSE_BN: True}", "torch.fuse_bn", True),
+        ("SKIP_TRACE_MODULES: [head]", "torch.skip_trace", ("/^head$/",)),
+        ("SKIP_TRACE_MODULES: null", "torch.skip_trace", ()),
+        ("A: {QADD: {ENABLE_QUANT: False}}", "torch.multi_input", (("add", MultiInput("none")),)),
+    ],
+)  # fmt: skip
+def test_every_word_has_its_translation(tmp_path: Path, text: str, path: str, value: object) -> None:
+    found: object = read(tmp_path, text)
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("pattern", "selected", "not_selected"),
+    [
+        ("conv1", ["conv1"], ["conv10", "a.conv1"]),
+        ("layer*_conv", ["layer1.conv", "layer1.0.conv", "layer_conv"], ["layer1.conv2"]),
+        ("b?ock", ["block"], ["bock", "bloock"]),
+        ("a+b", ["a+b"], ["aab"]),
+    ],
+)
+def test_patterns_match_module_paths(
+    tmp_path: Path, pattern: str, selected: list[str], not_selected: list[str]
+) -> None:
+    config = read(tmp_path, f'W: {{SPECIFIC: [{{"{pattern}": ["QUANTIZER.BIT", 4]}}]}}')
+    (rule,) = config.rules
+    assert [name for name in selected if not rule.selects(node=name, role=rule.role[0])] == []
+    assert [name for name in not_selected if rule.selects(node=name, role=rule.role[0])] == []

@@ -235,7 +235,7 @@ def test_the_command_tells_what_it_built(own_cache: Path, monkeypatch: pytest.Mo
     assert str(path) in table.output
     assert "there" in table.output
     assert "no CUDA kernels: there is no no-such-nvcc" in table.output
-    document = json.loads(run("--json").output)
+    document = json.loads(run("--json").stdout)
     assert [one["state"] for one in document["kernels"]] == ["there", "missing"]
     assert document["kernels"][0]["path"] == str(path)
     asked = run("--arch", "9.0")

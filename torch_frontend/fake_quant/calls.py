@@ -52,10 +52,10 @@ class Prepared:
 def prepare_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Prepared:
     """The call of forward. outputs: [y], with the strides of `torch.empty_like(x)`."""
     x, layout = _make_dense(x, grid)
-    call, numbers = _start_call(x, scale, zero_point, grid, layout)
+    call, qparams = _start_call(x, scale, zero_point, grid, layout)
     y = _allocate_like(x)
     call.y = y.data_ptr()
-    return Prepared(call, layout, [y], (x, *numbers))
+    return Prepared(call, layout, [y], (x, *qparams))
 
 
 def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed) -> Prepared:
@@ -64,15 +64,15 @@ def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, g
     # One layout describes x, dy and dx, so all must share strides and type.
     if dy.stride() != x.stride() or dy.dtype != x.dtype:
         dy = torch.empty_like(x).copy_(dy)
-    call, numbers = _start_call(x, scale, zero_point, grid, layout)
+    call, qparams = _start_call(x, scale, zero_point, grid, layout)
     call.dy = dy.data_ptr()
     dx = _allocate_like(x) if needed[0] else None
-    dscale, dzero = (torch.empty_like(numbers[0]) if need else None for need in needed[1:])
+    dscale, dzero = (torch.empty_like(qparams[0]) if need else None for need in needed[1:])
     call.y, call.dscale, call.dzero_point = (None if t is None else t.data_ptr() for t in (dx, dscale, dzero))
     call.grad_scale, call.zero_point_grad_scale = grid.grad_scale, grid.zero_point_grad_scale
     if grid.edge == "clip":
         call.flags |= Flag.EDGE_CLIP
-    return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *numbers), backward=True)
+    return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *qparams), backward=True)
 
 
 def restore_gradients(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid) -> tuple[Tensor | None, ...]:
@@ -101,14 +101,14 @@ def _start_call(
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
     # Kernels walk dimensions in memory order; blocked scales have x's rank and must follow it.
     order = layout.order if grid.block_size else None
-    numbers = _convert_qparam(scale, width, order), _convert_qparam(zero_point, width, order)
+    qparams = _convert_qparam(scale, width, order), _convert_qparam(zero_point, width, order)
     call = Call()
-    call.x, call.scale, call.zero_point = x.data_ptr(), numbers[0].data_ptr(), numbers[1].data_ptr()
+    call.x, call.scale, call.zero_point = x.data_ptr(), qparams[0].data_ptr(), qparams[1].data_ptr()
     call.outer, call.channels, call.inner, call.block = layout.outer, layout.channels, layout.inner, layout.block
     call.qmin, call.qmax, call.dtype = grid.qmin, grid.qmax, _CODES[x.dtype]
     # ONNX stores the scale of float16 tensors as float16; bfloat16 keeps a float32 scale.
     call.flags = Flag.SCALE_AS_X if x.dtype == torch.float16 else 0
-    return call, numbers
+    return call, qparams
 
 
 def _convert_qparam(values: Tensor, width: torch.dtype, order: tuple[int, ...] | None) -> Tensor:

@@ -25,9 +25,9 @@ from torch_frontend.fake_quant.grid import Grid, Needed, spread_over, sum_groups
 def compute_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
     """Return y, of x's shape, dtype and, for a dense x, strides."""
     values, steps, zero = align_operands(x, scale, zero_point, grid)
-    levels = (values / steps).round_().clamp(grid.qmin - zero, grid.qmax - zero)
+    codes = (values / steps).round_().clamp(grid.qmin - zero, grid.qmax - zero)
     # Adding 0 turns -0 into the +0 that an integer becomes.
-    return torch.empty_like(x).copy_(levels.add_(0.0).mul_(steps))
+    return torch.empty_like(x).copy_(codes.add_(0.0).mul_(steps))
 
 
 def compute_backward(

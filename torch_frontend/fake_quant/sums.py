@@ -54,12 +54,12 @@ class _KeepSums(torch.autograd.Function):
         grid = Grid(*settings)
         sparse = _selects_sums(x, zero_point, grid, orders)
         if sparse:
-            at, levels, sign = _find_overflows(x, scale, zero_point, grid, orders[0])
-            y[at] = levels.to(y.dtype)
+            at, values, sign = _find_overflows(x, scale, zero_point, grid, orders[0])
+            y[at] = values.to(y.dtype)
         else:
             at = ()
-            levels, sign = _keep_all_sums(x, scale, zero_point, grid, orders)
-            y = torch.where(sign != 0, levels.to(y.dtype), y)
+            values, sign = _keep_all_sums(x, scale, zero_point, grid, orders)
+            y = torch.where(sign != 0, values.to(y.dtype), y)
         ctx.save_for_backward(x, scale, zero_point, sign, *at)
         ctx.settings, ctx.sparse = settings, sparse
         return y
@@ -111,8 +111,8 @@ def _find_overflows(
     nearest = [aim.round().clamp(grid.qmin, grid.qmax) for aim in aims]
     over, sign, moved = fit_sums(*nearest, *aims)
     both = tuple(torch.cat([one[over], other[over]]) for one, other in zip(*at, strict=True))
-    levels = torch.cat([(q * size)[over] for q, size in zip(moved, sizes, strict=True)])
-    return both, levels, sign[over].repeat(2)
+    found = torch.cat([(q * size)[over] for q, size in zip(moved, sizes, strict=True)])
+    return both, found, sign[over].repeat(2)
 
 
 def _keep_all_sums(
@@ -122,39 +122,39 @@ def _keep_all_sums(
     values, steps, zero = reference.align_operands(x, scale, zero_point, grid)
     ratio = values / steps
     nearest = ratio.round().clamp(grid.qmin - zero, grid.qmax - zero) + zero
-    levels, signs = keep_sums(nearest, ratio + zero, orders)
-    return (levels - zero) * steps, signs
+    codes, signs = keep_sums(nearest, ratio + zero, orders)
+    return (codes - zero) * steps, signs
 
 
-def keep_sums(levels: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[Tensor, Tensor]:
+def keep_sums(codes: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[Tensor, Tensor]:
     """Integers that keep every sum, as `onnxq.numerics.limit_sums`, and the signs of the sums that overflowed, else 0.
 
-    levels: integers as floats. aims: the real numbers before rounding, in steps. Both of the weight's shape.
+    codes: integers as floats. aims: the real numbers before rounding, in steps. Both of the weight's shape.
     """
     # One order after the other, as numpy does: the second sees the integers that the first has moved.
-    signs = torch.zeros_like(levels)
+    signs = torch.zeros_like(codes)
     for order in orders:
-        pairs = split_sums(levels, order)
+        pairs = split_sums(codes, order)
         over, sign, moved = fit_sums(*pairs, *split_sums(aims, order))
-        levels = join_sums(*(torch.where(over, q, k) for q, k in zip(moved, pairs, strict=True)), levels, order)
+        codes = join_sums(*(torch.where(over, q, k) for q, k in zip(moved, pairs, strict=True)), codes, order)
         found = (torch.where(over, sign, before) for before in split_sums(signs, order))
         signs = join_sums(*found, signs, order)
-    return levels, signs
+    return codes, signs
 
 
-def keep_soft_sums(levels: Tensor, orders: Sequence[SumOrder]) -> Tensor:
+def keep_soft_sums(codes: Tensor, orders: Sequence[SumOrder]) -> Tensor:
     """Real numbers that keep every sum: both neighbours of one that overflows give half of the excess, with gradients.
 
-    levels: of the weight's shape, for roundings that are still being learned.
+    codes: of the weight's shape, for roundings that are still being learned.
     """
     for order in orders:
-        first, second = split_sums(levels, order)
+        first, second = split_sums(codes, order)
         # Only weights of one sign can overflow: of opposite signs one is clamped to 0, and the sum fits.
         above = (first.clamp(min=0) + second.clamp(min=0) - MOST).clamp(min=0)
         below = (first.clamp(max=0) + second.clamp(max=0) + MOST).clamp(max=0)
         excess = (above + below) / 2
-        levels = join_sums(first - excess, second - excess, levels, order)
-    return levels
+        codes = join_sums(first - excess, second - excess, codes, order)
+    return codes
 
 
 def fit_sums(one: Tensor, two: Tensor, aim: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:

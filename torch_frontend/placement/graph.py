@@ -39,11 +39,11 @@ def read_call(node: NodeRef) -> CallNode:
 class Weight:
     """The weight of a call. module: the layer that holds it; else `argument` gets the graph's value.
 
-    turned: the node reads it transposed.
+    transposed: the node reads it transposed.
     """
 
     site: str
-    turned: bool = False
+    transposed: bool = False
     module: str = ""
     value: fx.Node | None = None
     argument: Argument | None = None

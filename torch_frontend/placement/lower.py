@@ -122,15 +122,15 @@ class _Lowering:
             value = argument[0].all_input_nodes[0]
         return _Read(self.tensors[value] if value in self.tensors else self._make(value), argument)
 
-    def _hold_constant(self, value: fx.Node, tensor: str, *, turned: bool = False) -> str:
-        """The name of a constant. turned: its reader has it transposed."""
+    def _hold_constant(self, value: fx.Node, tensor: str, *, transposed: bool = False) -> str:
+        """The name of a constant. transposed: as its reader has it."""
         held = None if is_plain(value) else compute_constant(self.model, value)
-        return self._hold(tensor, held, turned=turned) if isinstance(held, Tensor) else self._hold(tensor)
+        return self._hold(tensor, held, transposed=transposed) if isinstance(held, Tensor) else self._hold(tensor)
 
-    def _hold(self, tensor: str, value: Tensor | None = None, *, turned: bool = False) -> str:
+    def _hold(self, tensor: str, value: Tensor | None = None, *, transposed: bool = False) -> str:
         """The name of a constant. value: None for numbers, on whose values nothing depends."""
         value = torch.zeros(()) if value is None else value
-        self.graph.constants[tensor] = value.mT if turned else value
+        self.graph.constants[tensor] = value.mT if transposed else value
         return tensor
 
     def _list_reads(self, call: TracedCall) -> list[_Read]:
@@ -235,20 +235,20 @@ class _Lowering:
             self._close_with_norm(call.node)
             self._weighted(call, transB=1)
         else:
-            self._weighted(call, turned=True)
+            self._weighted(call, transposed=True)
 
-    def _weighted(self, call: TracedCall, *, turned: bool = False, **attrs: Any) -> None:
-        """A product: data, weight and bias. turned: a MatMul of the weight transposed, which adds the bias behind."""
+    def _weighted(self, call: TracedCall, *, transposed: bool = False, **attrs: Any) -> None:
+        """A product: data, weight and bias. transposed: a MatMul of its transpose, and the bias behind it."""
         name = call.name.name
         reads = self._list_reads(call)[: len(call.name.entry.data) if call.op.weight is not None else 1]
-        weight, read, reason = self._find_weight(call, turned=turned)
+        weight, read, reason = self._find_weight(call, transposed=transposed)
         self.graph.reasons += [] if reason is None else [reason]
         bias = self._find_bias(call)
-        inside = f"{name}.out/product" if turned and bias is not None else ""
+        inside = f"{name}.out/product" if transposed and bias is not None else ""
         left = weight is None and call.policy is not None and call.policy.policy == "none"
         operands = [one for one in (*reads, read, None if inside else bias) if one is not None]
         self._emit(
-            call, "MatMul" if turned else find_op_type(call.op), operands, out=inside,
+            call, "MatMul" if transposed else find_op_type(call.op), operands, out=inside,
             closed=reason is not None or not call.reads_floats or left, **attrs,
         )  # fmt: skip
         if weight is not None:
@@ -305,23 +305,23 @@ class _Lowering:
         if reader is not None and read_op(reader) == "batch_norm" and reader.args[:1] == (node,):
             self._make(node, behind=reader)
 
-    def _find_weight(self, call: TracedCall, *, turned: bool) -> tuple[Weight | None, _Read | None, Refusal | None]:
+    def _find_weight(self, call: TracedCall, *, transposed: bool) -> tuple[Weight | None, _Read | None, Refusal | None]:
         """The weight, and how the node reads it; or why it cannot have one."""
         op, qmodule, module, path = call.op, call.name.entry.qmodule, call.module, call.name.path
         if module is not None and op.weight is not None and qmodule and issubclass(qmodule, WeightQuantized):
             why = explain_unconvertible(module)
             if why is not None:
                 return None, None, Refusal(path, why, "give it a plain weight", "weight", "R110")
-            tensor = self._hold(f"{path}.{op.weight}", getattr(module, op.weight), turned=turned)
-            return Weight(tensor, turned, module=path), _Read(tensor), None
+            tensor = self._hold(f"{path}.{op.weight}", getattr(module, op.weight), transposed=transposed)
+            return Weight(tensor, transposed, module=path), _Read(tensor), None
         for slot, value in call.find_slots(op.weight or call.name.entry.params[1]):
             if not is_constant(value):
                 return None, self._read(call.node, slot, value), None
-            return *self._find_parameter(call, slot, value, turned=turned), None
+            return *self._find_parameter(call, slot, value, transposed=transposed), None
         return None, None, None
 
     def _find_parameter(
-        self, call: TracedCall, slot: Slot, value: fx.Node, *, turned: bool
+        self, call: TracedCall, slot: Slot, value: fx.Node, *, transposed: bool
     ) -> tuple[Weight | None, _Read]:
         """The parameter behind a constant operand; of rows cut out of one, the whole parameter, at the cut."""
         argument, whole = (call.node, slot), value
@@ -332,8 +332,8 @@ class _Lowering:
             if isinstance(index, slice) and isinstance(source, fx.Node) and source.op == "get_attr":
                 argument, whole = (value, Slot(0)), source
         site = site_of(whole)
-        read = _Read(self._hold_constant(value, site or site_of(value) or value.name, turned=turned))
-        return None if site is None else Weight(site, turned, value=whole, argument=argument), read
+        read = _Read(self._hold_constant(value, site or site_of(value) or value.name, transposed=transposed))
+        return None if site is None else Weight(site, transposed, value=whole, argument=argument), read
 
     def _find_bias(self, call: TracedCall) -> _Read | None:
         bias = getattr(call.module, "bias", None)

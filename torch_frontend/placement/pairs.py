@@ -1,4 +1,4 @@
-"""The planner's sites as quantizers of a torch module: which value, which arguments, whose numbers."""
+"""The planner's sites as quantizers of a torch module: which value, which arguments, whose qparams."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sums:
 class Pair:
     """One quantizer to be. readers: the arguments that get the quantized value; None: all of them.
 
-    leader: the site whose numbers it uses; None when it has its own. contributes: values here count for the leader's
+    leader: the site whose qparams it uses; None when it has its own. contributes: values here count for the leader's
     range. bound: of a fused activation in front; quantized values keep inside it, so that the engine can drop the
     activation. sums: which of a weight's may not overflow.
     """
@@ -93,7 +93,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     sites = [site for site in placement.sites if isinstance(site.site, TensorId) and site.site.name in order]
     out.pairs = sorted((_make_activation(graph, site, placement, config) for site in sites),
                        key=lambda pair: order[pair.site])  # fmt: skip
-    _share_numbers(out.pairs, placement, leaders)
+    _share_qparams(out.pairs, placement, leaders)
     for site in placement.sites:
         if site.role is Role.WEIGHT:
             # One pair for each call that reads the weight.
@@ -125,7 +125,7 @@ def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, con
 def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placement, problem: PlacementProblem) -> Pair:
     weight, spec, grain = graph.weights[edge.node], site.spec, site.spec.granularity
     # The node of a Linear may read the transposed weight; a quantizer counts torch's axes.
-    if weight.turned and not isinstance(grain, PerTensor):
+    if weight.transposed and not isinstance(grain, PerTensor):
         spec = replace(spec, granularity=replace(grain, axis=1 - grain.axis))
     return Pair(
         weight.site, Role.WEIGHT, spec, site.observer, _find_quantizer(placement, site, problem.config), weight=weight,
@@ -136,32 +136,32 @@ def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placem
 
 def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementProblem) -> Sums | None:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
-    unit, shape = problem.ops.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
-    order = problem.engine.sum_order(unit.node, tuple(shape))
-    if order is None or not unit.data or problem.config.saturation == "allow":
+    op, shape = problem.ops.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
+    order = problem.engine.sum_order(op.node, tuple(shape))
+    if order is None or not op.data or problem.config.saturation == "allow":
         return None
-    return Sums(tuple(1 - axis for axis in order) if weight.turned else order, unit.data[0][1].name)
+    return Sums(tuple(1 - axis for axis in order) if weight.transposed else order, op.data[0][1].name)
 
 
 def _find_leaders(problem: PlacementProblem) -> list[str]:
     """Sites that the person named as leaders by `follow`. Raises ConfigError where an operator has no such input."""
     found = []
-    for unit in problem.ops:
-        policy = problem.config.torch.policy(read_call(unit.node).op.name)
-        if policy is None or policy.policy != "follow" or not unit.data:
+    for op in problem.ops:
+        policy = problem.config.torch.policy(read_call(op.node).op.name)
+        if policy is None or policy.policy != "follow" or not op.data:
             continue
-        if policy.leader >= len(unit.data):
+        if policy.leader >= len(op.data):
             raise ConfigError(
                 problem.config.where("torch.multi_input") / f"follow: {policy.leader}",
-                f"{unit.name} has {len(unit.data)} computed inputs, counted from 0",
+                f"{op.name} has {len(op.data)} computed inputs, counted from 0",
                 "name one of them",
                 code="Q309",
             )
-        found.append(unit.data[policy.leader][1].name)
+        found.append(op.data[policy.leader][1].name)
     return found
 
 
-def _share_numbers(pairs: list[Pair], placement: Placement, leaders: Iterable[str]) -> None:
+def _share_qparams(pairs: list[Pair], placement: Placement, leaders: Iterable[str]) -> None:
     """Pairs that must have one scale follow the first of them, or the one the person named."""
     groups = {site.site.name: site.group for site in placement.sites if isinstance(site.site, TensorId) and site.group}
     by_site = {pair.site: pair for pair in pairs}

@@ -26,7 +26,7 @@ wrap it in DistributedDataParallel, after `observing`: before, learned scales do
 # Plain functions and objects, no trainer: the loop, the optimizer and the launcher stay the user's.
 from torch_frontend.qat.batch_norm import freeze_batch_norms
 from torch_frontend.qat.distill import Distiller
-from torch_frontend.qat.observation import observing, share_numbers
+from torch_frontend.qat.observation import observing, share_qparams
 from torch_frontend.qat.pacer import Pacer, Schedule
 from torch_frontend.qat.parameters import parameter_groups
 from torch_frontend.quantizers import penalty
@@ -39,5 +39,5 @@ __all__ = [
     "observing",
     "parameter_groups",
     "penalty",
-    "share_numbers",
+    "share_qparams",
 ]

@@ -34,22 +34,22 @@ def observing(module: nn.Module) -> Iterator[None]:
         module.calc_qparams()
         return
     everything = quantizers_of(module)
-    asked = [found for found in everything if found.active and not found.calibrated]
+    waiting = [found for found in everything if found.active and not found.calibrated]
     # Others are off, too: first qparams are those of float activations.
     with override_switches(everything, False), torch.no_grad():
-        for found in asked:
+        for found in waiting:
             found.observing = True
         yield
-    _merge_ranks(asked)
-    for found in asked:
+    _merge_ranks(waiting)
+    for found in waiting:
         found.calc_qparams()
 
 
-def _merge_ranks(asked: Iterable[Quantizer]) -> None:
+def _merge_ranks(waiting: Iterable[Quantizer]) -> None:
     """Give every rank the merged statistics of all ranks."""
     # Weights are the same on every rank.
     if dist.is_available() and dist.is_initialized():
-        for found in asked:
+        for found in waiting:
             if found.role is not Role.WEIGHT and found.disabled_reason is None:
                 found.merge_observations(_gather_observations(found))
 
@@ -62,7 +62,7 @@ def _gather_observations(found: Quantizer) -> list[Any]:
     return seen
 
 
-def share_numbers(module: nn.Module, *, source: int = 0) -> None:
+def share_qparams(module: nn.Module, *, source: int = 0) -> None:
     """Give every rank the qparams of rank `source`, for instance after loading a state on one rank only.
 
     Raises CalibrationError on every rank, naming the site, if the ranks do not hold the same quantizers.
@@ -74,10 +74,10 @@ def share_numbers(module: nn.Module, *, source: int = 0) -> None:
     if dist.get_rank() == source:
         sent = [{site: found.qparams() if found.calibrated else None for site, found in mine.items()}]
     dist.broadcast_object_list(sent, src=source)
-    numbers = sent[0]
-    if not isinstance(numbers, dict) or set(numbers) != set(mine):
-        other = sorted(set(mine) ^ set(numbers if isinstance(numbers, dict) else ()))
+    qparams = sent[0]
+    if not isinstance(qparams, dict) or set(qparams) != set(mine):
+        other = sorted(set(mine) ^ set(qparams if isinstance(qparams, dict) else ()))
         raise CalibrationError(other[0], f"is not on this rank and on rank {source} alike", "build one model on all")
     for site, found in mine.items():
-        if numbers[site] is not None:
-            found.load_qparams(numbers[site])
+        if qparams[site] is not None:
+            found.load_qparams(qparams[site])

@@ -27,7 +27,7 @@ def parameter_groups(
     for found in quantizers_of(module):
         if found.learned and found.active and not found.calibrated:
             raise CalibrationError(
-                found.site, "has no numbers to learn yet", "calibrate before making the optimizer", code="Q508"
+                found.site, "has no qparams to learn yet", "calibrate before making the optimizer", code="Q508"
             )
         learned |= {id(p): p for p in found.parameters(recurse=False)}
     # Tied parameters are listed once by module.parameters().

@@ -107,7 +107,7 @@ def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
     with use_eval_mode(model), watch:
         model(*args, **kwargs)
     modules = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
-    for path, op in watch.finish():
+    for path, op in watch.stop_recording():
         by_hand = modules.get(op)
         fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
         name = f"{path}.{op}" if path else op

@@ -124,7 +124,7 @@ class CallsOutside(TorchFunctionMode):
             self.seen[self._stack[-1][0], known.op.name] = None
         return func(*args, **(kwargs or {}))
 
-    def finish(self) -> list[tuple[str, str]]:
+    def stop_recording(self) -> list[tuple[str, str]]:
         """Remove the hooks; return (module, operator) of every recorded call."""
         for handle in self._handles:
             handle.remove()

@@ -1,4 +1,4 @@
-"""A site that uses another site's numbers: operators whose inputs share a scale."""
+"""A site that uses another site's qparams: operators whose inputs share a scale."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch_frontend.quantizers import Quantizer
 
 
 class Follower(Quantizer):
-    """Quantizes with its leader's numbers; what passes here counts for the leader's range if it contributes.
+    """Quantizes with its leader's qparams; what passes here counts for the leader's range if it contributes.
 
-    It has no numbers and no parameters of its own, so nothing is trained or stored twice.
+    It has no qparams and no parameters of its own, so nothing is trained or stored twice.
     """
 
     name = "follower"
@@ -28,7 +28,7 @@ class Follower(Quantizer):
 
     @property
     def leader(self) -> Quantizer:
-        """The quantizer whose numbers are used."""
+        """The quantizer whose qparams are used."""
         return self._leader[0]
 
     @property
@@ -55,16 +55,16 @@ class Follower(Quantizer):
         """The leader calculates."""
 
     def load_qparams(self, qparams: QParams) -> None:
-        """Give the numbers to the leader."""
+        """Give the qparams to the leader."""
         self.leader.load_qparams(qparams)
 
     def qparams(self) -> QParams:
-        """The leader's numbers."""
+        """The leader's qparams."""
         found: QParams = self._named(self.leader.qparams)
         return found
 
     def forward(self, x: Tensor) -> Tensor:
-        """As any quantizer, with the leader's numbers."""
+        """As any quantizer, with the leader's qparams."""
         if torch.onnx.is_in_onnx_export():
             return self.marked(x)
         if self.observing:
@@ -72,12 +72,12 @@ class Follower(Quantizer):
         return self.fake_quantize(x) if self.active and self.calibrated else x
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """x on the leader's levels."""
+        """x on the leader's grid."""
         return self.leader.fake_quantize(x)
 
-    def _numbers(self) -> tuple[Tensor, Tensor]:
-        numbers: tuple[Tensor, Tensor] = self.leader._numbers()
-        return numbers
+    def _read_qparams(self) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.leader._read_qparams()
+        return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Follower:
         return self

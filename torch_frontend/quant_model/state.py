@@ -38,7 +38,7 @@ _FIXES = {
     State.OBSERVING: "run some batches, then call calc_qparams()",
     State.CALIBRATED: "call prepare_calibration() and run batches to calibrate again",
     State.QUANTIZED: "call prepare_calibration() and run batches to calibrate again",
-    State.FROZEN: "frozen numbers stay: load the state from before freeze() to go on",
+    State.FROZEN: "frozen qparams stay: load the state from before freeze() to go on",
     State.EXPORTED: "an exported model stays as it is: load the state from before freeze() to go on",
 }
 

@@ -59,12 +59,12 @@ class AdaRound(Quantizer):
             return Rounding.NEAREST
         return Rounding.SOFT if self.soft else Rounding.HARD
 
-    def start(self, w: Tensor) -> Tensor:
+    def start_learning(self, w: Tensor) -> Tensor:
         """Start to learn the rounding of the float weight w, in soft mode; return v, which requires a gradient.
 
         Raises CalibrationError before calibration, or if w / scale is NaN or inf.
         """
-        scale, _ = self._numbers()
+        scale, _ = self._read_qparams()
         with torch.no_grad():
             ratio = w.detach().float() / groups.spread_values(scale, self.spec, tuple(w.shape))
             rest = ratio - ratio.floor()
@@ -79,13 +79,13 @@ class AdaRound(Quantizer):
         self.soft = True
         return self.v
 
-    def finish(self) -> None:
+    def stop_learning(self) -> None:
         """Fix every rounding to up or down."""
         if self.v is not None:
             self.v = self.v.detach()
         self.soft = False
 
-    def forget(self) -> None:
+    def forget_rounding(self) -> None:
         """Round to nearest again."""
         self.v, self.soft = None, False
 
@@ -106,7 +106,7 @@ class AdaRound(Quantizer):
         if rounding is Rounding.HARD:
             # Straight-through, so that training can continue from the learned rounding.
             x = x + (self.bake(x) - x).detach()
-        return self.round_to_levels(x)
+        return self.round_to_grid(x)
 
     def bake(self, x: Tensor) -> Tensor:
         """The weight with its learned rounding, if there is any; rounding the result to nearest does not change it."""
@@ -121,9 +121,9 @@ class AdaRound(Quantizer):
         shape = tuple(x.shape)
         if up.shape != x.shape:
             raise CalibrationError(self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again")
-        scale, zero = (groups.spread_values(t, self.spec, shape) for t in self._numbers())
+        scale, zero = (groups.spread_values(t, self.spec, shape) for t in self._read_qparams())
         ratio = x.detach().to(scale.dtype) / scale
-        levels = (ratio.floor() + up + zero).clamp(self.spec.qmin, self.spec.qmax)
+        codes = (ratio.floor() + up + zero).clamp(self.spec.qmin, self.spec.qmax)
         if orders := self.sum_orders():
-            levels = keep_soft_sums(levels, orders) if soft else keep_sums(levels, ratio + zero, orders)[0]
-        return ((levels - zero) * scale).to(x.dtype)
+            codes = keep_soft_sums(codes, orders) if soft else keep_sums(codes, ratio + zero, orders)[0]
+        return ((codes - zero) * scale).to(x.dtype)

@@ -105,13 +105,13 @@ class Quantizer(nn.Module):
         """A fresh collector of the statistics behind the first qparams."""
         return range_statistics(self.spec, self.observer, self.role, self.site, self.sum_orders(planned=True))
 
-    def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
+    def make_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """Slot -> its tensor for these qparams."""
         return {"scale": scale, "zero_point": zero_point}
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Return x quantized and dequantized; called when active and calibrated."""
-        return self.round_to_levels(x)
+        return self.round_to_grid(x)
 
     def bake(self, x: Tensor) -> Tensor:
         """The float tensor to export in place of x; differs where this quantizer does more than round to nearest."""
@@ -215,7 +215,7 @@ class Quantizer(nn.Module):
         self.origin = checked.origin
         scale = torch.from_numpy(checked.scale.copy()).to(self._anchor.device)
         zero = torch.from_numpy(checked.zero_point.astype(np.float32)).to(self._anchor.device)
-        for slot, value in self.numbers_to_slots(scale, zero).items():
+        for slot, value in self.make_slots(scale, zero).items():
             self.put(slot, value)
 
     def qparams(self) -> QParams:
@@ -223,7 +223,7 @@ class Quantizer(nn.Module):
 
         Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
-        scale, zero = (values.detach().float().cpu().numpy() for values in self._numbers())
+        scale, zero = (values.detach().float().cpu().numpy() for values in self._read_qparams())
         if not np.isfinite(zero).all():
             raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
         found = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
@@ -231,7 +231,7 @@ class Quantizer(nn.Module):
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
         """(lowest, highest) value that can be represented, of the scale's shape."""
-        scale, zero = self._numbers()
+        scale, zero = self._read_qparams()
         zero = zero.round()  # learned zero points lie between integers
         return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
 
@@ -267,7 +267,7 @@ class Quantizer(nn.Module):
             )
         return self.fake_quantize(x)
 
-    def round_to_levels(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
+    def round_to_grid(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
         """`torch_frontend.fake_quant.fake_quantize` with this quantizer's spec, qparams and sums.
 
         scale: in place of the quantizer's own. how: edge, grad_scale, zero_point_grad_scale.
@@ -277,7 +277,7 @@ class Quantizer(nn.Module):
             axis=self.axis, block_size=groups.block_size_of(self.spec), sum_orders=self.sum_orders(), **how,
         )  # fmt: skip
 
-    def _numbers(self) -> tuple[Tensor, Tensor]:
+    def _read_qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point). Raises CalibrationError naming the site before calibration."""
         scale, zero = self.scale, self.zero_point
         if scale is None or zero is None:
@@ -299,7 +299,7 @@ class Quantizer(nn.Module):
         held = self._buffers
         scale, zero = held.get("marked_scale"), held.get("marked_zero_point")
         if scale is None or zero is None:
-            scale, zero = self._numbers()
+            scale, zero = self._read_qparams()
             x = self.bake(x)
         weight = held.get("marked_weight")
         return mark_tensor(x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role)
@@ -309,9 +309,9 @@ class Quantizer(nn.Module):
 
         Raises CalibrationError naming the site if there are no qparams, or none that can be stored.
         """
-        numbers = self.qparams()
+        qparams = self.qparams()
         # Exporters merge equal constants. Of shape [1], scalars are not merged with those of the network.
-        scale, zero = (np.atleast_1d(number) for number in (numbers.scale, numbers.zero_point))
+        scale, zero = (np.atleast_1d(number) for number in (qparams.scale, qparams.zero_point))
         held = {"scale": torch.from_numpy(scale.copy()), "zero_point": torch.from_numpy(zero.copy()), "weight": weight}
         for name, value in held.items():
             if value is not None:

@@ -88,13 +88,13 @@ class DoReFa(Quantizer):
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Transform x and quantize it to DoReFa's values, bit for bit those of the integer spec."""
         if self.role is not Role.WEIGHT:
-            return self.round_to_levels(x, edge="clip")
+            return self.round_to_grid(x, edge="clip")
         squashed = x.tanh()
         share = squashed / (2 * squashed.abs().max()) + 0.5
         scale = self.scale.reshape(-1)[0]  # all scales are equal
         quantized = fake_quantize(share, scale, scale.new_zeros(()), qmin=0, qmax=(1 << self.level_bits) - 1)
         # 2 q - 1 is an odd multiple of the scale up to its last bit; rounding it again gives the dequantized integer.
-        return self.round_to_levels(2 * quantized - 1)
+        return self.round_to_grid(2 * quantized - 1)
 
 
 def _add_bit(spec: QuantSpec, site: str) -> QuantSpec:

@@ -45,7 +45,7 @@ def check_spec(spec: QuantSpec, site: str, target: str) -> None:
         raise ConfigError(site, f"{spec.storage} has no fake-quantized training", "use 2 to 8 or 16 bits", code="Q316")
     if not find_target(target).zero_points and find_zero_point(spec) != 0:
         scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
-        cause = f"{target} holds no zero point, which {scheme} levels need"
+        cause = f"{target} holds no zero point, which {scheme} values need"
         raise ConfigError(site, cause, "use scheme: symmetric, signed: true", code="Q316")
 
 
@@ -80,5 +80,5 @@ def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> tuple[st
         cause = f"zero point {zero[zero != fixed].flat[0]} where the symmetric scheme has {fixed}"
         return cause, "use scheme: asymmetric"
     if (zero < spec.qmin).any() or (zero > spec.qmax).any():
-        return f"zero point {zero.min()}…{zero.max()} is outside the levels {spec.qmin}…{spec.qmax}", "calibrate again"
+        return f"zero point {zero.min()}…{zero.max()} is outside the range {spec.qmin}…{spec.qmax}", "calibrate again"
     return None

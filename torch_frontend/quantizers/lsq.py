@@ -112,4 +112,4 @@ class LSQ(Quantizer):
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Clip, then round; the scale's gradient is multiplied by the paper's factor."""
-        return self.round_to_levels(x, edge="clip", grad_scale=gradient_factor(x, self, self.scale.numel()))
+        return self.round_to_grid(x, edge="clip", grad_scale=gradient_factor(x, self, self.scale.numel()))

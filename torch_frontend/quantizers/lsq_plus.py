@@ -86,7 +86,7 @@ class LSQPlus(LSQ):
             return ThreeSigma(self.spec, ObserverSpec(), self.site)
         return ActivationRange(self.spec, ObserverSpec("mse"), self.site)
 
-    def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
+    def make_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """The scale, and b = -z s unless the scheme fixes the zero point."""
         return {"scale": scale} if self.spec.symmetric else {"scale": scale, "offset": -zero_point * scale}
 

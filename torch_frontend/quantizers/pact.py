@@ -36,7 +36,7 @@ class StartingClip(ActivationRange):
     def qparams(self) -> QParams:
         """The observed zero point, and the scale that dequantizes qmax to alpha."""
         zero = super().qparams().zero_point
-        # Zero points at qmax leave no values above 0; `numbers_to_slots` refuses them with the site's name.
+        # Zero points at qmax leave no values above 0; `make_slots` refuses them with the site's name.
         steps = np.maximum(self.spec.qmax - zero, 1)
         return QParams(np.asarray(self.alpha / steps, np.float32), zero, f"PACT, alpha {self.alpha:g}")
 
@@ -82,7 +82,7 @@ class PACT(Quantizer):
             return super().statistics()
         return StartingClip(self.spec, self.observer, self.site, self.options["alpha"])
 
-    def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
+    def make_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """alpha = scale (qmax - z). Raises CalibrationError naming the site where there is no integer above z."""
         above = self.spec.qmax - zero_point
         if not bool((above > 0).all()):
@@ -109,4 +109,4 @@ class PACT(Quantizer):
         low, high = (self.spec.qmin - self.zero_point) * scale, self.alpha
         # NaN compares false with both ends, so it passes. detach: the rounding residual gives alpha no gradient.
         clipped = torch.where(x >= high, high.to(x.dtype), torch.where(x <= low, low.to(x.dtype), x))
-        return self.round_to_levels(clipped, scale.detach())
+        return self.round_to_grid(clipped, scale.detach())

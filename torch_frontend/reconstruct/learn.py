@@ -34,7 +34,7 @@ def learn_unit(
     moving = _find_scales(unit) if settings.activation_lr else []
     start = [scale.detach().clone() for _, scale in moving]
     for rounding in roundings:
-        rounding.forget()
+        rounding.forget_rounding()
     before = _measure_error(unit, cache)
     if not before:  # nothing to gain, and the loss divides by it
         return _make_result(unit, cache, before, before)
@@ -44,11 +44,11 @@ def learn_unit(
         _start_roundings(unit, roundings, cache)
         _optimize_unit(unit, cache, settings, roundings, moving, qdrop, before, report)
     for rounding in roundings:
-        rounding.finish()
+        rounding.stop_learning()
     after = _measure_error(unit, cache)
     if not after < before:  # true for NaN, too
         for rounding in roundings:
-            rounding.forget()
+            rounding.forget_rounding()
         for (_, scale), value in zip(moving, start, strict=True):
             scale.data.copy_(value)
     return _make_result(unit, cache, before, after)
@@ -96,7 +96,7 @@ def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: Cache) -> Non
 
     def begin(rounding: nn.Module, given: tuple[Any, ...]) -> None:
         if isinstance(rounding, AdaRound) and rounding.v is None:
-            rounding.start(given[0])
+            rounding.start_learning(given[0])
 
     handles = [rounding.register_forward_pre_hook(begin) for rounding in roundings]
     try:

@@ -111,12 +111,12 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
         return quantizer
     if type(quantizer) not in _NEAREST:
         return None
-    numbers = quantizer.qparams()
+    qparams = quantizer.qparams()
     made = AdaRound(
         quantizer.spec, site=quantizer.site, role=quantizer.role, observer=quantizer.observer, target=quantizer.target
     )
     made.to(quantizer.scale.device)  # before the qparams, which appear on its device
-    made.load_qparams(numbers)
+    made.load_qparams(qparams)
     made.bind_sums_of(quantizer)
     made.enabled = quantizer.enabled
     made.disabled_reason, made.disabled_by = quantizer.disabled_reason, quantizer.disabled_by
@@ -139,7 +139,7 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
                     )
                 made[id(child)] = as_adaround(child)
                 if made[id(child)] is None:
-                    why = f"{child.name} does not round to the nearest level"
+                    why = f"{child.name} does not round to nearest"
                     refusals.append(
                         Refusal(child.site, why, "use uniform, lsq or lsq+ for its weight", "rounding", "R110")
                     )

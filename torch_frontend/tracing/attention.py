@@ -199,12 +199,12 @@ def take_apart(model: fx.GraphModule) -> None:
                 size = graph.call_method("size", (given["query"], -1))
                 scale = graph.call_function(operator.pow, (size, -0.5))
             scaled = graph.call_function(torch.mul, (given["query"], scale))
-            turned = graph.call_method("transpose", (given["key"], -2, -1))
-            scores = graph.call_function(torch.matmul, (scaled, turned))
+            transposed = graph.call_method("transpose", (given["key"], -2, -1))
+            scores = graph.call_function(torch.matmul, (scaled, transposed))
             weights = graph.call_function(torch.softmax, (scores, -1))
             made = graph.call_function(torch.matmul, (weights, given["value"]))
         # The scope, after which the new calls are named.
-        for new in (scaled, turned, scores, weights, made):
+        for new in (scaled, transposed, scores, weights, made):
             new.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
         node.replace_all_uses_with(made)
         graph.erase_node(node)

@@ -73,7 +73,7 @@ def test_prove_warns_and_with_require_exact_fails(folder):
     assert "`--data` says how often" in told.stdout
     failed = run("prove", folder / "bad.onnx", "--engine", "ort", "--require-exact")
     assert failed.exit_code == 1
-    assert "error[Q707]: --require-exact: 30 of 30 rows of 1 weight can overflow" in failed.stderr
+    assert "error[Q707]: `--require-exact`: 30 of 30 rows of 1 weight can overflow" in failed.stderr
     assert "fix: quantize the float model with onnxq" in failed.stderr
     good = run("prove", folder / "good.onnx", "--engine", "ort", "--require-exact")
     assert good.exit_code == 0

@@ -113,9 +113,9 @@ def test_every_quantizer_exports_what_it_trained(weights: str, activations: str)
     rng = torch.Generator().manual_seed(1)
     for quantizer in model.quantizers.values():
         if weights == "adaround" and quantizer.role is Role.WEIGHT:
-            quantizer.start(model.weights()[quantizer.site])
+            quantizer.start_learning(model.weights()[quantizer.site])
             quantizer.v.data.copy_(torch.randn(quantizer.v.shape, generator=rng))
-            quantizer.finish()
+            quantizer.stop_learning()
     before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     exported = to_onnx(model, x)
     assert_same(model, exported, x)

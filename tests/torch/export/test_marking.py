@@ -61,7 +61,7 @@ class Doubling(Uniform):
     """A user's quantizer that leaves a second marker, with a site nobody knows."""
 
     def marked(self, x: Tensor) -> Tensor:
-        return mark_tensor(super().marked(x), *self._numbers(), self.spec, site="somewhere", role=self.role)
+        return mark_tensor(super().marked(x), *self._read_qparams(), self.spec, site="somewhere", role=self.role)
 
 
 def test_a_marker_whose_site_is_unknown() -> None:

@@ -79,7 +79,7 @@ def _trained(rank: int, kind: str, observer: str) -> tuple[dict[str, QParams], Q
     numbers = {found.site: found.qparams() for found in quantizers_of(net)}
     if rank == 1:
         net.a.seen.calc_qparams_with_minmax(0.0, 9.0)
-    qat.share_numbers(net, source=1)
+    qat.share_qparams(net, source=1)
     return numbers, net.a.seen.qparams()
 
 

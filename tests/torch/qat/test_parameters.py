@@ -25,7 +25,7 @@ def test_every_parameter_is_in_one_group() -> None:
 
 
 def test_an_optimizer_without_the_scales_is_refused() -> None:
-    with pytest.raises(CalibrationError, match=r"a\.in.*no numbers to learn"):
+    with pytest.raises(CalibrationError, match=r"a\.in.*no qparams to learn"):
         qat.parameter_groups(Net(), lr=0.1)
 
 

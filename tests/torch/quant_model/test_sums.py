@@ -262,7 +262,7 @@ def test_soft_rounding_stays_inside_and_hard_rounding_gives_the_nearest() -> Non
     quantizer.bind_sums((0, 1), data)
     quantizer.calc_qparams_with_minmax(w.amin(1), w.amax(1))
     assert isinstance(quantizer, AdaRound)
-    v = quantizer.start(w)
+    v = quantizer.start_learning(w)
     v.data.add_(torch.randn(v.shape))
     scale = quantizer.scale[:, None]
     soft = quantizer(w) / scale
@@ -273,7 +273,7 @@ def test_soft_rounding_stays_inside_and_hard_rounding_gives_the_nearest() -> Non
     assert v.grad is not None
     assert v.grad.isfinite().all()
     up = (v.detach() >= 0).numpy()
-    quantizer.finish()
+    quantizer.stop_learning()
     ratio = (w / scale).numpy()
     chosen = np.clip(np.floor(ratio) + up, -128, 127).astype(np.int8)
     wanted = numerics.limit_sums(chosen, ratio, [(0, 1)])

@@ -29,7 +29,7 @@ def test_adaround_formulas(spec: QuantSpec, scale: object, zero: int) -> None:
     assert isinstance(made, AdaRound)
     assert made.rounding is Rounding.NEAREST
     nearest = made(w)
-    v = made.start(w)
+    v = made.start_learning(w)
     assert made.rounding is Rounding.SOFT
     s = along(made.scale, spec, w)
     low, high = (spec.qmin - zero) * s, (spec.qmax - zero) * s
@@ -51,21 +51,21 @@ def test_adaround_formulas(spec: QuantSpec, scale: object, zero: int) -> None:
         (1 - (2 * h - 1).abs() ** beta).sum().backward()
         torch.testing.assert_close(v.grad, theirs.grad, **EXACT)
 
-    made.finish()
+    made.stop_learning()
     assert made.rounding is Rounding.HARD
     up = (v.detach() >= 0).double()
     hard = ((torch.floor(w / s) + up + zero).clamp(spec.qmin, spec.qmax) - zero) * s
     assert torch.equal(made(w), hard)
     assert torch.equal(made.bake(w), hard)
-    made.forget()
+    made.forget_rounding()
     assert torch.equal(made(w), nearest)
 
 
 def test_adaround_hard_is_what_is_exported_and_loads_again() -> None:
     w = values(8, 6).float()
     made = quantizer("adaround", QuantSpec(bits=4, granularity=PerChannel(0)), [0.3] * 8).float()
-    made.start(w).data.copy_(values(8, 6, seed=5))
-    made.finish()
+    made.start_learning(w).data.copy_(values(8, 6, seed=5))
+    made.stop_learning()
     plain = create_quantizer("uniform", made.spec, site="s", role=Role.WEIGHT)
     plain.load_qparams(made.qparams())
     assert torch.equal(plain(made.bake(w)), made(w))
@@ -84,7 +84,7 @@ def test_adaround_update_by_hand() -> None:
     """One weight, 0.3 of a step above a level: v0 = -log(1.2 / 0.4 - 1) = -log 2; dh/dv = 1.2 sigma (1 - sigma)."""
     made = quantizer("adaround", QuantSpec(bits=4), 1.0)
     w = torch.tensor([2.3], dtype=torch.float64)
-    v = made.start(w)
+    v = made.start_learning(w)
     assert float(v.detach()) == pytest.approx(-math.log(2), rel=1e-6)
     made(w).sum().backward()
     torch.optim.SGD([v], lr=1.0).step()

@@ -29,7 +29,7 @@ def test_your_own_quantizer() -> None:
         class PowerOfTwo(Quantizer):
             """Scales rounded to powers of two."""
 
-            def numbers_to_slots(self, scale: torch.Tensor, zero_point: torch.Tensor) -> dict[str, torch.Tensor]:
+            def make_slots(self, scale: torch.Tensor, zero_point: torch.Tensor) -> dict[str, torch.Tensor]:
                 return {"scale": scale.log2().ceil().exp2(), "zero_point": zero_point}
 
         assert "power-of-two" in _REGISTRY
