@@ -55,7 +55,7 @@ def time_job(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             try:
                 blocks[name, GRAPH] = engine.make_block(cuda.capture(engine.enqueue))
             except Exception as error:  # work that waits for the CPU cannot be captured
-                reasons[f"{name} {GRAPH}"] = f"{type(error).__name__}: {error}"
+                reasons[name] = f"no CUDA graph: {type(error).__name__}: {error}"
         names = {f"{name} {mode}": block for (name, mode), block in blocks.items()}
         times = measure_rounds(names, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)
     return {"device": cuda.name, "failed": "", "times": times, "reasons": reasons}

@@ -1,0 +1,36 @@
+"""The driver's calls: in words without a GPU, real work with one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxq.engines.bench.cuda import Cuda, CudaError
+from onnxq.engines.builder.gpu import count_gpus
+
+
+@pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
+def test_without_a_gpu_the_driver_is_what_is_missing() -> None:
+    with pytest.raises(CudaError, match=r"driver|cuInit|cuDevice"):
+        Cuda()
+
+
+@pytest.mark.gpu
+def test_events_measure_captured_work() -> None:
+    cuda = Cuda()
+    assert cuda.name
+    source, target = cuda.upload(np.ones(2**20, np.float32)), cuda.allocate(2**22)
+    launched = []
+
+    def work() -> None:
+        launched.append(1)
+        cuda._call("cuMemcpyDtoDAsync_v2", target, source, 2**22, cuda.stream)
+
+    launch = cuda.capture(work)
+    first, second = cuda.make_events(2)
+    cuda.record(first)
+    launch()
+    cuda.record(second)
+    cuda.synchronize()
+    assert 0 < cuda.measure(first, second) < 1
+    assert len(launched) == 1
