@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from onnxq.config import Observer, matches_any
-from onnxq.config.values import Files, Seconds, Section, Size, Words, check_patterns, split_words
+from onnxq.config.values import Files, Seconds, Section, Size, Words, check_patterns, split_words, wrap_pairs
 from onnxq.spec import ObserverSpec
 
 CASES = [
@@ -135,3 +135,17 @@ def test_an_observer_that_is_none(given: object, said: str) -> None:
 )
 def test_words_with_commas(text: object, words: object) -> None:
     assert split_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "pairs"),
+    [
+        ((), ()),
+        (["int8", "Conv*"], (("int8", "Conv*"),)),
+        ([["int8", "Conv*"], ["float16", "MatMul*"]], (("int8", "Conv*"), ("float16", "MatMul*"))),
+        ((("int8", "Conv*"),), (("int8", "Conv*"),)),
+        ("int8", "int8"),
+    ],
+)
+def test_a_pair_alone_is_one_of_pairs(given: object, pairs: object) -> None:
+    assert wrap_pairs(given) == pairs

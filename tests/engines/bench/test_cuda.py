@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,8 @@ def test_events_measure_captured_work() -> None:
 
     def work() -> None:
         launched.append(1)
-        cuda._call("cuMemcpyDtoDAsync_v2", target, source, 2**22, cuda.stream)
+        given = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(2**22)
+        cuda._call("cuMemcpyDtoDAsync_v2", *given, cuda.stream)
 
     launch = cuda.capture(work)
     first, second = cuda.make_events(2)

@@ -15,7 +15,9 @@ REFUSED = replace(PROOF, build=replace(PROOF.build, state=BuildState.REFUSED))
 
 
 def latency(*times: float) -> Latency:
-    return Latency(median_ms=times[0], min_ms=min(times), p99_ms=max(times), rounds=len(times), threads=1, times_ms=times)
+    return Latency(
+        median_ms=times[0], min_ms=min(times), p99_ms=max(times), rounds=len(times), threads=1, times_ms=times
+    )
 
 
 def bench(*models: BenchedModel, untimed: Untimed | None = None) -> Bench:
