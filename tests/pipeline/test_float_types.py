@@ -93,14 +93,14 @@ def emulated_sqnr(result: onnxq.Result, float_model: onnx.ModelProto, data: dict
 
 
 def test_trt_has_float16_around_int8() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-int8", effort="fast")
+    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast"})
     # The input is quantized in its own type; the output gets it back.
     wide_ones = [tensor.name for tensor in result.model.graph.initializer if tensor.data_type == TensorProto.FLOAT]
     assert wide_ones == ["x/scale"]
     assert [node.name for node in result.model.graph.node if node.op_type == "Cast"] == ["y/Cast"]
     assert result.model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
     assert result.model.opset_import[0].version >= 19
-    wide = onnxq.quantize(convs(), images(), "trt-int8", effort="fast", high_precision="float32")
+    wide = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast", "high_precision": "float32"})
     assert types(wide.model)["FLOAT16"] == 0
     assert wide.plan.precision is None
     assert sqnr(result) > sqnr(wide) - 0.5
@@ -109,7 +109,7 @@ def test_trt_has_float16_around_int8() -> None:
 
 
 def test_plan_is_carried_out_again_to_the_byte() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-int8", effort="fast")
+    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast"})
     read = onnxq.plan.from_json(to_json(result.plan))  # type: ignore[attr-defined]
     assert read == result.plan
     assert onnxq.apply(convs(), read).model.SerializeToString() == result.model.SerializeToString()
@@ -126,7 +126,7 @@ def test_dry_run_shows_the_types(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_inputs_and_outputs_change_type_when_asked() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-int8", effort="fast", io_types="float16")
+    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast", "io_types": "float16"})
     assert "Cast" not in {node.op_type for node in result.model.graph.node}
     values = (*result.model.graph.input, *result.model.graph.output)
     assert {value.type.tensor_type.elem_type for value in values} == {TensorProto.FLOAT16}
@@ -143,9 +143,9 @@ def test_preset_converts_without_pairs() -> None:
 
 
 def test_ort_with_float16_when_asked() -> None:
-    assert onnxq.quantize(convs(), images(), effort="fast", latency=False).plan.precision is None
+    assert onnxq.quantize(convs(), images(), overrides={"effort": "fast", "latency": False}).plan.precision is None
     asked = load_config("ort-int8", {"high_precision": "float16", "mode": "float", "effort": "fast"})
-    assert types(onnxq.quantize(convs(), images(), asked, latency=False).model) == {"FLOAT16": 3}
+    assert types(onnxq.quantize(convs(), images(), asked, overrides={"latency": False}).model) == {"FLOAT16": 3}
 
 
 RESIDUAL = """g (float[N,8,64] x) => (float[N,8,64] y) {
@@ -165,7 +165,7 @@ def test_residual_stream_beyond_float16() -> None:
     net = with_constants(RESIDUAL, weights, big=1e5, g=np.ones(64), z=np.zeros(64))
     data = {"x": np.random.default_rng(2).standard_normal((8, 8, 64)).astype(np.float32)}
     for config in ("trt-int8", "trt-fp16"):
-        result = onnxq.quantize(net, data, config, effort="fast")
+        result = onnxq.quantize(net, data, config, overrides={"effort": "fast"})
         reasons = kept(result)
         assert [reasons[name] for name in ("mul0", "add3", "layernormalization1")] == [KeepReason.OVERFLOW] * 3
         assert not {"matmul2", "matmul5"} & set(reasons)
@@ -214,7 +214,7 @@ GROUPED = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
 @pytest.mark.parametrize("config", ["trt-int8", "trt-fp16"])
 def test_grouped_convolutions(config: str) -> None:
     net = model(GROUPED, weights={"w": (32, 8, 3, 3), "d": (32, 1, 3, 3), "v": (32, 32, 3, 3), "b": (32,)})
-    result = onnxq.quantize(net, images(), config, effort="fast")
+    result = onnxq.quantize(net, images(), config, overrides={"effort": "fast"})
     assert kept(result)["conv0"] is KeepReason.KERNEL
     assert not {"conv2", "conv3"} & set(kept(result))
     assert emulated_sqnr(result, net, images()) > 25
@@ -232,7 +232,7 @@ def rescaled(proto: onnx.ModelProto, **factors: float) -> onnx.ModelProto:
 def test_values_below_the_normal_numbers(config: str) -> None:
     """Values of 1e-5 have scales of 1e-7, which float16 would round by a fifth."""
     net, data = rescaled(convs(), b=0.0), {"x": images()["x"] * np.float32(3e-6)}
-    result = onnxq.quantize(net, data, config, effort="fast")
+    result = onnxq.quantize(net, data, config, overrides={"effort": "fast"})
     scales = [float(site.qparams.scale.max()) for site in result.plan.sites if site.qparams]
     assert min(scales, default=1e-7) < 2e-7
     assert set(kept(result).values()) == {KeepReason.SMALL}
@@ -242,7 +242,7 @@ def test_values_below_the_normal_numbers(config: str) -> None:
 
 def test_weight_scales_that_lose_digits() -> None:
     net = rescaled(convs(), b=0.0, w=1e-3, v=1e3)
-    result = onnxq.quantize(net, images(), "trt-int8", effort="fast")
+    result = onnxq.quantize(net, images(), "trt-int8", overrides={"effort": "fast"})
     assert {name for name, reason in kept(result).items() if reason is KeepReason.SCALE} >= {"conv0", "conv4"}
     assert emulated_sqnr(result, net, images()) > 28
     assert "a scale of what it reads" in summary(result)
@@ -254,7 +254,7 @@ def test_rules_name_nodes_that_stay_in_float32() -> None:
     assert kept(result)["conv2"] is KeepReason.RULE
     assert "rule node=conv2" in summary(result)
     alone = load_config("trt-int8", {"rules": [{"node": "conv2", "set": {"high_precision": "float32"}}]})
-    quantized = onnxq.quantize(convs(), images(), alone, effort="fast")
+    quantized = onnxq.quantize(convs(), images(), alone, overrides={"effort": "fast"})
     assert any(edge.node == "conv2" for site in quantized.plan.sites for edge in site.consumers or ())
 
 
@@ -263,8 +263,8 @@ def test_rules_name_nodes_that_stay_in_float32() -> None:
 def test_narrow_exports_are_quantized_as_float32_ones(kind: int, target: str) -> None:
     """Every pass runs, as accurately; inputs and outputs keep their types; the plan is of the same network."""
     export = narrowed(convs(), kind)
-    wide = onnxq.quantize(convs(), images(), target=target, latency=False)
-    result = onnxq.quantize(export, images(), target=target, latency=False, min_sqnr=10)
+    wide = onnxq.quantize(convs(), images(), overrides={"target": target, "latency": False})
+    result = onnxq.quantize(export, images(), overrides={"target": target, "latency": False, "min_sqnr": 10})
     assert result.report.promotion is not None
     assert result.report.promotion.met
     assert {line.partition(":")[0] for line in result.report.accounts} >= {"ranges", "rounding"}
@@ -286,13 +286,13 @@ def test_metric_sees_models_in_their_own_types() -> None:
         return 1.0
 
     export = narrowed(convs(), TensorProto.FLOAT16)
-    result = onnxq.quantize(export, images(), target="trt", effort="fast", metric=metric)
+    result = onnxq.quantize(export, images(), overrides={"target": "trt", "effort": "fast", "metric": metric})
     assert result.report.promotion is not None
     assert set(seen) == {np.dtype(np.float16)}
 
 
 def test_bfloat16_is_named_and_rounded_as_such() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-fp16", high_precision="bfloat16")
+    result = onnxq.quantize(convs(), images(), "trt-fp16", overrides={"high_precision": "bfloat16"})
     assert types(result.model) == {"BFLOAT16": 3}
     exact = emulate_types(name_nodes(result.model))
     y = Session(exact, optimize=False).run(images())["y"]

@@ -71,7 +71,7 @@ def test_int8_kernels_stay_and_floats_are_narrow(kind: str, tmp_path: Path) -> N
     samples = {"x": np.random.default_rng(1).standard_normal((4, 32, 10, 10)).astype(np.float32)}
     made = {
         one: kernels(
-            onnxq.quantize(model(NET, weights=weights), samples, "trt-int8", effort="fast", high_precision=one).model,
+            onnxq.quantize(model(NET, weights=weights), samples, "trt-int8", overrides={"effort": "fast", "high_precision": one}).model,
             tmp_path,
         )
         for one in ("float32", kind)
