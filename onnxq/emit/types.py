@@ -22,6 +22,6 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
     if types is None or types.type is FloatType.FLOAT32:
         narrow = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
         return write_types(proto, narrow.onnx_type, None, interface=interface) if interface else proto
-    return write_types(
-        proto, types.type.onnx_type, {one.node for one in types.kept}, limited=types.limited, interface=interface
-    )
+    # Pairs that the model came with keep their numbers, which are float32.
+    wide = {*(one.node for one in types.kept), *plan.kept}
+    return write_types(proto, types.type.onnx_type, wide, limited=types.limited, interface=interface)

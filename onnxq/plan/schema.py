@@ -124,7 +124,7 @@ class KeptRow(Frozen):
 
     node: str
     reason: Literal[
-        "overflow", "sum", "small", "precision", "scale", "kernel", "onnx", "shapes", "rule", "unseen", "casts", "trial"
+        "overflow", "sum", "small", "precision", "scale", "existing", "kernel", "onnx", "shapes", "rule", "unseen", "casts", "trial"
     ]
     figure: Finite = 0.0
     detail: str = ""

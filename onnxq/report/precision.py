@@ -45,6 +45,7 @@ def _explain(one: KeptFloat32, kind: FloatType) -> str:
         KeepReason.SMALL: f"values too small for {kind}, which loses digits below {kind.smallest:.2g}",
         KeepReason.PRECISION: f"with inputs rounded to {kind} it makes something else",
         KeepReason.SCALE: f"a scale of what it reads is below {kind.smallest:.2g}, where {kind} loses digits",
+        KeepReason.EXISTING: "it reads a pair that the model came with, whose numbers stay as they are",
         KeepReason.KERNEL: one.detail,
         KeepReason.ONNX: f"no {kind} operator in ONNX, or of unknown type",
         KeepReason.SHAPES: "arithmetic on shapes and positions",

@@ -125,6 +125,17 @@ def test_dry_run_shows_the_types(capsys: pytest.CaptureFixture[str]) -> None:
     assert "float16" in capsys.readouterr().out
 
 
+def test_inspect_reads_the_types_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    from onnxq.report import show_inspection
+
+    result = onnxq.quantize(convs(), images(), "trt-int8", effort="fast")
+    found = onnxq.inspect(result.model)
+    assert found.float_types == result.plan.precision
+    assert {pair.bits for pair in found.pairs} == {8}
+    show_inspection(found)
+    assert "5 nodes compute in float16" in capsys.readouterr().out
+
+
 def test_inputs_and_outputs_change_type_when_asked() -> None:
     result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast", "io_types": "float16"})
     assert "Cast" not in {node.op_type for node in result.model.graph.node}

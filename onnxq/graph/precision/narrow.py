@@ -78,15 +78,13 @@ class _NodeTypes:
         return self.known[node.name]
 
     def _find_type(self, node: NodeRef) -> int:
-        if self.wide is None:
+        if self.wide is None or node.name in self.wide:
             return FLOAT
         if node.op_type == QUANTIZE and not node.domain:
             return self.of_tensor(self.index.resolve(node.inputs[0], node.scope)) if self.fits_scale(node) else FLOAT
         if node.op_type == DEQUANTIZE and not node.domain:
             found = self.of_readers(TensorId(node.outputs[0], node.scope))
             return self.narrow if found == {self.narrow} and self.fits_scale(node) else FLOAT
-        if node.name in self.wide:
-            return FLOAT
         return self.narrow if bind_types(self.index, node, self.narrow, self.index.opset).able else FLOAT
 
     def of_tensor(self, tensor: TensorId | None) -> int:
@@ -221,8 +219,9 @@ class _TypeWriter:
 
     def _read_in_both(self, ref: NodeRef) -> bool:
         made = TensorId(ref.outputs[0], ref.scope)
-        narrow = self.types.wide is not None and self.types.of_node(ref) == FLOAT
-        return narrow and self.types.narrow in self.types.of_readers(made)
+        # One that stays in float32 gives that alone, and a Cast follows.
+        fixed = self.types.wide is None or ref.name in self.types.wide
+        return not fixed and self.types.of_node(ref) == FLOAT and self.types.narrow in self.types.of_readers(made)
 
     def _repeat_dequantize(self, node: NodeProto, ref: NodeRef, scope: str) -> None:
         """A second DequantizeLinear for the readers in the narrow type, where its scale fits in there."""

@@ -204,13 +204,18 @@ class ReasonSearch:
             self._keep(name, reason, figure)
 
     def _check_scales(self) -> None:
-        for site in self.problem.plan.all_sites:
+        """Readers of pairs whose scales the type does not hold, or must not change."""
+        for site in self.problem.plan.existing:
+            for edge in site.consumers or ():
+                self._keep(edge.node, KeepReason.EXISTING)
+        for site in self.problem.plan.sites:
             constant = site.role in (Role.WEIGHT, Role.BIAS)
-            if site.qparams is None or holds_scale(site.qparams.scale, self.problem.kind.onnx_type, weight=constant):
+            held = site.qparams
+            if held is None or holds_scale(held.scale, self.problem.kind.onnx_type, weight=constant):
                 continue
             whole = self.problem.index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
             for edge in whole if site.consumers is None else site.consumers:
-                self._keep(edge.node, KeepReason.SCALE, float(site.qparams.scale.min()))
+                self._keep(edge.node, KeepReason.SCALE, float(held.scale.min()))
 
     def _check_unseen(self) -> None:
         """Nodes in branches that no sample ran, of which nothing is known."""
