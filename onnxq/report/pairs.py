@@ -76,7 +76,7 @@ def _make_parts(found: Inspection, view: View) -> Iterator[RenderableType]:
         yield Text("")
         yield Text(_count_widths(found))
     if found.float_types is not None:
-        yield Text("\n".join(("", *format_precision(found.float_types, verbose))))
+        yield Text("\n".join(("", *format_precision(found.float_types, view.verbose))))
     if found.operators:
         yield Text("")
         yield _make_operators(found)

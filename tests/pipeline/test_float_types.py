@@ -17,7 +17,7 @@ from onnxq.config import load_config
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.plan import KeepReason, to_json
-from onnxq.report import show_report
+from onnxq.report import View, show_report
 from onnxq.runtime import Session
 from tests.targets.graphs import model
 
@@ -76,7 +76,7 @@ def kept(result: onnxq.Result) -> dict[str, KeepReason]:
 
 def summary(result: onnxq.Result) -> str:
     stream = io.StringIO()
-    show_report(result.report, stream=stream, width=200)
+    show_report(result.report, View(stream=stream, width=200))
     return stream.getvalue()
 
 
