@@ -6,6 +6,7 @@ A spec is frozen, hashable and holds no arrays; numbers live in QParams only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from onnxq.errors import ConfigError
@@ -98,6 +99,36 @@ def find_element_type(name: str) -> ElementType:
 def find_numpy_storage(storage: str) -> str:
     """The type that numpy, and an engine that unpacks them, hold the values of an ONNX type in: a byte for 4 bits."""
     return {"int4": "int8", "uint4": "uint8"}.get(storage, storage)
+
+
+class FloatType(str, Enum):
+    """A float type that a network computes in."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def onnx_type(self) -> int:
+        """Its number as an onnx.TensorProto dtype."""
+        return {"float32": 1, "float16": 10, "bfloat16": 16}[self.value]
+
+    @property
+    def largest(self) -> float:
+        """Its largest finite number."""
+        return 65504.0 if self is FloatType.FLOAT16 else 3.3e38
+
+    @property
+    def smallest(self) -> float:
+        """Its smallest normal number; below it digits are lost one by one."""
+        return 2.0**-14 if self is FloatType.FLOAT16 else 2.0**-126
+
+
+# By their numbers in ONNX.
+FLOAT_TYPES: dict[int, FloatType] = {kind.onnx_type: kind for kind in FloatType}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from onnxq.annotate.operators import OperatorInfo
 from onnxq.annotate.saturation import WeightSums
+from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, Role, Site
 from onnxq.spec import ElementType, Granularity, find_element_type
 
@@ -83,5 +84,7 @@ class Inspection:
     warnings: tuple[Caution, ...] = ()
     # Nodes that compute on integers themselves, without pairs.
     operators: tuple[OperatorInfo, ...] = ()
+    # As the plan in the model's metadata says; None without one.
+    float_types: PrecisionPlan | None = None
     # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
     weights: tuple[WeightSums, ...] = ()

@@ -16,7 +16,7 @@ from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk_graphs
-from onnxq.plan import Plan, from_json
+from onnxq.plan import Plan, PrecisionPlan, from_json
 from onnxq.plan.names import name_part
 from onnxq.sites import Caution
 from onnxq.spec import QuantSpec
@@ -35,6 +35,8 @@ class Notes:
     own: Mapping[str, Mapping[str, str]]
     # Specs of the plan in the model's metadata.
     plan: Mapping[str, QuantSpec]
+    # Float types of that plan.
+    float_types: PrecisionPlan | None = None
     # Notes that could not be read.
     problems: tuple[Caution, ...] = field(default=())
 
@@ -82,15 +84,17 @@ def read_notes(proto: ModelLike) -> Notes:
             text = f"the model's {BITS_KEY} metadata cannot be read ({error.cause}); it is left out of account"
             problems.append(Caution("W106", text))
     plan: dict[str, QuantSpec] = {}
+    float_types: PrecisionPlan | None = None
     if PLAN_KEY in held:
         try:
-            plan = list_specs(from_json(held[PLAN_KEY], source=PLAN_KEY))
+            noted = from_json(held[PLAN_KEY], source=PLAN_KEY)
+            plan, float_types = list_specs(noted), noted.precision
         except PlanError as error:
             text = f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
             problems.append(Caution("W106", text))
     nodes = (node for _, graph in walk_graphs(proto.graph) for node in graph.node)
     own = {node.name: notes for node in nodes if (notes := read_node_notes(node))}
-    return Notes(by_node, own, plan, tuple(problems))
+    return Notes(by_node, own, plan, float_types, tuple(problems))
 
 
 def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:

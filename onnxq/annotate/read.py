@@ -34,7 +34,10 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
     name = "" if isinstance(source, ModelProto) else str(source)
     index = GraphIndex(proto)
     operators, weights = find_operators(index), find_saturating(index)
-    return Inspection(proto, find_pairs(proto), source=name, warnings=warnings, operators=operators, weights=weights)
+    return Inspection(
+        proto, find_pairs(proto), source=name, warnings=warnings, operators=operators, weights=weights,
+        float_types=read_notes(proto).float_types,
+    )  # fmt: skip
 
 
 def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:

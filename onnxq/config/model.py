@@ -14,7 +14,7 @@ from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, VerifyCon
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
-from onnxq.config.values import Bits, Command, Seconds, Section, Words, option, wrap_single
+from onnxq.config.values import Bits, Command, HighPrecision, Seconds, Section, Words, option, wrap_single
 from onnxq.errors import Location
 
 
@@ -42,7 +42,8 @@ class Config(Section):
         "ort", "The engine that will run the result; virtual: none.", _PLANNING | Command.PROFILE | Command.IMPORT,
         metavar="[ort|trt|virtual]",
     )  # fmt: skip
-    mode: Literal["static", "weight-only"] = "static"
+    # "float": nothing is quantized, only float types are chosen.
+    mode: Literal["static", "weight-only", "float"] = "static"
     activations: TensorConfig = Field(default_factory=_default_activations)
     weights: TensorConfig = Field(default_factory=_default_weights)
     bias: Literal["int32", "float"] = "int32"
@@ -58,6 +59,13 @@ class Config(Section):
     )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.
     attention: Literal["float", "quantized", "auto"] = "float"
+    # None: the target's; bfloat16 in place of float16 for a model that came in it.
+    high_precision: HighPrecision | None = option(
+        None, "The float type of what is not quantized: by default float16 for trt, float32 for the others.", _PLANNING
+    )
+    io_types: HighPrecision | None = option(
+        None, "The type of float inputs and outputs: by default the model's.", _PLANNING
+    )
     effort: Literal["fast", "balanced", "high"] = option(
         "balanced", "Time spent on accuracy. fast: ranges only; balanced, high: rewrite channels and weights.",
         Command.QUANTIZE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -102,18 +102,26 @@ class RuleSet(Section):
     quantize: bool = False
     # Leave the tensor unquantized.
     float: bool = False
+    # The float type of these nodes where others compute in a narrower one. It says nothing of pairs.
+    high_precision: Literal["float32"] | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
         words = {"quantize": self.quantize, "quantizer": self.quantizer is not None}
         given = [*self.given(), *(word for word, said in words.items() if said)]
-        if not self.float and not given:
+        if not self.float and not given and self.high_precision is None:
             raise ValueError(
-                "sets nothing; give bits, scheme, granularity, observer …, `quantize: true` or `float: true`"
+                "sets nothing; give bits, scheme, granularity, observer …, `quantize: true`, `float: true` or "
+                "`high_precision: float32`"
             )
         if self.float and given:
             raise ValueError(f"`float: true` leaves nothing to quantize, so {', '.join(given)} cannot be set with it")
         return self
+
+    @property
+    def concerns_pairs(self) -> bool:
+        """True when the rule says something of quantization."""
+        return self.float or self.quantize or self.quantizer is not None or bool(self.given())
 
     def given(self) -> dict[str, Any]:
         """The tensor fields that this rule sets."""
@@ -190,5 +198,6 @@ class Rule(Section):
         sets = [f"{k}={format_named(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
         sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
+        sets += [f"high_precision={self.set.high_precision}"] if self.set.high_precision else []
         where = f" ({self.source}:{self.line})" if self.line else ""
         return f"rule {' '.join(parts)} -> {', '.join(sets)}{where}"

@@ -2,5 +2,6 @@
 
 from onnxq.emit.metadata import BITS_KEY, PLAN_KEY
 from onnxq.emit.model import emit_pairs, replace_biases
+from onnxq.emit.types import emit_types
 
-__all__ = ["BITS_KEY", "PLAN_KEY", "emit_pairs", "replace_biases"]
+__all__ = ["BITS_KEY", "PLAN_KEY", "emit_pairs", "emit_types", "replace_biases"]

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from onnx import TypeProto, ValueInfoProto
 
 from onnxq.data import read_mask
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, compute_sqnr
 from onnxq.evaluation.slices import SliceSums
 from onnxq.graph import ModelLike
+from onnxq.spec import FLOAT_TYPES, FloatType
 
 
 class Runner(Protocol):
@@ -136,8 +138,11 @@ def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
             yield place, array
 
 
-def check_interface(before: ModelLike, after: ModelLike) -> None:
-    """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs."""
+def check_interface(before: ModelLike, after: ModelLike, floats: FloatType | None = None) -> None:
+    """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs.
+
+    floats: the type of all float inputs and outputs of `after`; None: those of `before`.
+    """
     # Up to IR version 3 initializers are listed among the inputs; nobody feeds them.
     fixed = {tensor.name for tensor in before.graph.initializer}
     wanted = [value for value in before.graph.input if value.name not in fixed]
@@ -147,5 +152,12 @@ def check_interface(before: ModelLike, after: ModelLike) -> None:
                 kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}", code="Q702"
             )
         for a, b in zip(old, new, strict=True):
-            if a.type.SerializeToString(deterministic=True) != b.type.SerializeToString(deterministic=True):
+            if _describe_type(a, floats) != _describe_type(b, None):
                 raise VerificationError(f"{kind} {a.name}", "has another type or shape than before", code="Q702")
+
+
+def _describe_type(value: ValueInfoProto, floats: FloatType | None) -> bytes:
+    wanted = TypeProto.FromString(value.type.SerializeToString())
+    if floats is not None and wanted.tensor_type.elem_type in FLOAT_TYPES:
+        wanted.tensor_type.elem_type = floats.onnx_type
+    return bytes(wanted.SerializeToString(deterministic=True))

@@ -24,6 +24,7 @@ from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import GraphIndex, ModelLike, inline_functions, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
+from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.progress import Progress
@@ -98,6 +99,8 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     """
     named = name_nodes(quantized)
     named = name_nodes(inline_functions(named)) if named.functions else named
+    # In float32 around the pairs, as all that is compared with them.
+    named = widen_model(named) if read_types(named).computes else named
     work = _Work(GraphIndex(float_model), GraphIndex(named), named)
     work.toggle_pairs()
     work.toggle_corrections()

@@ -21,15 +21,16 @@ from onnxq.graph import (
     load_model,
     name_nodes,
 )
+from onnxq.graph.precision.widen import read_types
 from onnxq.graph.scopes import replace_items
 from onnxq.interop.marker_flow import Flow, Group, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import Plan, PrecisionPlan, SitePlan
 from onnxq.plan.model import Saturation
-from onnxq.planner import anchor_sites, digest_weights, find_float_nodes, find_needed_opset
+from onnxq.planner import add_precision, anchor_sites, digest_weights, find_float_nodes, find_needed_opset
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.sites import Edge, Role, Site, TensorId
-from onnxq.spec import PerBlock, QParams, QuantSpec
+from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
 from onnxq.targets import Target
 from onnxq.targets import find_target as engine_of
 
@@ -263,14 +264,26 @@ def _make_plan(
         topology=compute_fingerprint(typed).topology,
         weights=digest_weights(anchors, index),
         lasting=True,
-        opset=find_needed_opset(anchors, index),
+        opset=find_needed_opset(anchors),
         prepare=prepare,
         sites=anchors,
         float_nodes=floats,
         nodes=nodes,
         data="the model's own quantizers",
     )
-    return bind_sums(plan, index)
+    narrow = read_types(proto).computes
+    return bind_sums(_narrow_plan(plan, FLOAT_TYPES[narrow]) if narrow else plan, index)
+
+
+def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
+    """The plan of a network that was trained in a narrow type: its levels are those of scales of that type."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.onnx_type)
+    sites = tuple(
+        site if (held := site.qparams) is None else
+        replace(site, qparams=replace(held, scale=held.scale.astype(dtype).astype(np.float32)))
+        for site in plan.sites
+    )  # fmt: skip
+    return add_precision(plan.with_sites(sites), PrecisionPlan(type=kind), None)
 
 
 def _group_sites(plan: Plan, where: Mapping[str, list[Site]]) -> Plan:

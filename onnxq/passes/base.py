@@ -97,6 +97,11 @@ def always(ctx: RunContext, state: State) -> bool:
     return True
 
 
+def has_real_samples(ctx: RunContext, state: State) -> bool:
+    """True where samples are real: sums of errors over made-up ones say nothing."""
+    return not ctx.data.synthetic
+
+
 @dataclass(frozen=True)
 class Trial:
     """How the runner judges a pass.

@@ -19,7 +19,6 @@ class Outcome(Enum):
     NO_GAIN = "nothing to gain"
     NOT_EQUIVALENT = "rolled back: it changed the float outputs"
     WORSE = "rolled back: the quantized outputs became worse"
-    HALF_PRECISION = "left out: the network computes in float16"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
+from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.sensitive_ops import SENSITIVE_OPS
 from onnxq.passes.mixed_precision.weight_bits import WEIGHT_BITS
@@ -30,6 +31,7 @@ PASSES: tuple[Pass, ...] = (
     # Last, as it pays in speed for what all others could not mend; weights are then rounded for what is left.
     PROMOTION,
     ROUNDING_AGAIN,
+    FLOAT_TYPES,
 )
 # All that `skip` may name: the passes, and a part of one.
 SKIPPABLE = frozenset((AUGMENTED, *(entry.name for entry in PASSES)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from onnxq.graph import GraphIndex, Model, ModelLike, get_index
+from onnxq.graph.precision.widen import SourceTypes
 from onnxq.passes.journal import Promotion
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import OnnxPlacement
@@ -15,8 +16,9 @@ from onnxq.planner import OnnxPlacement
 class State:
     """A float model and the plan made for it, as the passes so far leave them.
 
-    named: the model as loaded, every node named; its declarations come back in the quantized model. model: the float
-    model as rewritten and equalized. rewrites: names of the passes that changed it, in order.
+    named: the model as loaded, every node named, and in float32 where it computes in a narrower type; its declarations
+    come back in the quantized model. types: the narrow types it had. model: the float model as rewritten and equalized.
+    rewrites: names of the passes that changed it, in order.
     plan: None before planning. plain: the same choice without attention, where attention is to be tried. problem: the
     placement problem that the plan answers. unrounded: the plan that weight rounding began with; rounded: the operators
     it treated. scalings: the record by which the plan equalizes the model again.
@@ -25,6 +27,7 @@ class State:
     named: ModelLike
     model: ModelLike
     source: Model | None = None
+    types: SourceTypes = field(default_factory=SourceTypes)
     rewrites: tuple[str, ...] = ()
     plan: Plan | None = None
     plain: Plan | None = None

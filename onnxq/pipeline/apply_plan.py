@@ -13,7 +13,7 @@ from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import read_text
 from onnxq.graph import GraphIndex, compute_fingerprint
 from onnxq.nearest import suggest_names
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
 from onnxq.passes.state import State
@@ -98,7 +98,7 @@ def apply(
     if samples is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
         ctx = _make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
-        quantized = build_quantized(state, found)
+        quantized = build_file(state, found)
     done = finalize_run(ctx, replace(state, plan=found), quantized, source=model)
     return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
 

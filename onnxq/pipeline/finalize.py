@@ -10,6 +10,8 @@ from onnxq import targets
 from onnxq.annotate import find_saturating
 from onnxq.evaluation.compare import check_interface
 from onnxq.graph import ModelLike, attach_weights, get_index, name_nodes
+from onnxq.graph.precision.rounding import emulate_types
+from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.state import State
@@ -38,7 +40,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     # Against the file itself: preparation names nodes and may add types.
-    check_interface(state.source.proto, model)
+    check_interface(state.source.proto, model, None if plan.precision is None else plan.precision.io)
     engine = targets.find_target(plan.target)
     trial, timing = None, None
     if samples is not None:
@@ -71,6 +73,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
+        float_types=plan.precision,
         rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
         accounts=(
             *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
@@ -101,7 +104,9 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
         budget.note("timing", Shortage.LEFT_OUT)
         return None
     with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
-        return check.time_both(state.named, model, ctx.data.first, threads=ctx.config.verify.threads or 1)
+        # Samples are float32, as the float model is that they are compared on.
+        wide = widen_model(model) if state.types.interface else model
+        return check.time_both(state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1)
 
 
 def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
@@ -111,7 +116,12 @@ def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) 
         samples = count_items(ctx.budget.take_while_left("check", held), task)
         few = ctx.data.calibration.take(_MORE).samples() if len(held) < _FEW and not ctx.data.seen else ()
         threads = ctx.config.verify.threads
-        return check.check_model(state.named, model, samples, few=few, threads=threads, optimized=optimized)
+        # ONNX Runtime rounds nothing to narrow types between operators, and may not have them at all.
+        narrow = state.planned.precision is not None or bool(state.types.interface)
+        return check.check_model(
+            state.named, model, samples, exact=emulate_types(model) if narrow else None, few=few, threads=threads,
+            optimized=optimized,
+        )  # fmt: skip
 
 
 def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:

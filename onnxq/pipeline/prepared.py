@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onnxq import targets
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
 from onnxq.config import RuntimeConfig
@@ -25,18 +24,17 @@ from onnxq.graph import (
     store_densely,
     strip_weights,
 )
-from onnxq.graph.half import computes_in_half, widen_half
+from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.passes.equalization.trial import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
 from onnxq.passes.state import State
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session
+from onnxq.spec import FLOAT_TYPES
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
-# float16 rounds every tensor to 11 bits; float32 in its place differs by that, dB.
-_EQUIVALENT_HALF_DB = 35.0
 _WIDEN, _OPSET, _DENSE = "float32-compute", "opset", "dense"
 # All that a plan's `prepare` may name.
 REWRITE_NAMES = frozenset((_DENSE, _OPSET, _WIDEN, *(entry.name for entry in REWRITES)))
@@ -81,27 +79,28 @@ def _rewrite(
 ) -> State:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
+    types = read_types(proto)
+    if types.computes:
+        named = proto = widen_model(proto)
     dense = store_densely(proto)
     upgraded = ensure_opset(dense, _MINIMUM_OPSET)
     names = frozenset(entry.name for entry in REWRITES)
     left_out = frozenset(skip)
     if only is not None:
-        left_out |= (names | {_WIDEN}) - frozenset(only)
+        left_out |= names - frozenset(only)
     reports = []
+    if types.computes:
+        reports.append(PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",), ()))
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",)))
     if upgraded is not dense:
         reports.append(PassReport(_OPSET, (f"{find_opset(proto)} -> {find_opset(upgraded)}",)))
-    typed = infer_shapes(upgraded)
-    if _WIDEN not in left_out and not targets.find_target(target).half and computes_in_half(typed):
-        typed = infer_shapes(widen_half(upgraded))
-        reports.append(PassReport(_WIDEN, ("float16 is computed in float32",)))
-    proto, more = rewrite_model(typed, skip=left_out & names, target=target)
+    proto, more = rewrite_model(infer_shapes(upgraded), skip=left_out & names, target=target)
     reports.extend(more)
     journal.extend(reports)
     changed = tuple(report.name for report in reports if report.changed)
     # The passes from here on hand the weights from one model to the next, and copy none of them.
-    return State(named, infer_shapes(strip_weights(proto)), source=model, rewrites=changed)
+    return State(named, infer_shapes(strip_weights(proto)), source=model, types=types, rewrites=changed)
 
 
 def prove_equal(state: State, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent) -> None:
@@ -110,12 +109,10 @@ def prove_equal(state: State, samples: Iterable[Mapping[str, Array]], *, progres
         before = Session(state.named, optimize=False)
         after = Session(state.model, optimize=False)
         found = compare_models({"prepare": (before, after)}, count_items(samples, task))["prepare"]
-    half = _WIDEN in state.rewrites or computes_in_half(state.model)
-    enough = _EQUIVALENT_HALF_DB if half else EQUIVALENT_DB
     for output in found:
         # As a whole: float32 beside values a thousand times larger is no more exact than those are.
         # An output of zeros has no signal, and rounding alone makes any decibels of it.
-        if output.whole_db < enough and output.max_abs > 1e-6:
+        if output.whole_db < EQUIVALENT_DB and output.max_abs > 1e-6:
             raise VerificationError(
                 f"output {output.name}",
                 f"preparation changed it ({output.whole_db:.1f} dB, max |difference| {output.max_abs:.3g})",

@@ -18,12 +18,13 @@ from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.files import replace_surrogates
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import FloatReference, RunContext, Stage
+from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.registry import PASSES
-from onnxq.passes.runner import run_stage
+from onnxq.passes.runner import run_pass, run_stage
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
@@ -139,16 +140,17 @@ def quantize(
     if obstacle is not None:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
     ctx.budget.prepared()
+    passes = (FLOAT_TYPES,) if config.mode == "float" else PASSES
     # Channels are scaled before there is a plan, since they change which tensors need what.
-    state = run_stage(PASSES, Stage.EQUALIZE, ctx, state)
+    state = run_stage(passes, Stage.EQUALIZE, ctx, state)
     with ctx.timers.run("plan", "planning"):
         state = _place(ctx, state, name)
-    _demand_float(state, name)
+    _demand_float(state, name, config.mode)
     with ctx.timers.run("calibrate", "calibrating"):
         state = _calibrate(ctx, state)
-    state = run_stage(PASSES, Stage.REFINE, ctx, state)
+    state = run_stage(passes, Stage.REFINE, ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
-        quantized = build_quantized(state, state.planned)
+        quantized = build_file(state, state.planned)
     return finalize_run(ctx, state, quantized, source=model)
 
 
@@ -183,10 +185,10 @@ def _read_samples(state: State, data: object, ctx: RunContext) -> Samples:
     return samples
 
 
-def _demand_float(state: State, name: str) -> None:
+def _demand_float(state: State, name: str, mode: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
     already, plan = count_existing(state), state.planned
-    if plan.sites or not already:
+    if plan.sites or not already or mode == "float":
         return
     # Refusals say why the rest of it stays float; one example is enough.
     reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
@@ -255,10 +257,12 @@ def make_plan(
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
+    ctx = RunContext(config=config, samples=samples, progress=progress)
     with progress("planning"):
-        state = _place(RunContext(config=config, samples=samples, progress=progress), state, _read_name(model))
-    # Whether attention may be quantized is for samples to say, once there are scales.
-    plan = state.planned if state.plain is None else state.plain
+        state = _place(ctx, state, _read_name(model))
+        # Whether attention may be quantized is for samples to say, once there are scales.
+        plan = state.planned if state.plain is None else state.plain
+        plan = run_pass(FLOAT_TYPES, ctx, replace(state, plan=plan)).planned
     left_out = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
     warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return replace(plan, data=samples.description, warnings=warnings)

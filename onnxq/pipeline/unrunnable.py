@@ -7,7 +7,7 @@ from dataclasses import replace
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.graph.scopes import walk_graphs
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import State
 from onnxq.pipeline.finalize import finalize_run
@@ -53,7 +53,7 @@ def quantize_unrun(
     with ctx.timers.run("calibrate", "calibrating"):
         plan = calibrate(state.model, plan, None)
     with ctx.timers.run("emit", "making the quantized model"):
-        quantized = build_quantized(state, plan)
+        quantized = build_file(state, plan)
     # The context has no samples, so the end of the run checks the interface and nothing else.
     result = finalize_run(ctx, replace(state, plan=plan), quantized, source=source)
     return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))

@@ -3,6 +3,7 @@
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.codec import from_json, spec_dict, to_json
 from onnxq.plan.model import SCHEMA, BiasPlan, Bound, Plan, SitePlan
+from onnxq.plan.precision import KeepReason, KeptFloat32, PrecisionPlan
 from onnxq.plan.scalings import Scaling
 from onnxq.plan.stale import drop_stale
 
@@ -12,9 +13,12 @@ __all__ = [
     "AttentionKind",
     "BiasPlan",
     "Bound",
+    "KeepReason",
+    "KeptFloat32",
     "PlacementChoice",
     "PlacementMethod",
     "Plan",
+    "PrecisionPlan",
     "Scaling",
     "SitePlan",
     "drop_stale",

@@ -18,11 +18,23 @@ from onnxq.files import replace_surrogates
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
+from onnxq.plan.precision import KeepReason, KeptFloat32, PrecisionPlan
 from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
-from onnxq.plan.schema import AttentionRow, BiasRow, PlacementRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
+from onnxq.plan.schema import (
+    AttentionRow,
+    BiasRow,
+    PlacementRow,
+    PlanFile,
+    PrecisionRow,
+    ScalingRow,
+    SiteRef,
+    SiteRow,
+    SpecRow,
+)
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import (
     GRAIN_NAMES,
+    FloatType,
     Granularity,
     ObserverSpec,
     PerBlock,
@@ -86,6 +98,7 @@ def _read_plan(text: str, source: str) -> Plan:
         lasting=row.lasting,
         saturation=row.saturation,
         existing=tuple(_read_entry(read, ("existing", k), entry) for k, entry in enumerate(row.existing)),
+        precision=_read_precision(read, row.precision),
     )
 
 
@@ -118,6 +131,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "lasting": plan.lasting or None,
         "saturation": plan.saturation if plan.saturation != "avoid" else None,
         "existing": [_site_dict(site) for site in plan.existing] or None,
+        "precision": None if plan.precision is None else _precision_dict(plan.precision),
     }
     return {key: value for key, value in entries.items() if value is not None}
 
@@ -144,6 +158,28 @@ def _read_attention(row: AttentionRow | None) -> AttentionChoice | None:
         return None
     figures: dict[str, Any] = {key: math.inf if value is None else value for key, value in dict(row).items()}
     return AttentionChoice(**{**figures, "kind": AttentionKind(row.kind)})
+
+
+def _precision_dict(plan: PrecisionPlan) -> dict[str, Any]:
+    kept = [
+        {key: value for key, value in (vars(one) | {"reason": str(one.reason)}).items() if value} for one in plan.kept
+    ]
+    fields = {"nodes": plan.nodes, "kept": kept, "limited": [_site_name(edge) for edge in plan.limited]}
+    io = {} if plan.io is None else {"io": str(plan.io)}
+    return {"type": str(plan.type), **{key: value for key, value in fields.items() if value}, **io}
+
+
+def _read_precision(read: JsonText, row: PrecisionRow | None) -> PrecisionPlan | None:
+    if row is None:
+        return None
+    with _locate_errors(read, ("precision", "limited")):
+        limited = tuple(_read_edge(edge) for edge in row.limited)
+    kept = tuple(
+        KeptFloat32(node=one.node, reason=KeepReason(one.reason), figure=one.figure, detail=one.detail)
+        for one in row.kept
+    )
+    io = None if row.io is None else FloatType(row.io)
+    return PrecisionPlan(type=FloatType(row.type), nodes=row.nodes, kept=kept, limited=limited, io=io)
 
 
 def _reason_dict(one: Unquantized) -> dict[str, str]:

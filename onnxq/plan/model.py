@@ -13,6 +13,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import Graph
 from onnxq.numerics import SumOrder
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
+from onnxq.plan.precision import PrecisionPlan
 from onnxq.plan.scalings import Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
@@ -141,6 +142,8 @@ class Plan:
     saturation: Saturation = "avoid"
     # Pairs that the model came with, whose numbers never change; `consumers` are their readers, old and new.
     existing: tuple[SitePlan, ...] = ()
+    # The float types around the pairs; None: float32.
+    precision: PrecisionPlan | None = None
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""

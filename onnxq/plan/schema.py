@@ -119,6 +119,39 @@ class AttentionRow(Frozen):
     samples: Natural
 
 
+class KeptRow(Frozen):
+    """A KeptFloat32."""
+
+    node: str
+    reason: Literal[
+        "overflow",
+        "sum",
+        "small",
+        "precision",
+        "scale",
+        "existing",
+        "kernel",
+        "onnx",
+        "shapes",
+        "rule",
+        "unseen",
+        "casts",
+        "trial",
+    ]
+    figure: Finite = 0.0
+    detail: str = ""
+
+
+class PrecisionRow(Frozen):
+    """A PrecisionPlan."""
+
+    type: Literal["float32", "float16", "bfloat16"]
+    nodes: Natural = 0
+    kept: tuple[KeptRow, ...] = ()
+    limited: tuple[SiteRef, ...] = ()
+    io: Literal["float32", "float16", "bfloat16"] | None = None
+
+
 class PlanFile(Frozen):
     """A Plan."""
 
@@ -144,3 +177,4 @@ class PlanFile(Frozen):
     lasting: bool = False
     saturation: Literal["avoid", "allow"] = "avoid"
     existing: tuple[SiteRow, ...] = ()
+    precision: PrecisionRow | None = None

@@ -6,6 +6,8 @@ from onnxq.planner.edited import digest_weights, find_needed_opset
 from onnxq.planner.existing import NOTHING, Existing
 from onnxq.planner.match import fit_plan
 from onnxq.planner.operators import KEPT
+from onnxq.planner.precision.choose import add_precision, choose_types, find_suspects, find_type_opset
+from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
 from onnxq.planner.sums import bind_sums, count_saturating, mend_sums
 
 __all__ = [
@@ -14,12 +16,18 @@ __all__ = [
     "Choice",
     "Existing",
     "OnnxPlacement",
+    "PrecisionProblem",
+    "TensorErrors",
+    "add_precision",
     "anchor_sites",
     "bind_sums",
+    "choose_types",
     "count_saturating",
     "digest_weights",
     "find_float_nodes",
     "find_needed_opset",
+    "find_suspects",
+    "find_type_opset",
     "fit_plan",
     "mend_sums",
     "state_placement",

@@ -65,8 +65,7 @@ class OnnxPlacement(PlacementProblem):
             self.base,
             sites=sites,
             existing=kept,
-            # Of the kernels, and of the operators: Q and DQ of float16 are newer than those of float32.
-            opset=max(self.base.opset, placement.opset, find_needed_opset(sites, self.index)),
+            opset=max(self.base.opset, placement.opset, find_needed_opset(sites)),
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -183,7 +182,12 @@ def anchor_sites(
     """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
     done = tuple(replace(site, anchor=_find_anchor(index, site, ids)) for site in sites)
     named = dict.fromkeys([edge.node for site in done for edge in site.consumers or ()] + list(floats))
-    return done, {name: _find_node_id(index, name, ids) for name in named}
+    return done, find_node_ids(index, named, ids)
+
+
+def find_node_ids(index: GraphIndex, names: Iterable[str], ids: Mapping[TensorId, str]) -> dict[str, str]:
+    """Structural ids of nodes by name, by which a plan finds them in another export."""
+    return {name: _find_node_id(index, name, ids) for name in names}
 
 
 def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:

@@ -35,6 +35,8 @@ def choose_ops(problem: PlacementProblem, *, attention: bool = False, sized: boo
     attention: with the rules for it, where the target has them. sized: the shapes are those of the deployment; False:
     every operator that computes is worth its integers, whatever its size.
     """
+    if problem.config.mode == "float":
+        return Choice(frozenset())
     if problem.config.mode == "weight-only":
         return choose_weights(problem)
     return choose_by_cost(problem, sized=sized) if problem.engine.costs else choose_all(problem, attention=attention)

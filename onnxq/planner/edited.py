@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
+from onnxq.graph.precision.widen import is_narrow
 from onnxq.plan import SitePlan
 from onnxq.planner.sums import read_constant, read_tensor
 from onnxq.sites import Caution, Role
 from onnxq.spec import PerBlock, PerTensor
 
-# From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and float16 and FP8.
-_WIDE_OPSET, _HALF_OPSET = 21, 19
+# From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
+_WIDE_OPSET, _FLOAT8_OPSET = 21, 19
 _WIDE = ("int4", "uint4", "int16", "uint16")
 
 
@@ -70,17 +70,15 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     return site
 
 
-def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex) -> int:
+def find_needed_opset(sites: Iterable[SitePlan]) -> int:
     """The lowest opset in which all these pairs can be written."""
-    return max((_site_opset(site, index) for site in sites), default=13)
+    return max(map(_site_opset, sites), default=13)
 
 
-def _site_opset(site: SitePlan, index: GraphIndex) -> int:
+def _site_opset(site: SitePlan) -> int:
     if site.spec.storage in _WIDE or isinstance(site.spec.granularity, PerBlock):
         return _WIDE_OPSET
-    tensor = read_tensor(index, site.site)
-    half = tensor is not None and index.dtype(tensor) == onnx.TensorProto.FLOAT16
-    return _HALF_OPSET if half or site.spec.is_float else 13
+    return _FLOAT8_OPSET if site.spec.is_float else 13
 
 
 def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
@@ -91,6 +89,8 @@ def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
             continue
         value = read_constant(index, site.site)
         if value is not None:
+            # A model in a narrower type is planned, and carried out, in float32.
+            value = value.astype(np.float32) if is_narrow(value.dtype) else value
             digest.update(f"{value.dtype.str}{value.shape}".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()

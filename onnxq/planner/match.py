@@ -8,7 +8,7 @@ from dataclasses import replace
 from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex, NodeRef, compute_structural_ids
 from onnxq.nearest import suggest_names
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import Plan, PrecisionPlan, SitePlan
 from onnxq.planner.edited import check_site, digest_weights, drop_orphans, find_needed_opset
 from onnxq.planner.sums import bind_sums, mend_sums
 from onnxq.sites import Edge, Role, Site, TensorId
@@ -56,7 +56,7 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     floats = tuple(anchors.node(name).name for name in plan.float_nodes)
     done = replace(
         plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
-        opset=max(plan.opset, find_needed_opset(sites, index)),
+        opset=max(plan.opset, find_needed_opset(sites)), precision=_move_types(plan.precision, anchors),
     )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
@@ -161,6 +161,14 @@ def _move_site(site: SitePlan, moved: Mapping[Site, Site], anchors: Anchors) -> 
         consumers=None if site.consumers is None else tuple(anchors.edge(edge) for edge in site.consumers),
         derived=None if derived is None else (moved.get(derived[0], derived[0]), moved.get(derived[1], derived[1])),
     )
+
+
+def _move_types(types: PrecisionPlan | None, anchors: Anchors) -> PrecisionPlan | None:
+    """The float types in this model's names."""
+    if types is None:
+        return None
+    kept = tuple(replace(one, node=anchors.node(one.node).name) for one in types.kept)
+    return replace(types, kept=kept, limited=tuple(anchors.edge(edge) for edge in types.limited))
 
 
 def _suggest_names(site: SitePlan, index: GraphIndex) -> str:

@@ -57,7 +57,7 @@ class Requests:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
         for rule in self.config.rules:
-            if any(self._selects(rule, role, tensor, node) for node in nodes):
+            if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
                 return Match(default if rule.set.float else rule.apply(default), rule)
         return Match(default)
@@ -73,6 +73,15 @@ class Requests:
         """The rule that keeps this node float, through itself or through a tensor it cannot do without."""
         rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
         return next((rule for rule in rules if rule is not None and rule.set.float), None)
+
+    def find_wide_rule(self, node: NodeRef) -> Rule | None:
+        """The rule that keeps this node in float32 beside narrower float types."""
+        for rule in self.config.rules:
+            role = rule.role[0] if rule.role else None
+            tensors = (TensorId(name) for name in (*node.inputs, *node.outputs) if name)
+            if rule.set.high_precision is not None and any(self._selects(rule, role, one, node) for one in tensors):
+                return rule
+        return None
 
     def is_forced(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]) -> bool:
         """True when a rule says `quantize: true` for this node."""

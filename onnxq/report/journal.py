@@ -5,8 +5,6 @@ from __future__ import annotations
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.report.terminal import format_seconds as duration
 
-_LEFT_OUT = "left out: the network computes in float16; quantize its float32 export for more accuracy"
-
 
 def describe_rewrite(report: PassReport) -> str:
     """A line for a rewrite that changed something."""
@@ -26,8 +24,6 @@ def _describe(report: PassReport) -> str:
         return ", ".join(part for part in (*report.changed[:1], change, figures) if part)
     if report.outcome is Outcome.NO_GAIN:
         return ": ".join(("nothing to gain", *report.changed[:1]))
-    if report.outcome is Outcome.HALF_PRECISION:
-        return _LEFT_OUT
     if report.outcome is Outcome.NOT_EQUIVALENT:
         return f"rolled back: it changed the float outputs, {change}"
     return f"rolled back: {figures}" if figures else "rolled back: a trial could not run"

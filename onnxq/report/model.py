@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
+from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
 DRIFT_DB = 3.0
@@ -123,6 +124,8 @@ class Report:
     sites: tuple[SiteLine, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     left_float: tuple[LeftFloat, ...] = ()
+    # The float types around the pairs; None: float32.
+    float_types: PrecisionPlan | None = None
     # Changes by preparation, a line each.
     rewrites: tuple[str, ...] = ()
     # The journal of accuracy passes: what each did, or why it was rolled back or left out.
@@ -151,7 +154,7 @@ class Report:
     def alarms(self) -> tuple[Caution, ...]:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
         found = []
-        if self.source_bytes and not self.pairs:
+        if self.source_bytes and not self.pairs and self.float_types is None:
             why = "what was refused or left float says why"
             found.append(Caution("W111", f"nothing was quantized: the result computes what the model did; {why}"))
         for check in self.checks:
@@ -166,7 +169,8 @@ class Report:
                     f"{_OTHERS.get(self.target, _OTHERS['ort'])}, or keep sensitive nodes float with a rule"
                 )
                 found.append(Caution("W108", text))
-            elif on < off - DRIFT_DB:
+            # Of float types around the pairs, ORT on the CPU computes what it has no kernels for in float32.
+            elif on < off - DRIFT_DB and self.float_types is None:
                 text = (
                     f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}"

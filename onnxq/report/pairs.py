@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.precision import format_precision
 from onnxq.report.sums import make_sums_tables, saturation_summary
 from onnxq.report.terminal import View, format_scale, format_warning, make_table, select_rows, show_result
 from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel
@@ -36,6 +37,7 @@ def inspection_json(found: Inspection) -> str:
             "pairs": [_to_plain_pair(pair) for pair in found.pairs],
             "operators": found.operators,
             "weights": found.weights,
+            "float_types": found.float_types,
         }
     )
 
@@ -73,6 +75,8 @@ def _make_parts(found: Inspection, view: View) -> Iterator[RenderableType]:
             yield Text(more, style="dim")
         yield Text("")
         yield Text(_count_widths(found))
+    if found.float_types is not None:
+        yield Text("\n".join(("", *format_precision(found.float_types, view.verbose))))
     if found.operators:
         yield Text("")
         yield _make_operators(found)

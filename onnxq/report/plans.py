@@ -9,6 +9,7 @@ from rich.text import Text
 
 from onnxq.plan import PlacementMethod, Plan, SitePlan, to_json
 from onnxq.report.model import SiteLine
+from onnxq.report.precision import format_precision
 from onnxq.report.summary import format_reasons, format_roles
 from onnxq.report.terminal import (
     View,
@@ -107,5 +108,7 @@ def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]
         yield "refused", Text("\n".join(format_reasons(plan.refusals, verbose)))
     if plan.left_float:
         yield "left float", Text("\n".join(format_reasons(plan.left_float, verbose)))
+    if plan.precision is not None:
+        yield "float types", Text("\n".join(format_precision(plan.precision, verbose)))
     if plan.data:
         yield "data", Text(plan.data)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from onnxq.report.document import report_json
 from onnxq.report.model import Report, group_reasons
+from onnxq.report.precision import format_precision
 from onnxq.report.promotions import make_promotion
 from onnxq.report.synthetic import SYNTHETIC, warn_synthetic
 from onnxq.report.terminal import (
@@ -103,6 +104,8 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
         yield "refused", Text("\n".join(format_reasons(report.refusals, verbose)))
     if report.left_float:
         yield "left float", Text("\n".join(format_reasons(report.left_float, verbose)))
+    if report.float_types is not None:
+        yield "float types", Text("\n".join(format_precision(report.float_types, verbose)))
     if report.data:
         yield "data", Text(report.data)
     if report.stages:
@@ -138,7 +141,7 @@ def _make_checks(report: Report) -> RenderableType:
         (
             check.worst[0],
             *(format_decibel(value) for value in check.sqnr_db),
-            *(f"{value:.5f}" for value in check.cosine),
+            *("n/a" if math.isnan(value) else f"{value:.5f}" for value in check.cosine),
             format_decibel(check.agreement_db),
         )
         for check in report.checks

@@ -1,5 +1,7 @@
 """Targets: the specs that each engine accepts, and where its pairs go."""
 
+from dataclasses import replace
+
 from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
@@ -18,8 +20,17 @@ from onnxq.targets.ort import ORT, ORT_WEIGHT_ONLY
 from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
 from onnxq.targets.virtual import VIRTUAL
 
+
+def _without_pairs(engine: Target) -> Target:
+    """The engine for mode `float`, which quantizes nothing."""
+    return replace(engine, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs=False, quantizes_alone=False)
+
+
 # By name and mode of quantization.
 TARGETS: dict[tuple[str, str], Target] = {
+    ("ort", "float"): _without_pairs(ORT),
+    ("trt", "float"): _without_pairs(TRT),
+    ("virtual", "float"): _without_pairs(VIRTUAL),
     ("ort", "static"): ORT,
     ("ort", "weight-only"): ORT_WEIGHT_ONLY,
     ("trt", "static"): TRT,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.graph import Graph, NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 Shape = tuple[int, ...]
 Shapes = Mapping[TensorId, Shape]
@@ -154,6 +154,11 @@ class Capability:
     warning: str = ""
 
 
+def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:
+    """ "": there is a kernel for every float type."""
+    return ""
+
+
 def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
     """None: every kernel adds in 32 bits."""
     return None
@@ -176,8 +181,10 @@ class Target:
     quantizes_alone: bool = True
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.
     times_itself: bool = True
-    # It computes float16, so that a float16 model keeps its types; else it is planned and written in float32.
-    half: bool = False
+    # The float type of what is not quantized, where the configuration names none.
+    high_precision: FloatType = FloatType.FLOAT32
+    # Why a node has no kernel in a narrow float type; "" where it has.
+    refuse_narrow: Callable[[Candidate, FloatType], str] = _refuse_nothing
     # The engine refuses or misreads specs outside the tables, so that plans are checked site by site.
     strict: bool = False
     # Operators without a quantized kernel in any placement, and those with a slower one: each with the reason.

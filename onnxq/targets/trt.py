@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from onnxq.sites import Role
-from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
 from onnxq.targets.surroundings import (
     find_attention,
@@ -25,6 +25,7 @@ from onnxq.targets.surroundings import (
     list_computed_inputs,
     multiplies_activations,
 )
+from onnxq.targets.trt_floats import refuse_narrow
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -285,7 +286,8 @@ TRT = Target(
     int32_bias=False,
     quantizes_alone=False,
     times_itself=False,
-    half=True,
+    high_precision=FloatType.FLOAT16,
+    refuse_narrow=refuse_narrow,
     strict=True,
     no_kernel=_NO_KERNEL,
 )

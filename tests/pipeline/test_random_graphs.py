@@ -242,8 +242,9 @@ def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> 
     for check in result.report.checks:
         off, on = check.sqnr_db
         assert off > FLOOR_DB, check
-        assert not alike or on > FLOOR_DB, check
-        assert not alike or check.agreement_db > min(40.0, off - 3.0), check
+        # In float16 around the pairs ORT's optimizations say nothing.
+        assert not alike or not check.optimized or on > FLOOR_DB, check
+        assert not alike or not check.optimized or check.agreement_db > min(40.0, off - 3.0), check
     plan = from_json(to_json(result.plan))
     again = onnxq.apply(proto, plan, config=config, overrides={"latency": False})
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)

@@ -201,10 +201,18 @@ def test_attention_stays_float_unless_forced() -> None:
 
 
 def test_attention_is_quantized_where_it_keeps_the_answers() -> None:
-    result = attention(load_config(CONFIG, {"attention": "auto"}))
+    result = attention(load_config(CONFIG, {"attention": "auto", "high_precision": "float32"}))
     assert result.plan.quantizes_attention
     assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
     assert "attention quantized" in result.report.placement
+
+
+def test_attention_stays_float_beside_float16_unless_it_loses_next_to_nothing() -> None:
+    """There it is one kernel as well: integers save none."""
+    result = attention(load_config(CONFIG, {"attention": "auto"}))
+    assert result.plan.attention is not None
+    assert result.plan.attention.kind is AttentionKind.FLOAT
+    assert "more than 0.1 dB" in result.report.left_float[0].reason
 
 
 def test_attention_stays_float_where_it_does_not() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import onnx
 
-from onnxq.emit import emit_pairs, replace_biases
+from onnxq.emit import emit_pairs, emit_types, replace_biases
 from onnxq.graph import ModelLike, ensure_opset, verify_graph
-from onnxq.graph.half import restore_half
+from onnxq.graph.precision.narrow import write_types
+from onnxq.graph.precision.widen import restore_stored
 from onnxq.passes.assembly.guards import guard_float
 from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.sites import Role
+from onnxq.spec import FloatType
 from onnxq.targets import find_target
 
 
@@ -21,14 +23,39 @@ def write_pairs(state: State, plan: Plan) -> ModelLike:
 
 
 def build_quantized(state: State, plan: Plan) -> ModelLike:
-    """Write the plan's pairs, with the nodes that the target needs around them, and check that the graph is legal."""
+    """Write the plan's pairs, with the nodes that the target needs around them, and check that the graph is legal.
+
+    All floats are float32, inputs and outputs too: for trials and times in ONNX Runtime.
+    """
+    proto = _as_declared(_write_all(state, plan), state.named)
+    verify_graph(proto, kept=plan.kept)
+    return proto
+
+
+def build_file(state: State, plan: Plan) -> ModelLike:
+    """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked."""
+    proto = restore_stored(emit_types(_write_all(state, plan), plan, state.types), state.types.stored)
+    proto = _as_declared(proto, state.named)
+    verify_graph(proto, kept=plan.kept)
+    return proto
+
+
+def _write_all(state: State, plan: Plan) -> ModelLike:
     proto = _with_biases(state, plan)
     if find_target(plan.target).quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
-    proto = guard_float(emit_pairs(proto, plan), plan.float_nodes)
-    proto = _as_declared(restore_half(proto, state.named), state.named)
-    verify_graph(proto, kept=plan.kept)
-    return proto
+    return guard_float(emit_pairs(proto, plan), plan.float_nodes)
+
+
+def give_types(state: State, model: ModelLike) -> ModelLike:
+    """The float32 model with inputs and outputs as a person's function expects them: in the types that it came in.
+
+    Those of a bfloat16 model stay float32: ONNX Runtime takes no bfloat16 from numpy.
+    """
+    types = state.types
+    if not types.interface or types.computes == FloatType.BFLOAT16.onnx_type:
+        return model
+    return write_types(model, types.computes, None, interface=types.interface)
 
 
 def _with_biases(state: State, plan: Plan) -> ModelLike:

@@ -7,15 +7,19 @@ from dataclasses import replace
 
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
+from onnxq.passes.mixed_precision.float_types import find_high_precision
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import State
 from onnxq.plan import AttentionChoice, AttentionKind, Plan
+from onnxq.spec import FloatType
 from onnxq.targets import find_target
 
 NAME, AGAIN = "attention", "attention_after_rounding"
 
 # What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
 _MAY_COST_DB = 1.0
+# The same where attention in float is one kernel too: next to nothing.
+_NARROW_COST_DB = 0.1
 # Above this a loss changes no answers: every model kept its metric there.
 _GOOD_DB = 25.0
 
@@ -39,10 +43,10 @@ def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     both = {"quantized": whole, "float": plain}
     found = {name: judge.measure(state, plan, progress=ctx.progress) for name, plan in both.items()}
     worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
-    kept = [
-        b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)
-        for a, b in zip(found["float"], found["quantized"], strict=True)
-    ]
+    # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
+    narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
+    cost, good = (_NARROW_COST_DB, math.inf) if narrow else (_MAY_COST_DB, _GOOD_DB)
+    kept = [b.sqnr_db >= min(a.sqnr_db - cost, good) for a, b in zip(found["float"], found["quantized"], strict=True)]
     count = len(judge.samples)
     choice = AttentionChoice(
         kind=AttentionKind.FLOAT,
@@ -54,7 +58,7 @@ def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         plan = replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
         return replace(state, plan=plan), PassReport(NAME, ("quantized",))
     reason = (
-        f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({worst['quantized']:.1f} dB "
+        f"attention stays float: quantized it costs more than {cost:g} dB ({worst['quantized']:.1f} dB "
         f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
     )
     # The person reads why these stay float, and not that their rules are off.

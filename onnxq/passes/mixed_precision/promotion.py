@@ -19,8 +19,7 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.metric import Metric
 from onnxq.evaluation.toggled import ToggledModel, measure_settings, toggle_model
-from onnxq.graph.half import computes_in_half
-from onnxq.passes.assembly.model import build_quantized, write_pairs
+from onnxq.passes.assembly.model import build_quantized, give_types, write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
 from onnxq.passes.mixed_precision.attention import has_attention_rules
@@ -153,7 +152,7 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
     ctx, state = search.ctx, search.state
     optimize, threads = find_target(search.plan.target).times_itself, ctx.config.verify.threads
     with ctx.progress(f"running {metric.name} on the float model"):
-        float_value = metric(state.named, optimize=optimize, threads=threads)
+        float_value = metric(give_types(state, state.named), optimize=optimize, threads=threads)
     least = request.max_drop.least(float_value)
     values: dict[int, float] = {}
     steps: list[_Step] = []
@@ -163,7 +162,7 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
         if count not in values:
             with ctx.progress(f"running {metric.name} with {count} promoted"):
                 model = build_quantized(state, search.finished(steps[count - 1].keys if count else frozenset()))
-                values[count] = metric(model, optimize=optimize, threads=threads)
+                values[count] = metric(give_types(state, model), optimize=optimize, threads=threads)
         return values[count]
 
     # A metric may take minutes, so it is asked as seldom as can be: by doubling, then by halving what lies between.
@@ -343,15 +342,7 @@ def _score(gain: float, operators: tuple[str, ...]) -> float:
 def _may_promote(ctx: RunContext, state: State) -> bool:
     """True where a request asks for it; without one only from balanced effort on, and on real samples."""
     asked = ctx.request.asked
-    if not state.planned.sites or (not asked and (ctx.config.effort == "fast" or ctx.data.synthetic)):
-        return False
-    if not computes_in_half(state.model):
-        return True
-    if asked:
-        raise ConfigError(
-            "min_sqnr, metric", "the network computes in float16, where pairs cannot be switched one by one",
-            "quantize its float32 export", code="Q308")  # fmt: skip
-    return False
+    return bool(state.planned.sites) and (asked or (ctx.config.effort != "fast" and not ctx.data.synthetic))
 
 
 def _was_promoted(ctx: RunContext, state: State) -> bool:

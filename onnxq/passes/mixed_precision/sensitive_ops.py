@@ -14,7 +14,6 @@ from dataclasses import replace
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
-from onnxq.graph.half import computes_in_half
 from onnxq.passes.assembly.model import write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
@@ -105,8 +104,8 @@ def _find_loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Swi
 
 
 def _may_exclude(ctx: RunContext, state: State) -> bool:
-    """True for 8-bit plans of float32 networks; attention, where it is to be tried, is noise that may still go."""
-    if state.plain is not None or ctx.data.synthetic or computes_in_half(state.model):
+    """True for 8-bit plans; attention, where it is to be tried, is noise that may still go."""
+    if state.plain is not None or ctx.data.synthetic:
         return False
     pairs = any(site.role in (Role.ACTIVATION, Role.OUTPUT) for site in state.planned.sites)
     return pairs and has_whole_bytes(state.planned)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxq.passes.base import Pass, RunContext, Stage, Trial
+from onnxq.passes.base import Pass, RunContext, Stage, Trial, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import ignore_rounding
 from onnxq.passes.observed import MEASURED, list_replaced
-from onnxq.passes.precision import needs_float32
 from onnxq.passes.ranges.search import choose_ranges
 from onnxq.passes.rounding.samples import take_enough
 from onnxq.passes.state import State
@@ -41,6 +40,6 @@ _TRIAL = Trial(
 RANGES: tuple[Pass, ...] = (
     Pass(
         NAME, Stage.REFINE, improve_ranges, "choosing ranges", 0.3,
-        applies=needs_float32, trial=_TRIAL,
+        applies=has_real_samples, trial=_TRIAL,
     ),
 )  # fmt: skip

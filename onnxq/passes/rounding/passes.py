@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxq.graph import GraphIndex, attach_weights, ensure_opset
-from onnxq.passes.base import Pass, RunContext, Stage, Trial
+from onnxq.passes.base import Pass, RunContext, Stage, Trial, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.observed import list_replaced
-from onnxq.passes.precision import needs_float32
 from onnxq.passes.rounding.external import apply_rounding, list_rounders
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
@@ -182,7 +181,7 @@ def _was_rounded(ctx: RunContext, state: State) -> bool:
 ROUNDING: tuple[Pass, ...] = (
     Pass(
         NAME, Stage.REFINE, round_weights, "rounding weights", 0.6,
-        applies=needs_float32, trial=_JUDGED, retry=round_segments,
+        applies=has_real_samples, trial=_JUDGED, retry=round_segments,
     ),
     Pass(
         SEARCH, Stage.REFINE, search_longer, "searching longer for values of few bits", 0.6,

@@ -1,4 +1,4 @@
-"""float16 models: same answers computed in float32, same interface, and no growth of what stays float."""
+"""float16 models: the same network in float32, types remembered, and no growth of what stays float."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.graph import name_nodes
-from onnxq.graph.half import computes_in_half, restore_half, widen_half
+from onnxq.graph.precision.narrow import write_types
+from onnxq.graph.precision.widen import read_types, restore_stored, widen_model
 
 
 def half_model() -> onnx.ModelProto:
@@ -42,38 +43,50 @@ def half_model() -> onnx.ModelProto:
     return name_nodes(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]))
 
 
-def run(model: onnx.ModelProto, flag: bool) -> np.ndarray:
+def run(model: onnx.ModelProto, flag: bool, dtype: type = np.float32) -> np.ndarray:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float16)
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float16).astype(dtype)
     found: np.ndarray = session.run(None, {"x": x, "flag": np.array(flag)})[0]
     return found
 
 
-def test_widened_model_keeps_interface_and_answers() -> None:
+def test_widened_model_gives_the_same_answers() -> None:
     model = half_model()
     before = model.SerializeToString(deterministic=True)
-    wide = widen_half(model)
+    wide = widen_model(model)
     onnx.checker.check_model(wide, full_check=True)
     assert model.SerializeToString(deterministic=True) == before
-    assert [v.name for v in wide.graph.input] == ["x", "flag"]
-    assert wide.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
-    assert wide.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+    assert wide.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
     for flag in (True, False):
-        got, want = run(wide, flag), run(model, flag)
-        assert got.dtype == np.float16
-        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=4e-3, atol=4e-2)
+        got, want = run(wide, flag), run(model, flag, np.float16)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, want.astype(np.float32), rtol=4e-3, atol=4e-2)
+
+
+def test_types_are_remembered_and_given_back() -> None:
+    model = half_model()
+    types = read_types(model)
+    assert types.computes == TensorProto.FLOAT16
+    assert types.interface == {"x": TensorProto.FLOAT16, "y": TensorProto.FLOAT16}
+    back = write_types(widen_model(model), types.computes, None, interface=types.interface)
+    assert back.graph.input == model.graph.input
+    assert back.graph.output == model.graph.output
+    assert [node.name for node in back.graph.node if node.op_type == "Cast"] == ["x/Cast", "y/Cast"]
+    for flag in (True, False):
+        assert run(back, flag, np.float16).dtype == np.float16
 
 
 def test_only_models_that_compute_in_half_are_meant() -> None:
     model = half_model()
-    assert computes_in_half(model)
-    assert not computes_in_half(name_nodes(widen_half(model)))
+    assert not read_types(name_nodes(widen_model(model))).computes
+    del model.graph.node[:]
+    assert not read_types(model).computes
 
 
 def test_what_stays_float_goes_back_to_half() -> None:
     model = half_model()
-    wide = widen_half(model)
-    back = restore_half(wide, model)
+    wide = widen_model(model)
+    back = restore_stored(wide, read_types(model).stored)
     onnx.checker.check_model(back, full_check=True)
     assert back.ByteSize() < wide.ByteSize() * 0.6
     types = {t.name: t.data_type for t in back.graph.initializer}
@@ -84,7 +97,22 @@ def test_what_stays_float_goes_back_to_half() -> None:
 
 def test_changed_weights_stay_as_they_are() -> None:
     model = half_model()
-    wide = widen_half(model)
+    wide = widen_model(model)
     weight = next(t for t in wide.graph.initializer if t.name == "w")
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.0001), "w"))
-    assert restore_half(wide, model).SerializeToString() == wide.SerializeToString()
+    assert restore_stored(wide, read_types(model).stored).SerializeToString() == wide.SerializeToString()
+
+
+def test_operators_of_other_domains_keep_their_types() -> None:
+    """A custom operator may know float16 alone: it reads and writes that, whatever is around it."""
+    text = """<ir_version: 9, opset_import: ["" : 19, "mine" : 1]>
+    g (float16[2,2] x) => (float16[2,2] y) <float16[2,2] h> {
+        a = MatMul(x, x)
+        h = mine.Swell(a)
+        y = MatMul(h, h)
+    }"""
+    wide = widen_model(name_nodes(onnx.parser.parse_model(text)))
+    nodes = {node.name: node for node in wide.graph.node}
+    assert [node.op_type for node in wide.graph.node] == ["MatMul", "Cast", "Swell", "Cast", "MatMul"]
+    assert nodes["h/Swell"].input[0] == "h/Swell/in0/float16"
+    assert nodes["y/MatMul"].input[0] == "h"

@@ -1,0 +1,175 @@
+"""Range and errors of every tensor of a float32 network, were it to compute in a narrow float type.
+
+Beside each node of the float32 network stands a twin that reads the same tensors rounded to the narrow type. What it
+makes differs by the errors that rounding its inputs causes there: cancellation, a constant that vanishes, an overflow.
+All of it is reduced to a few numbers in the run itself, so that no tensor is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.graph.light import WeightStore, bare_proto, copy_store, rebuild
+from onnxq.graph.names import choose_name, list_names
+from onnxq.graph.precision.binding import CONTROL, DEQUANTIZE, MOVES, QUANTIZE, is_float32
+from onnxq.graph.precision.narrow import make_cast
+from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.values import encode_tensor
+from onnxq.planner import TensorErrors
+from onnxq.progress import Progress, count_items, silent
+from onnxq.runtime import Feeds, Session, tap_tensors
+from onnxq.sites import TensorId
+from onnxq.spec import FloatType
+
+# Constants of the twins.
+_ONE, _ZERO = "onnxq/one", "onnxq/zero"
+_FLOAT = int(TensorProto.FLOAT)
+# They are others in every run.
+_RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout"})
+# No twin: these have no arithmetic, or none of their own.
+_WITHOUT = MOVES | _RANDOM | {QUANTIZE, DEQUANTIZE, "Constant", "ConstantOfShape"}
+
+
+def measure_float_errors(
+    model: ModelLike, kind: FloatType, samples: Iterable[Feeds], *, progress: Progress = silent
+) -> dict[TensorId, TensorErrors]:
+    """Range and errors of every float32 tensor that samples reached, constants left out.
+
+    model: float32, with inferred types. kind: the narrow type. Raises ModelError and DataError from the runs.
+    """
+    writer = _TwinWriter(get_index(model), kind.onnx_type, copy_store(model), list_names(bare_proto(model)))
+    tapped = tap_tensors(writer.write(model), writer.stats.values(), only=True)
+    if not tapped.outputs:
+        return {}
+    session = Session(tapped.proto, optimize=False, arena=False)
+    sums: dict[TensorId, TensorErrors] = {}
+    with progress("measuring float errors") as task:
+        for feeds in count_items(samples, task):
+            values = session.run(feeds)
+            for tensor, stat in writer.stats.items():
+                found = values.get(tapped.outputs.get(stat, ""))
+                if found is not None and found.size:
+                    sums[tensor] = _add_errors(sums.get(tensor), found.reshape(-1, _COUNT).astype(np.float64))
+    return sums
+
+
+# Numbers of each tensor: lowest, highest, power, errors by its rounded inputs and by its own rounding, elements of
+# what was read for each of its own.
+_COUNT = 6
+
+
+def _add_errors(before: TensorErrors | None, rows: NDArray[np.float64]) -> TensorErrors:
+    """The errors with those of one run, which may have run the node several times."""
+    # Where a twin overflows, its error is inf or NaN.
+    power, inside, own = (float(np.nan_to_num(rows[:, k], nan=np.inf).sum()) for k in (2, 3, 4))
+    low, high, count = float(rows[:, 0].min()), float(rows[:, 1].max()), float(rows[:, 5].max())
+    if before is not None:
+        low, high, count = min(low, before.low), max(high, before.high), max(count, before.count)
+        power, inside, own = power + before.power, inside + before.inputs_noise, own + before.own_noise
+    return TensorErrors(low=low, high=high, power=power, inputs_noise=inside, own_noise=own, count=count)
+
+
+@dataclass(eq=False)
+class _TwinWriter:
+    """Adds twins and their sums to a copy of a model.
+
+    stats: the tensor that holds the numbers of each tensor. rounded: the rounded tensor, by the scope that reads it.
+    """
+
+    index: GraphIndex
+    narrow: int
+    store: WeightStore | None
+    taken: set[str]
+    stats: dict[TensorId, TensorId] = field(default_factory=dict)
+    rounded: dict[tuple[str, TensorId], str] = field(default_factory=dict)
+    nodes: list[NodeProto] = field(default_factory=list)
+
+    def write(self, model: ModelLike) -> ModelLike:
+        """The model with twins in all scopes."""
+        out = ModelProto()
+        out.CopyFrom(bare_proto(model))
+        self.taken.update((_ONE, _ZERO))
+        out.graph.initializer.append(encode_tensor(_ONE, np.array([1], np.int64)))
+        out.graph.initializer.append(encode_tensor(_ZERO, np.zeros(1, np.float32)))
+        for scope, graph in walk_graphs(out.graph):
+            self.nodes = []
+            for value in self.index.inputs if not scope else ():
+                self._add_sums(graph, scope, value.name)
+            for node in graph.node:
+                self.nodes.append(node)
+                self._add_twin(out.graph, graph, scope, node)
+            kept = [NodeProto.FromString(node.SerializeToString()) for node in self.nodes]
+            del graph.node[:]
+            graph.node.extend(kept)
+        return rebuild(model, out, self.store)
+
+    def _add_twin(self, main: GraphProto, graph: GraphProto, scope: str, node: NodeProto) -> None:
+        floats = [name for name in node.output if name and is_float32(self.index, TensorId(name, scope))]
+        if not floats or node.domain or node.op_type in (*CONTROL, "Constant"):
+            return
+        moved = node.op_type in MOVES
+        twin = NodeProto()
+        twin.CopyFrom(node)
+        if node.op_type not in _WITHOUT:
+            twin.input[:] = [self._round(main, scope, name) for name in node.input]
+        if twin.input[:] != node.input[:]:
+            twin.name = choose_name(f"{node.name}/twin", self.taken)
+            twin.output[:] = [choose_name(f"{name}/twin", self.taken) if name else "" for name in node.output]
+            self.nodes.append(twin)
+        for name, other in zip(node.output, twin.output, strict=True):
+            if name in floats:
+                read = node.input[0] if node.input else ""
+                self._add_sums(graph, scope, name, "" if other == name else other, read, moved=moved)
+
+    def _round(self, main: GraphProto, scope: str, name: str) -> str:
+        """The tensor rounded to the narrow type, as this scope reads it."""
+        held = self.index.resolve(name, scope) if name else None
+        if held is None or not is_float32(self.index, held):
+            return name
+        value = self.index.constant(held)
+        key = ("" if value is not None else scope), held
+        if key not in self.rounded:
+            made = self.rounded[key] = choose_name(f"{name}/rounded", self.taken)
+            if value is not None:
+                with np.errstate(over="ignore", under="ignore"):
+                    narrow = value.astype(helper.tensor_dtype_to_np_dtype(self.narrow))
+                main.initializer.append(encode_tensor(made, narrow.astype(np.float32), store=self.store))
+            else:
+                between = choose_name(f"{made}/narrow", self.taken)
+                self.nodes.append(make_cast(name, between, self.narrow, choose_name(f"{made}/down", self.taken)))
+                self.nodes.append(make_cast(between, made, _FLOAT, choose_name(f"{made}/up", self.taken)))
+        return self.rounded[key]
+
+    def _add_sums(
+        self, graph: GraphProto, scope: str, name: str, twin: str = "", read: str = "", *, moved: bool = False
+    ) -> None:
+        """Append the nodes that reduce a tensor and its twin to numbers. moved: its values are those of another."""
+        if not is_float32(self.index, TensorId(name, scope)):
+            return
+        base = choose_name(f"{name}/errors", self.taken)
+
+        def add(op_type: str, *inputs: str, **attributes: Any) -> str:
+            made = choose_name(f"{base}/{op_type}", self.taken)
+            self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, **attributes))
+            return made
+
+        def sum_squares(other: str = "") -> str:
+            return add("ReduceSumSquare", add("Sub", name, other) if other else name, keepdims=0)
+
+        parts = [add("ReduceMin", name, keepdims=0), add("ReduceMax", name, keepdims=0)]
+        if not moved:
+            own = self._round(graph, scope, name)
+            parts += [sum_squares(), sum_squares(twin) if twin else _ZERO, sum_squares(own)]
+            parts.append(add("Div", *(add("Cast", add("Size", one), to=_FLOAT) for one in (read or name, name))))
+        parts = [part if part == _ZERO else add("Reshape", part, _ONE) for part in parts]
+        parts += [_ZERO] * (_COUNT - len(parts))
+        self.nodes.append(helper.make_node("Concat", parts, [base], name=base, axis=0))
+        graph.value_info.append(helper.make_tensor_value_info(base, TensorProto.FLOAT, [_COUNT]))
+        self.stats[TensorId(name, scope)] = TensorId(base, scope)

@@ -1,0 +1,213 @@
+"""float16 and bfloat16 models computed in float32, which is exact where they are and needs no kernels of their types.
+
+Loading makes a float32 network of such a model, inputs and outputs included, and remembers the types, which the
+finished file gets back. ORT's CPU provider computes float16 node by node in float32 itself, has no bfloat16, and fuses
+no quantized kernel between the Casts that it puts in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from onnxq.graph.index import GraphIndex, get_index
+from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild
+from onnxq.graph.names import choose_name, list_names
+from onnxq.graph.precision.narrow import FLOAT, TYPE_NAMES, make_cast
+from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.values import decode_tensor, encode_tensor
+from onnxq.sites import TensorId
+
+NARROW = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
+# They read tables stored in a narrow type, for networks that compute in float32.
+_READING = frozenset({"Cast", "Constant", "Gather", "Identity", "Reshape", "Shape", "Transpose"})
+# Domains whose operators compute in float32 as well. Those of others may know the one type that they read.
+KNOWN = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+# Elements. Below this a Cast costs more in the file than it saves.
+_WORTH = 1024
+
+
+@dataclass(frozen=True)
+class SourceTypes:
+    """The narrow float types of a model as it was loaded, by onnx.TensorProto number.
+
+    computes: the type that it computes in; 0 for float32. interface: the types of its narrow inputs and outputs, where
+    it computes in one. stored: float32 tensors -> the name and type of the narrow initializer that each comes from.
+    """
+
+    computes: int = 0
+    interface: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+def read_types(model: ModelLike) -> SourceTypes:
+    """The narrow types of a model whose nodes are named and whose functions are inlined."""
+    computes = _find_compute_type(model)
+    values = (*model.graph.input, *model.graph.output)
+    narrow = {value.name: int(value.type.tensor_type.elem_type) for value in values}
+    interface = {name: kind for name, kind in narrow.items() if kind in NARROW} if computes else {}
+    return SourceTypes(computes, interface, _map_stored(model))
+
+
+def is_narrow(dtype: np.dtype[Any]) -> bool:
+    """True for numpy's float16, and for bfloat16."""
+    return any(dtype == onnx.helper.tensor_dtype_to_np_dtype(kind) for kind in NARROW)
+
+
+def _find_compute_type(model: ModelLike) -> int:
+    """The narrow type that the first node to compute in one reads, as declared or inferred; 0 without one."""
+    if not _mentions_narrow(bare_proto(model)):
+        return 0
+    index = get_index(infer_shapes(model))
+    for node in index.nodes:
+        for k in range(len(node.inputs)) if node.op_type not in _READING else ():
+            tensor = index.input(node, k)
+            if tensor is not None and index.dtype(tensor) in NARROW:
+                return index.dtype(tensor)
+    return 0
+
+
+def _mentions_narrow(proto: ModelProto) -> bool:
+    """True where anything in the model has a narrow type, so that a closer look is worth its time."""
+    values = (*proto.graph.input, *proto.graph.output)
+    if any(value.type.tensor_type.elem_type in NARROW for value in values):
+        return True
+    for _, graph in walk_graphs(proto.graph):
+        if any(tensor.data_type in NARROW for tensor in graph.initializer):
+            return True
+        for node in graph.node:
+            if any(attr.t.data_type in NARROW or attr.i in NARROW for attr in node.attribute):
+                return True
+    return False
+
+
+def widen_model(model: M) -> M:
+    """A copy that has float32 wherever `model` has float16 or bfloat16, inputs and outputs included.
+
+    Operators of other domains keep their types, with Casts named `<node>/in<k>/Cast` around them.
+    """
+    out, store = ModelProto(), copy_store(model)
+    out.CopyFrom(bare_proto(model))
+    for scope, graph in walk_graphs(out.graph):
+        for tensor in graph.initializer:
+            _widen_tensor(tensor, store if not scope else None)
+        for sparse in graph.sparse_initializer:
+            _widen_tensor(sparse.values)
+        for node in graph.node:
+            _widen_node(node)
+        _widen_values((*graph.input, *graph.output, *graph.value_info))
+    others = {node.domain for _, graph in walk_graphs(out.graph) for node in graph.node} - KNOWN
+    if others:
+        _keep_types(out, get_index(infer_shapes(model)))
+    return rebuild(model, out, store)
+
+
+def _widen_tensor(tensor: TensorProto, store: WeightStore | None = None) -> None:
+    if tensor.data_type in NARROW:
+        wide = encode_tensor(tensor.name, decode_tensor(tensor, store).astype(np.float32), store=store)
+        wide.metadata_props.extend(tensor.metadata_props)
+        tensor.CopyFrom(wide)
+
+
+def _widen_node(node: NodeProto) -> None:
+    attr: AttributeProto
+    for attr in node.attribute:
+        if attr.type == AttributeProto.TENSOR:
+            _widen_tensor(attr.t)
+        elif attr.name in ("to", "dtype", "output_dtype") and attr.i in NARROW:
+            attr.i = FLOAT
+
+
+def _widen_values(values: Iterable[ValueInfoProto]) -> None:
+    for value in values:
+        if value.type.tensor_type.elem_type in NARROW:
+            value.type.tensor_type.elem_type = FLOAT
+
+
+def _keep_types(out: ModelProto, before: GraphIndex) -> None:
+    """Casts around the operators of other domains, in place."""
+    taken = list_names(out)
+    for scope, graph in walk_graphs(out.graph):
+        nodes: list[NodeProto] = []
+        for node in graph.node:
+            tails = _keep_node(node, scope, before, taken, nodes) if node.domain not in KNOWN else []
+            nodes += [node, *tails]
+        kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def _keep_node(
+    node: NodeProto, scope: str, before: GraphIndex, taken: set[str], heads: list[NodeProto]
+) -> list[NodeProto]:
+    """Let one node read and write the types it had. Casts in front go to `heads`; those behind are returned."""
+    read = [before.resolve(name, scope) if name else None for name in node.input]
+    kinds = [0 if one is None else before.dtype(one) for one in read]
+    for k, kind in enumerate(kinds):
+        if kind in NARROW:
+            made = choose_name(f"{node.name}/in{k}/{TYPE_NAMES[kind]}", taken)
+            heads.append(make_cast(node.input[k], made, kind, choose_name(f"{node.name}/in{k}/Cast", taken)))
+            node.input[k] = made
+    tails = []
+    for k, name in enumerate(node.output):
+        # Without a declared type, most operators write what they read.
+        kind = before.dtype(TensorId(name, scope)) or max(kinds, default=0)
+        if name and kind in NARROW:
+            made = choose_name(f"{node.name}/out{k}/{TYPE_NAMES[kind]}", taken)
+            tails.append(make_cast(made, name, FLOAT, choose_name(f"{node.name}/out{k}/Cast", taken)))
+            node.output[k] = made
+    return tails
+
+
+def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
+    """Store float32 initializers in the narrow type they came in, behind a Cast, where the values are the same.
+
+    Only the main graph's larger initializers: a quantized model must not grow by the weights that stayed float.
+    ORT folds such a Cast when it loads the model.
+    """
+    if not stored:
+        return model
+    out, store = ModelProto(), copy_store(model)
+    out.CopyFrom(bare_proto(model))
+    graph = out.graph
+    taken = {name for _, inner in walk_graphs(graph) for node in inner.node for name in (*node.output, node.name)}
+    taken |= {tensor.name for _, inner in walk_graphs(graph) for tensor in inner.initializer}
+    casts: list[NodeProto] = []
+    for tensor in graph.initializer:
+        source, kind = stored.get(tensor.name, ("", 0))
+        if not source or tensor.data_type != FLOAT or np.prod(tensor.dims, dtype=np.int64) < _WORTH:
+            continue
+        wide = decode_tensor(tensor, store)
+        narrow = wide.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        if not np.array_equal(narrow.astype(np.float32), wide):
+            continue
+        name = tensor.name
+        held = choose_name(source if source != name else f"{name}/{TYPE_NAMES[kind]}", taken)
+        tensor.CopyFrom(encode_tensor(held, narrow, kind, store=store))
+        casts.append(make_cast(held, name, FLOAT, choose_name(f"{name}/Cast", taken)))
+    if casts:
+        kept = [NodeProto.FromString(node.SerializeToString()) for node in (*casts, *graph.node)]
+        del graph.node[:]
+        graph.node.extend(kept)
+    return rebuild(model, out, store)
+
+
+def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:
+    """Map float32 tensors to the narrow initializer each comes from: itself, or the one a Cast reads."""
+    narrow = {tensor.name: tensor.data_type for tensor in original.graph.initializer if tensor.data_type in NARROW}
+    found = {name: (name, kind) for name, kind in narrow.items()}
+    index = get_index(original)
+    for node in index.nodes:
+        kind = index.dtype(TensorId(node.outputs[0], node.scope)) if node.op_type == "Constant" else 0
+        if kind in NARROW:
+            narrow[node.outputs[0]] = kind
+            found[node.outputs[0]] = node.outputs[0], kind
+        if node.op_type == "Cast" and not node.scope and node.inputs[0] in narrow:
+            found[node.outputs[0]] = node.inputs[0], narrow[node.inputs[0]]
+    return found

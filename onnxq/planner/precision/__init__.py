@@ -1,0 +1,1 @@
+"""Float types around the pairs."""

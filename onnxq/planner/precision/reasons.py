@@ -1,0 +1,241 @@
+"""Nodes with a reason to compute in float32 beside others that do not: by type, engine, rule, or what samples show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxq.graph import NodeRef
+from onnxq.graph.precision.binding import Binding, is_float32
+from onnxq.graph.precision.narrow import holds_scale
+from onnxq.plan import KeepReason, KeptFloat32
+from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import FloatType
+from onnxq.targets import Candidate
+
+# Other samples may have values so many times as large as those that were measured.
+MARGIN = 4.0
+# A node that loses so many dB beside the type's own rounding, 74 dB for 11 digits, computes something else in it: those
+# of six networks lose 18 at most.
+_LOSS_DB = 28.0
+# Of a value that is anywhere between two levels: 6.02 dB a digit and this.
+_DITHER_DB = 7.8
+_DIGITS = {FloatType.FLOAT16: 11, FloatType.BFLOAT16: 8}
+# Their sums may leave the type where their results do not: mean times count, and the square of a norm.
+_MEANS = frozenset({"ReduceMean", "GlobalAveragePool", "AveragePool", "Mean"})
+# A mask keeps its meaning through these, on its way to a Softmax.
+_PASSING = frozenset(
+    {"Add", "Where", "Reshape", "Transpose", "Expand", "Unsqueeze", "Squeeze", "Slice", "Concat", "Identity", "Gather",
+     "Tile", "Flatten", "Cast", "Split"}
+)  # fmt: skip
+# Exact functions of whole numbers, which positions are computed by.
+_COUNTING = frozenset({"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Min", "Max", "Clip", "Mod", "Cast"})
+# What an epsilon is added for.
+_DIVIDING = frozenset({"Sqrt", "Reciprocal", "Div", "Log", "Pow", "Max", "Clip", "Expand", "Identity", "Unsqueeze"})
+# Share of the smallest normal number that rounds to 0.
+_ZERO = 2.0**-11
+_TABLES = ("Gather", "GatherElements", "GatherND")
+
+
+@dataclass(eq=False)
+class ReasonSearch:
+    """Nodes that have a reason to compute in float32; of several reasons the first one found holds."""
+
+    problem: PrecisionProblem
+    kept: dict[str, KeptFloat32] = field(default_factory=dict)
+    masks: dict[TensorId, bool] = field(default_factory=dict)
+
+    def find_kept(self) -> dict[str, KeptFloat32]:
+        """All such nodes, with the reason of each."""
+        for name, binding in self.problem.bindings.items():
+            node = self.problem.index.node(name)
+            self._check_operator(node, binding)
+        self._check_shapes()
+        for name in self.problem.bindings:
+            self._check_constants(self.problem.index.node(name))
+            self._check_vanishing(self.problem.index.node(name))
+        for tensor, errors in self.problem.errors.items():
+            self._check_tensor(tensor, errors)
+        for tensor, errors in self.problem.errors.items():
+            self._check_inputs(tensor, errors)
+        self._check_scales()
+        self._check_unseen()
+        return self.kept
+
+    def _keep(self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = "") -> None:
+        if name in self.problem.bindings and name not in self.kept:
+            self.kept[name] = KeptFloat32(node=name, reason=reason, figure=float(f"{figure:.3g}"), detail=detail)
+
+    def _check_operator(self, node: NodeRef, binding: Binding) -> None:
+        """ONNX, the engine, and the person's rules."""
+        problem = self.problem
+        fixed = False in binding.inputs and True not in binding.inputs
+        if not binding.able and (fixed or problem.writes(node)):
+            self._keep(node.name, KeepReason.ONNX)
+        detail = problem.engine.refuse_narrow(Candidate(node, problem.index, problem.shapes), problem.kind)
+        if detail:
+            self._keep(node.name, KeepReason.KERNEL, detail=detail)
+        rule = problem.requests.find_wide_rule(node)
+        if rule is not None:
+            self._keep(node.name, KeepReason.RULE, detail=rule.describe())
+
+    def _check_shapes(self) -> None:
+        """Arithmetic on shapes and positions, which must stay exact: made of shapes, or about to be whole numbers."""
+        problem, made = self.problem, set[TensorId]()
+        for node in problem.index.nodes:
+            tensors = [t for name in node.inputs if name and (t := problem.index.resolve(name, node.scope)) is not None]
+            computed = [tensor for tensor in tensors if not problem.index.is_constant(tensor)]
+            # Positions that select rows of a table make no row a position.
+            table = node.op_type in _TABLES and bool(problem.writes(node))
+            follows = computed and not table and all(tensor in made for tensor in computed)
+            if node.op_type in ("Shape", "Size") or follows:
+                made.update(TensorId(name, node.scope) for name in node.outputs if name)
+                self._keep(node.name, KeepReason.SHAPES)
+        for node in problem.index.nodes:
+            whole = node.op_type == "Cast" and not is_float32(problem.index, TensorId(node.outputs[0], node.scope))
+            for _, tensor in problem.reads(node) if whole else ():
+                self._keep_counting(tensor)
+
+    def _keep_counting(self, tensor: TensorId) -> None:
+        waiting = [tensor]
+        while waiting:
+            node = self.problem.index.producer(waiting.pop())
+            if node is not None and node.op_type in _COUNTING and node.name not in self.kept:
+                self._keep(node.name, KeepReason.SHAPES)
+                waiting += [held for _, held in self.problem.reads(node)]
+
+    def _check_constants(self, node: NodeRef) -> None:
+        """Constants beyond the type, but masks, which are limited where they are read."""
+        for k, tensor in self.problem.reads(node):
+            value = self.problem.index.constant(tensor)
+            if value is None or not value.size or Edge(node.name, k, node.scope) in self.problem.paired:
+                continue
+            low, high = float(np.nanmin(value)), float(np.nanmax(value))
+            beyond = max(abs(low), abs(high)) > self.problem.kind.largest
+            if beyond and not (high <= self.problem.kind.largest and self._passes_mask(node)):
+                self._keep(node.name, KeepReason.OVERFLOW, low if -low > high else high)
+
+    def _check_vanishing(self, node: NodeRef) -> None:
+        """A number beside a tensor that becomes 0, such as the epsilon of a root: kept up to the quotient."""
+        for _, tensor in self.problem.reads(node):
+            value = self.problem.index.constant(tensor)
+            if (
+                value is None
+                or value.size != 1
+                or not 0 < abs(float(value.item())) < _ZERO * self.problem.kind.smallest
+            ):
+                continue
+            waiting = [node]
+            while waiting:
+                one = waiting.pop()
+                self._keep(one.name, KeepReason.SMALL, float(value.item()))
+                made = (edge for held in self.problem.writes(one) for edge in self.problem.index.consumers(held))
+                readers = (self.problem.index.node(edge.node) for edge in made)
+                waiting += [one for one in readers if one.op_type in _DIVIDING and one.name not in self.kept]
+
+    def _passes_mask(self, node: NodeRef) -> bool:
+        """True where a mask among the inputs of this node is a mask in its result."""
+        made = self.problem.writes(node)
+        return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in made)
+
+    def _leads_to_softmax(self, tensor: TensorId) -> bool:
+        """True when only a Softmax uses the tensor: what lies far below the rest of a row counts for nothing."""
+        if tensor not in self.masks:
+            index = self.problem.index
+            readers = [index.node(edge.node) for edge in index.consumers(tensor)]
+            self.masks[tensor] = False
+            self.masks[tensor] = (
+                bool(readers)
+                and not index.is_output(tensor)
+                and all(node.op_type == "Softmax" or self._passes_mask(node) for node in readers)
+            )
+        return self.masks[tensor]
+
+    def _is_mask(self, tensor: TensorId, errors: TensorErrors) -> bool:
+        limit = self.problem.kind.largest / MARGIN
+        return errors.low < -limit and errors.high <= limit and self._leads_to_softmax(tensor)
+
+    def _check_tensor(self, tensor: TensorId, errors: TensorErrors) -> None:
+        """Range and rounding of one tensor, and the sum that makes it."""
+        kind, maker = self.problem.kind, self.problem.index.producer(tensor)
+        if self._is_mask(tensor, errors):
+            if maker is not None and not self._passes_mask(maker):
+                self._keep(maker.name, KeepReason.OVERFLOW, errors.low)
+            return
+        if self._is_lost(errors):
+            reason = KeepReason.OVERFLOW if errors.peak > kind.smallest * MARGIN else KeepReason.SMALL
+            self._keep_around(tensor, reason, errors.peak)
+        if maker is not None and _find_sum(maker, errors) > kind.largest / MARGIN:
+            self._keep(maker.name, KeepReason.SUM, _find_sum(maker, errors))
+
+    def _is_lost(self, errors: TensorErrors) -> bool:
+        """True for a tensor beyond the type's normal numbers, at either end."""
+        kind = self.problem.kind
+        return errors.peak > kind.largest / MARGIN or 0 < errors.peak < kind.smallest * MARGIN
+
+    def _check_inputs(self, tensor: TensorId, errors: TensorErrors) -> None:
+        """The node that makes a tensor, when it reads rounded ones: those that are lost anyway are no reason."""
+        maker = self.problem.index.producer(tensor)
+        least = 20.0 * math.log10(2.0) * _DIGITS[self.problem.kind] + _DITHER_DB - _LOSS_DB
+        if maker is None or min(errors.inputs_db, errors.own_db) >= least:
+            return
+        read = [held for _, held in self.problem.reads(maker)]
+        known = [self.problem.errors[held] for held in (tensor, *read) if held in self.problem.errors]
+        if maker.name in self.kept or any(self._is_lost(one) for one in known):
+            return
+        self._keep(maker.name, KeepReason.PRECISION, min(errors.inputs_db, errors.own_db))
+        for held in read:
+            if (before := self.problem.index.producer(held)) is not None:
+                self._keep(before.name, KeepReason.PRECISION, errors.inputs_db)
+
+    def _reads_mask(self, tensor: TensorId) -> bool:
+        errors = self.problem.errors.get(tensor)
+        return errors is not None and self._is_mask(tensor, errors)
+
+    def _keep_around(self, tensor: TensorId, reason: KeepReason, figure: float) -> None:
+        """Keep the node that makes a tensor and all that read it."""
+        maker = self.problem.index.producer(tensor)
+        readers = [edge.node for edge in self.problem.index.consumers(tensor)]
+        for name in (*([] if maker is None else [maker.name]), *readers):
+            self._keep(name, reason, figure)
+
+    def _check_scales(self) -> None:
+        """Readers of pairs whose scales the type does not hold, or must not change."""
+        for site in self.problem.plan.existing:
+            for edge in site.consumers or ():
+                self._keep(edge.node, KeepReason.EXISTING)
+        for site in self.problem.plan.sites:
+            constant = site.role in (Role.WEIGHT, Role.BIAS)
+            held = site.qparams
+            if held is None or holds_scale(held.scale, self.problem.kind.onnx_type, weight=constant):
+                continue
+            whole = self.problem.index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
+            for edge in whole if site.consumers is None else site.consumers:
+                self._keep(edge.node, KeepReason.SCALE, float(held.scale.min()))
+
+    def _check_unseen(self) -> None:
+        """Nodes in branches that no sample ran, of which nothing is known."""
+        for name in self.problem.bindings if self.problem.errors else ():
+            made = self.problem.writes(self.problem.index.node(name))
+            known = (tensor in self.problem.errors or self.problem.index.is_constant(tensor) for tensor in made)
+            if made and not any(known):
+                self._keep(name, KeepReason.UNSEEN)
+
+    def list_limited(self, node: NodeRef) -> Iterator[Edge]:
+        """The inputs of a narrow node that read a mask."""
+        for k, tensor in self.problem.reads(node):
+            value = self.problem.index.constant(tensor)
+            beyond = value is not None and bool(value.size) and float(np.nanmin(value)) < -self.problem.kind.largest
+            if beyond or (value is None and self._reads_mask(tensor)):
+                yield Edge(node.name, k, node.scope)
+
+
+def _find_sum(node: NodeRef, errors: TensorErrors) -> float:
+    """The magnitude that the node's sum may reach on its way to its result."""
+    if node.op_type in _MEANS:
+        return errors.peak * max(errors.count, 1.0)
+    return errors.peak**2 if node.op_type == "ReduceL2" else 0.0

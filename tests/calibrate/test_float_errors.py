@@ -1,0 +1,70 @@
+"""Ranges of tensors, and the errors that a narrow float type would make of them, in every scope."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxq.calibrate import measure_float_errors
+from onnxq.graph import infer_shapes
+from onnxq.sites import TensorId
+from onnxq.spec import FloatType
+from tests.passes.kit import in_branch, parse
+
+TEXT = """g (float[2,8] x) => (float[2,8] y) {
+    m = ReduceMean <axes=[1]> (x)
+    d = Sub(x, m)
+    s = Mul(d, d)
+    v = ReduceMean <axes=[1]> (s)
+    e = Add(v, epsilon)
+    r = Sqrt(e)
+    y = Div(d, r)
+}"""
+
+
+def net(opset: int = 17) -> object:
+    return infer_shapes(parse(TEXT, opset=opset, epsilon=1e-12))
+
+
+def samples(factor: float = 1.0, shift: float = 0.0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"x": (factor * rng.standard_normal((2, 8)) + shift).astype(np.float32)} for _ in range(4)]
+
+
+def test_ranges_are_those_of_all_samples() -> None:
+    found = measure_float_errors(net(), FloatType.FLOAT16, samples())  # type: ignore[arg-type]
+    whole = np.concatenate([one["x"] for one in samples()])
+    assert found[TensorId("x")].low == whole.min()
+    assert found[TensorId("x")].high == whole.max()
+    assert set(found) == {TensorId(name) for name in "xmdsverey" if name != "_"}
+    assert found[TensorId("m")].count == 8
+
+
+@pytest.mark.parametrize(("kind", "db"), [(FloatType.FLOAT16, 73.7), (FloatType.BFLOAT16, 55.6)])
+def test_rounding_costs_what_the_type_has_digits(kind: FloatType, db: float) -> None:
+    found = measure_float_errors(net(), kind, samples())  # type: ignore[arg-type]
+    assert found[TensorId("d")].own_db == pytest.approx(db, abs=1.5)
+    assert min(one.inputs_db for one in found.values()) > db - 15
+
+
+def test_what_overflows_cancels_or_vanishes_shows_at_its_node() -> None:
+    loud = measure_float_errors(net(), FloatType.FLOAT16, samples(1000.0))  # type: ignore[arg-type]
+    assert loud[TensorId("s")].own_db == -np.inf
+    assert loud[TensorId("d")].own_db > 60
+    shifted = measure_float_errors(net(), FloatType.FLOAT16, samples(1.0, 2000.0))  # type: ignore[arg-type]
+    assert shifted[TensorId("d")].inputs_db < 20, "a small difference of large numbers"
+    assert shifted[TensorId("x")].own_db > 60
+    quiet = measure_float_errors(net(), FloatType.FLOAT16, samples(1e-6))  # type: ignore[arg-type]
+    assert quiet[TensorId("y")].inputs_db < 40, "a deviation of 1e-6 has few digits"
+
+
+def test_branches_are_measured_where_they_run() -> None:
+    inside = infer_shapes(in_branch(parse(TEXT, opset=17, epsilon=1e-12)))
+    flag = next(value.name for value in inside.graph.input if value.name != "x")
+    runs = [{**one, flag: np.array(True)} for one in samples()]
+    found = measure_float_errors(inside, FloatType.FLOAT16, runs)
+    scopes = {tensor.scope for tensor in found}
+    assert "" in scopes
+    assert any(scope.endswith("then_branch") for scope in scopes)
+    never = measure_float_errors(inside, FloatType.FLOAT16, [{**one, flag: np.array(False)} for one in samples()])
+    assert not any(tensor.scope.endswith("then_branch") for tensor in never)

@@ -1,0 +1,191 @@
+"""Float types written into float32 models: as few Casts as there can be, constants converted, pairs whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from onnxq.graph import GraphIndex, name_nodes, verify_graph
+from onnxq.graph.precision.binding import bind_types
+from onnxq.graph.precision.narrow import holds_scale, write_types
+from onnxq.graph.precision.rounding import emulate_types
+from onnxq.runtime import Session
+from onnxq.sites import Edge
+from tests.passes.kit import body, parse
+
+F16, BF16, F32 = int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16), int(TensorProto.FLOAT)
+
+
+def casts(model: onnx.ModelProto) -> list[str]:
+    return [node.name for node in model.graph.node if node.op_type == "Cast"]
+
+
+def kinds(model: onnx.ModelProto) -> dict[str, int]:
+    return {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+
+
+def run(model: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
+    found: np.ndarray = next(iter(Session(model, optimize=False).run(feeds).values()))
+    return found
+
+
+CHAIN = """g (float[N,4] x) => (float[N,4] y) {
+    a = MatMul(x, w)
+    b = Relu(a)
+    c = Add(b, k)
+    y = Mul(c, b)
+}"""
+
+
+def chain(**changes: np.ndarray) -> onnx.ModelProto:
+    values = {"w": np.eye(4, dtype=np.float32), "k": np.float32(1.5), **changes}
+    return parse(CHAIN, opset=19, **values)
+
+
+def test_one_cast_serves_all_readers_and_none_is_between_alike_nodes() -> None:
+    whole = write_types(chain(), F16, set())
+    assert casts(whole) == ["x/Cast", "y/Cast"]
+    assert kinds(whole) == {"w": F16, "k": F16}
+    part = write_types(chain(), F16, {"c/Add", "y/Mul"})
+    assert casts(part) == ["x/Cast", "b/Cast"]
+    assert kinds(part) == {"w": F16, "k": F32}
+    for model in (whole, part):
+        onnx.checker.check_model(model, full_check=True)
+        x = np.arange(8, dtype=np.float32).reshape(2, 4)
+        np.testing.assert_allclose(run(emulate_types(name_nodes(model)), x=x), run(chain(), x=x), rtol=1e-3)
+
+
+def test_the_source_stays_as_it_is() -> None:
+    model = chain()
+    before = model.SerializeToString(deterministic=True)
+    write_types(model, F16, set())
+    assert model.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("kind", [F16, BF16])
+def test_interface_types(kind: int) -> None:
+    model = write_types(chain(), kind, set(), interface={"x": kind, "y": kind})
+    assert casts(model) == []
+    assert model.graph.input[0].type.tensor_type.elem_type == kind
+    assert model.graph.output[0].type.tensor_type.elem_type == kind
+
+
+def test_constants_read_in_both_types() -> None:
+    """A small one is there twice, a large one once, behind a Cast."""
+    text = """g (float[N,40] x) => (float[N,40] y) {
+        a = MatMul(x, w)
+        b = Add(a, k)
+        c = MatMul(b, w)
+        y = Add(c, k)
+    }"""
+    w, k = np.eye(40, dtype=np.float32), np.ones(40, np.float32)
+    model = write_types(parse(text, opset=19, w=w, k=k), F16, {"a/MatMul", "b/Add"})
+    assert kinds(model) == {"w": F32, "k": F32, "k/float16": F16}
+    assert casts(model) == ["b/Cast", "w/Cast", "y/Cast"]
+
+
+def test_operators_with_types_of_their_own() -> None:
+    text = """g (float[1,1,4,4] x, int64[2] n) => (float[1,1,8,8] y, int64[1,1,1,4] i, float[1,1] s) {
+        y = Resize <mode = "linear"> (x, , scales)
+        i = ArgMax <axis = 2> (x)
+        z = ConstantOfShape(n)
+        d = Range(zero, four, one)
+        p = ReduceSum(d)
+        q = ReduceSum(z)
+        s = Add(p, q)
+    }"""
+    scales = np.array([1, 1, 2, 2], np.float32)
+    model = parse(text, opset=19, scales=scales, zero=0.0, four=4.0, one=1.0)
+    index = GraphIndex(onnx.shape_inference.infer_shapes(model))
+    assert not bind_types(index, index.node("d/Range"), F16, 19).able
+    assert bind_types(index, index.node("i/ArgMax"), F16, 19).inputs == (None,)
+    made = write_types(model, F16, set())
+    onnx.checker.check_model(made, full_check=True)
+    # ONNX has no Range in float16, and scales of a Resize are float32.
+    assert kinds(made) == {"scales": F32, "zero": F32, "four": F32, "one": F32}
+    assert casts(made) == ["x/Cast", "d/Cast", "y/Cast", "s/Cast"]
+
+
+def test_bodies_read_and_give_float32() -> None:
+    text = "g (float[N,4] x, bool flag) => (float[N,4] y) { a = MatMul(x, w) }"
+    model = parse(text.replace("y) {", "y) { y = Identity(x)"), opset=19, w=np.eye(4, dtype=np.float32))
+    then = body("then () => (float[N,4] t) { t = MatMul(a, v) }", v=np.eye(4, dtype=np.float32))
+    other = body("other () => (float[N,4] e) { e = Identity(x) }")
+    del model.graph.node[:1]
+    model.graph.node.append(
+        onnx.helper.make_node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other)
+    )
+    model = name_nodes(model)
+    made = write_types(model, F16, set())
+    onnx.checker.check_model(made, full_check=True)
+    for flag in (True, False):
+        feeds = {"x": np.ones((2, 4), np.float32), "flag": np.array(flag)}
+        np.testing.assert_array_equal(run(made, **feeds), run(model, **feeds))
+    inner = next(one.g for one in made.graph.node[-1].attribute if one.name == "then_branch")
+    assert [tensor.data_type for tensor in inner.initializer] == [F16]
+
+
+PAIRED = """g (float[N,8] x) => (float[N,8] y) {
+    r = Relu(x)
+    q = QuantizeLinear(r, s, z)
+    d = DequantizeLinear(q, s, z)
+    v = DequantizeLinear(i, t, z)
+    a = MatMul(d, v)
+    y = Add(a, d)
+}"""
+
+
+def paired(scale: float = 0.01) -> onnx.ModelProto:
+    weight = np.arange(64, dtype=np.int8).reshape(8, 8)
+    return parse(PAIRED, opset=19, s=np.float32(scale), t=np.float32(0.003), z=np.int8(0), i=weight)
+
+
+def test_pairs_come_in_the_types_they_are_read_in() -> None:
+    """No Cast parts a pair from its operator: the pair gives both types, with one scale."""
+    made = write_types(paired(), F16, {"y/Add"})
+    verify_graph(name_nodes(made))
+    assert casts(made) == ["x/Cast", "a/Cast"]
+    twice = [node for node in made.graph.node if node.op_type == "DequantizeLinear" and node.input[0] == "q"]
+    assert [node.name for node in twice] == ["d/DequantizeLinear", "d/DequantizeLinear/float16"]
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
+    assert float(values["s"]) == float(values["s/float16"]) == float(np.float16(0.01))
+
+
+def test_pairs_keep_scales_that_the_type_does_not_hold() -> None:
+    """As far as it is right, whatever the plan says: the pair in float32, a Cast behind."""
+    made = write_types(paired(1e-7), F16, set())
+    verify_graph(name_nodes(made))
+    assert kinds(made)["s"] == F32
+    x = np.linspace(0, 1.2e-5, 16, dtype=np.float32).reshape(2, 8)
+    assert Counter(casts(made))["r/Cast"] == 1
+    np.testing.assert_allclose(run(emulate_types(name_nodes(made)), x=x), run(paired(1e-7), x=x), rtol=0.1, atol=2e-7)
+
+
+def test_scales_that_a_type_holds() -> None:
+    assert holds_scale(np.float32(0.01), F16, weight=False)
+    assert not holds_scale(np.float32(2e-5), F16, weight=False)
+    assert holds_scale(np.float32(2e-5), F16, weight=True)
+    assert not holds_scale(np.float32(1e-7), F16, weight=True)
+    # Channels that hold next to nothing do not count.
+    assert holds_scale(np.array([1e-2, 1e-7], np.float32), F16, weight=True)
+    assert not holds_scale(np.array([1e-2, 1e-9], np.float32), F16, weight=True)
+    assert holds_scale(np.float32(1e-7), BF16, weight=False)
+    assert not holds_scale(np.float32(1e5), F16, weight=True)
+
+
+def test_masks_are_limited_where_they_are_read() -> None:
+    text = """g (float[2,4] x, float[2,4] m) => (float[2,4] y) {
+        b = Mul(m, low)
+        c = Add(x, b)
+        y = Softmax(c)
+    }"""
+    model = parse(text, opset=19, low=np.finfo(np.float32).min)
+    made = write_types(model, F16, {"b/Mul"}, limited=[Edge("c/Add", 1)])
+    assert casts(made) == ["x/Cast", "b/Cast", "y/Cast"]
+    x, m = np.ones((2, 4), np.float32), np.array([[0, 1, 0, 1], [1, 1, 1, 1]], np.float32)
+    got = run(emulate_types(name_nodes(made)), x=x, m=m)
+    np.testing.assert_allclose(got, [[0.5, 0, 0.5, 0], [0.25] * 4], atol=1e-3)

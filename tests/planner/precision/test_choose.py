@@ -1,0 +1,152 @@
+"""Which nodes stay in float32 beside float16, why, and that as few Casts as possible stand between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.calibrate import measure_float_errors
+from onnxq.config import load_config
+from onnxq.graph import get_index, infer_shapes
+from onnxq.plan import KeepReason, Plan, PrecisionPlan
+from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
+from onnxq.planner.requests import Requests
+from onnxq.spec import FloatType
+from onnxq.targets import find_target
+from tests.passes.kit import in_branch, parse
+
+F16, BF16 = FloatType.FLOAT16, FloatType.BFLOAT16
+
+
+def problem(proto: onnx.ModelProto, samples: Any, kind: FloatType = F16, **changes: Any) -> PrecisionProblem:
+    typed = infer_shapes(proto)
+    index = get_index(typed)
+    config = load_config("trt-fp16", changes)
+    return PrecisionProblem(
+        index=index, plan=Plan(target="trt", model="", topology="", weights=""), kind=kind,
+        requests=Requests(config, index), engine=find_target("trt", "float"),
+        errors=measure_float_errors(typed, kind, samples), opset=22 if kind is BF16 else 19,
+    )  # fmt: skip
+
+
+def reasons(chosen: PrecisionPlan) -> dict[str, KeepReason]:
+    return {one.node: one.reason for one in chosen.kept}
+
+
+def normal(*shape: int, factor: float = 1.0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"x": (factor * rng.standard_normal(shape)).astype(np.float32)} for _ in range(4)]
+
+
+NORM = """g (float[4,64] x) => (float[4,64] y) {
+    m = ReduceMean <axes=[1]> (x)
+    d = Sub(x, m)
+    s = Mul(d, d)
+    v = ReduceMean <axes=[1]> (s)
+    e = Add(v, epsilon)
+    r = Sqrt(e)
+    n = Div(d, r)
+    y = MatMul(n, w)
+}"""
+
+
+def test_sums_of_a_norm() -> None:
+    """Squares up to 40² sum up to 40² · 64, beyond a quarter of 65504, though the mean of them is far below."""
+    net = parse(NORM, opset=17, epsilon=1e-3, w=np.eye(64, dtype=np.float32))
+    loud = reasons(choose_types(problem(net, normal(4, 64, factor=24.0))))
+    assert loud["v/ReduceMean"] is KeepReason.SUM
+    assert "y/MatMul" not in loud
+    assert reasons(choose_types(problem(net, normal(4, 64)))) == {}
+
+
+def test_an_epsilon_that_vanishes_is_kept_up_to_the_quotient() -> None:
+    """No sample has a variance of 0, but another may: float16 would divide by it."""
+    net = parse(NORM, opset=17, epsilon=1e-12, w=np.eye(64, dtype=np.float32))
+    found = reasons(choose_types(problem(net, normal(4, 64))))
+    assert {found[name] for name in ("e/Add", "r/Sqrt", "n/Div")} == {KeepReason.SMALL}
+    assert "y/MatMul" not in found
+    assert reasons(choose_types(problem(net, normal(4, 64), BF16))) == {}
+
+
+def test_small_differences_of_large_numbers() -> None:
+    text = "g (float[4,64] x) => (float[4,64] y) { a = Add(x, k) \n b = Relu(a) \n d = Sub(b, k) \n y = MatMul(d, w) }"
+    net = parse(text, opset=17, k=np.float32(4000), w=np.eye(64, dtype=np.float32))
+    found = reasons(choose_types(problem(net, normal(4, 64))))
+    assert found["d/Sub"] is KeepReason.PRECISION
+    # What it reads must not have been rounded either.
+    assert {"a/Add", "b/Relu"} <= set(found)
+    assert "y/MatMul" not in found
+
+
+def test_positions_stay_exact() -> None:
+    text = """g (float[N,8] x) => (float[M,8] y, int64[1] i) {
+        n = Shape <end=1> (x)
+        f = Cast <to=1> (n)
+        h = Mul(f, half)
+        p = Floor(h)
+        i = Cast <to=7> (p)
+        y = MatMul(x, w)
+    }"""
+    net = parse(text, opset=17, half=0.5, w=np.eye(8, dtype=np.float32))
+    assert reasons(choose_types(problem(net, normal(4, 8)))) == dict.fromkeys(
+        ("f/Cast", "h/Mul", "p/Floor"), KeepReason.SHAPES
+    )
+
+
+def test_nodes_between_wide_ones_save_casts() -> None:
+    """A Relu between two wide sums would need two Casts; a product is narrow all the same."""
+    text = """g (float[4,8] x) => (float[4,8] y) {
+        a = Mul(x, big)
+        b = Relu(a)
+        c = Mul(b, small)
+        d = Neg(c)
+        e = Mul(d, big)
+        f = MatMul(c, w)
+        g = Mul(f, big)
+        y = Add(e, g)
+    }"""
+    net = parse(text, opset=17, big=np.float32(1e5), small=np.float32(1e-5), w=np.eye(8, dtype=np.float32))
+    found = reasons(choose_types(problem(net, normal(4, 8))))
+    assert found["d/Neg"] is KeepReason.CASTS
+    assert "f/MatMul" not in found
+    assert found["b/Relu"] is KeepReason.OVERFLOW
+
+
+def test_branches_that_never_ran() -> None:
+    net = in_branch(parse("g (float[4,8] x) => (float[4,8] y) { y = MatMul(x, w) }", w=np.eye(8, dtype=np.float32)))
+    for flag, wanted in ((True, {}), (False, {"y/MatMul": KeepReason.UNSEEN})):
+        runs = [{**one, "flag": np.array(flag)} for one in normal(4, 8)]
+        found = reasons(choose_types(problem(net, runs)))
+        assert {name: reason for name, reason in found.items() if "MatMul" in name} == wanted
+
+
+def test_rules_and_engine() -> None:
+    text = "g (float[1,8,4,4] x) => (float[1,8,4,4] y) { a = Mish(x) \n y = Relu(a) }"
+    rule = [{"op": "Relu", "set": {"high_precision": "float32"}}]
+    net = parse(text, opset=18)
+    found = reasons(choose_types(problem(net, normal(1, 8, 4, 4), rules=rule)))
+    assert found["y/Relu"] is KeepReason.RULE
+    found = reasons(choose_types(problem(net, normal(1, 8, 4, 4), BF16)))
+    assert found["a/Mish"] is KeepReason.KERNEL
+
+
+def test_suspects_begin_with_the_node_that_loses_most() -> None:
+    text = "g (float[4,64] x) => (float[4,64] y) { a = Add(x, k) \n b = Sub(a, k) \n y = MatMul(b, w) }"
+    net = parse(text, opset=17, k=np.float32(30), w=np.eye(64, dtype=np.float32))
+    one = problem(net, normal(4, 64))
+    chosen = choose_types(one)
+    assert not chosen.kept
+    order = list(find_suspects(one, chosen))
+    assert order[0].node == "b/Sub"
+    more = choose_types(one, more={order[0].node: order[0]})
+    assert reasons(more)["b/Sub"] is KeepReason.TRIAL
+
+
+@pytest.mark.parametrize(("kind", "opset"), [(F16, 13), (BF16, 22), (FloatType.FLOAT32, 13)])
+def test_opset_of_a_plan_without_pairs(kind: FloatType, opset: int) -> None:
+    plan = Plan(target="trt", model="", topology="", weights="")
+    assert max(13, find_type_opset(plan, kind)) == opset
+    assert add_precision(plan, PrecisionPlan(type=kind), None).opset == opset

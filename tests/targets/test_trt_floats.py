@@ -1,0 +1,108 @@
+"""TensorRT-RTX beside narrow float types: the operators that it has in float32 only, and int8 kernels that stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+import onnxq
+from onnxq.spec import FloatType
+from onnxq.targets.trt_floats import MISSING
+from tests.targets.graphs import model
+from tests.targets.rtx import kernels, needs_rtx
+
+pytestmark = [needs_rtx, pytest.mark.trt]
+# Operators in a graph of their own; those of other tables are covered by whole networks.
+BODIES = {
+    "Celu": "y = Celu(x)",
+    "ConvTranspose": "y = ConvTranspose(x, w)",
+    "GlobalLpPool": "y = GlobalLpPool(x)",
+    "HardSwish": "y = HardSwish(x)",
+    "LpNormalization": "y = LpNormalization(x)",
+    "LpPool": "y = LpPool <kernel_shape = [2,2]> (x)",
+    "MeanVarianceNormalization": "y = MeanVarianceNormalization(x)",
+    "Mish": "y = Mish(x)",
+    "RandomUniformLike": "n = RandomUniformLike(x)\ny = Add(x, n)",
+    "Shrink": "y = Shrink(x)",
+}
+
+
+def one_operator(body: str, kind: FloatType) -> onnx.ModelProto:
+    number = kind.onnx_type
+    text = f'<ir_version: 9, opset_import: ["" : 19]> g (float[1,8,16,16] a) => (float[1,8,N,M] b) {{ x = Cast <to={number}> (a) \n {body} \n b = Cast <to=1> (y) }}'  # fmt: skip # noqa: E501
+    proto = parser.parse_model(text)
+    dtype = {FloatType.FLOAT16: np.float16, FloatType.BFLOAT16: ml_dtypes.bfloat16}.get(kind, np.float32)
+    if "w" in body:
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8, 2, 2), dtype), "w"))
+    return proto
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op_type", sorted(BODIES))
+def test_operators_without_a_kernel(op_type: str, tmp_path: Path) -> None:
+    """Every type is as the table says, proved by a build: float32 builds, and of the others those it does not name."""
+    for kind in FloatType:
+        if op_type in MISSING.get(kind, ()):
+            with pytest.raises(AssertionError):
+                kernels(one_operator(BODIES[op_type], kind), tmp_path)
+        else:
+            assert kernels(one_operator(BODIES[op_type], kind), tmp_path)
+
+
+C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
+NET = f"""g (float[1,32,10,10] x) => (float[1,32,10,10] y) {{
+    a = Conv {C3}(x, w, b)
+    i = Relu(a)
+    c = Conv {C3}(i, v, b)
+    d = Add(c, i)
+    e = Conv {C3}(d, w, b)
+    y = ConvTranspose <pads=[1,1,1,1], kernel_shape=[3,3]> (e, t)
+}}"""
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_int8_kernels_stay_and_floats_are_narrow(kind: str, tmp_path: Path) -> None:
+    weights = {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "b": (32,), "t": (32, 32, 3, 3)}
+    samples = {"x": np.random.default_rng(1).standard_normal((4, 32, 10, 10)).astype(np.float32)}
+    made = {}
+    for one in ("float32", kind):
+        overrides = {"effort": "fast", "high_precision": one}
+        result = onnxq.quantize(model(NET, weights=weights), samples, "trt-int8", overrides=overrides)
+        made[one] = kernels(result.model, tmp_path)
+    assert len(made["float32"]) >= len(made[kind]) - 1
+    assert [sum(one.int8 for one in found) for found in made.values()] == [3, 3]
+    (deconv,) = (one for one in made[kind] if one.kind == "deconv")
+    # bfloat16 has no transposed convolution.
+    assert deconv.reads[0] == ("Half" if kind == "float16" else "Float")
+
+
+ATTENTION = """g (float[1,4,32,16] q, float[1,1,1,32] keep) => (float[1,4,32,16] y) {
+    k = Transpose <perm=[0,1,3,2]>(q)
+    s = MatMul(q, k)
+    drop = Sub(one, keep)
+    mask = Mul(drop, lowest)
+    m = Add(s, mask)
+    p = Softmax(m)
+    y = MatMul(p, q)
+}"""
+
+
+def test_masked_attention_is_one_kernel(tmp_path: Path) -> None:
+    """Float32 has two products and a Softmax; a mask of -3.4e38 in float32 does not part them in float16."""
+    proto = model(ATTENTION, weights={"one": (), "lowest": ()})
+    for tensor, value in zip(proto.graph.initializer, (1.0, np.finfo(np.float32).min), strict=True):
+        tensor.CopyFrom(numpy_helper.from_array(np.float32(value), tensor.name))
+    rng = np.random.default_rng(0)
+    keep = np.ones((4, 1, 1, 32), np.float32)
+    keep[..., 20:] = 0
+    samples = {"q": rng.standard_normal((4, 4, 32, 16)).astype(np.float32), "keep": keep}
+    result = onnxq.quantize(proto, samples, "trt-fp16")
+    heavy = [one for one in kernels(result.model, tmp_path) if one.heavy]
+    assert len(heavy) == 1
+    assert "mha" in heavy[0].name
+    assert TensorProto.FLOAT16 in {tensor.data_type for tensor in result.model.graph.initializer}
