@@ -6,6 +6,9 @@ RUNTIME ?= cpu
 WORKERS ?= 2
 # The torch that the tests are known to pass with; TORCH='torch>=2.6' takes the newest.
 TORCH ?= torch==2.13.0
+# Workers start with a half of the tests each, in order, and take from each other at the end: what tests of a file share is
+# made once.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3 python; do \
 	$$p -c "$(FITS)" >/dev/null 2>&1 && echo $$p && break; done)
@@ -14,6 +17,9 @@ BIN := $(VENV)/bin
 # Not quiet: the packages are some hundred MB, and pip's lines say how far it is.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 RELEASE := $(VENV)-release
+
+# Tests start some hundred processes of ours, which would compile the sources again each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check test-avx2 test-cpus lint format docs model wheel release clean
@@ -54,14 +60,15 @@ $(VENV)/.dev: pyproject.toml setup.py | $(BIN)/python
 demo: $(VENV)/.demo-$(RUNTIME)
 	@$(BIN)/python examples/digits/demo.py
 
-# The tests run even when a linter complains, so that one run tells everything.
+# The tests run even when a linter complains, so that one run tells everything; mypy takes one core for half a minute.
 test check: $(VENV)/.test-$(RUNTIME)
-	@status=0; $(MAKE) --no-print-directory --silent lint || status=1; \
-	$(BIN)/python -m pytest -n $(WORKERS) || status=1; exit $$status
+	@$(MAKE) --no-print-directory --silent lint & lint=$$!; status=0; \
+	$(PYTEST) || status=1; \
+	wait $$lint || { echo "a linter complains, see above or run make lint" >&2; status=1; }; exit $$status
 
 # The kernels that half the world's servers take, at this CPU's speed.
 test-avx2: $(VENV)/.test-$(RUNTIME)
-	@$(BIN)/python -m tests.cpus.avx2 $(BIN)/python -m pytest -n $(WORKERS)
+	@$(BIN)/python -m tests.cpus.avx2 $(PYTEST)
 
 # Minutes, not seconds: an emulated CPU is ten to forty times slower. Not part of `make test`.
 test-cpus: $(VENV)/.test-$(RUNTIME)
