@@ -94,14 +94,6 @@ def test_a_pass_that_is_left_out_neither_runs_nor_writes_into_the_journal(entry,
     assert ctx.journal == ([KEPT] if runs else [])
 
 
-def test_a_pass_that_says_why_it_is_left_out_is_in_the_journal_with_that():
-    before, ctx = state(), context()
-    one = made_up(applies=lambda ctx, held: Outcome.HALF_PRECISION, title="never announced")
-    assert run_pass(one, ctx, before) is before
-    assert ctx.journal == [PassReport("made up", outcome=Outcome.HALF_PRECISION)]
-    assert ctx.timers.costs == []
-
-
 def test_applies_sees_the_state_and_the_context():
     ctx = context(config={"effort": "high"})
     one = made_up(applies=lambda held, before: held.config.effort == "high" and before.rewrites == ("a",))

@@ -37,10 +37,6 @@ def test_a_rewrite_names_its_first_change_and_counts_all(changed: tuple[str, ...
             "rolled back: 24.0 to 20.0 dB in a trial",
         ),
         (PassReport("rounding", outcome=Outcome.WORSE), "rolled back: a trial could not run"),
-        (
-            PassReport("rounding", outcome=Outcome.HALF_PRECISION),
-            "left out: the network computes in float16; quantize its float32 export for more accuracy",
-        ),
     ],
 )
 def test_every_outcome_of_a_pass_has_its_words(report: PassReport, line: str) -> None:
