@@ -10,6 +10,7 @@ import pytest
 from onnxq.codes import CODES
 from onnxq.errors import OnnxqError
 from tests.codes import (
+    reach_compat,
     reach_config_plan,
     reach_dependencies,
     reach_kept,
@@ -20,7 +21,10 @@ from tests.codes import (
 )
 from tests.codes.kit import REACHED, Provoke, codes_in
 
-AREAS = (reach_config_plan, reach_dependencies, reach_kept, reach_model_data, reach_reports, reach_results, reach_torch)
+AREAS = (
+    reach_compat, reach_config_plan, reach_dependencies, reach_kept, reach_model_data, reach_reports, reach_results,
+    reach_torch,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "provoke"), REACHED)

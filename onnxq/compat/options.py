@@ -1,0 +1,176 @@
+"""Arguments and extra options of onnxruntime.quantization as overrides of our configuration: tables, one row each.
+
+A value that is the other tool's default leaves the choice to onnxq. Any other is taken over, or means nothing here,
+which one warning says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxq.nearest import suggest_names
+from onnxq.sites import Caution
+
+Overrides = dict[str, Any]
+
+
+class CompatWarning(UserWarning):
+    """An argument that means nothing here, or an alarm about the result; `code` stands in `onnxq.codes`."""
+
+    def __init__(self, caution: Caution) -> None:
+        super().__init__(f"{caution} [{caution.code}]")
+        self.code = caution.code
+
+
+@dataclass(frozen=True)
+class Option:
+    """One argument or extra option.
+
+    default: its value there, at which the choice is ours. convert: the overrides that mean another value.
+    reason: why other values mean nothing here; "" where they are taken over.
+    """
+
+    default: Any = None
+    convert: Callable[[Any], Overrides] = lambda _: {}
+    reason: str = ""
+
+
+def _look_up(table: Mapping[Any, Overrides]) -> Callable[[Any], Overrides]:
+    return lambda value: table.get(value, {})
+
+
+_SYMMETRIC: Mapping[bool, Overrides] = {True: {"activations.scheme": "symmetric", "activations.signed": True}}
+_WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
+    True: {"weights.scheme": "symmetric", "weights.signed": True},
+    False: {"weights.scheme": "asymmetric"},
+}
+_FLOAT8 = "float8e4m3fn"
+_ACTIVATIONS: Mapping[str, Overrides] = {
+    # The unsigned type is ours: kernels drop a Relu in front of a pair only where 0 is the lowest level.
+    "QUInt8": {},
+    "QInt16": {"activations.bits": 16, "activations.signed": True},
+    "QUInt16": {"activations.bits": 16},
+    "QInt4": {"activations.bits": 4, "activations.signed": True},
+    "QUInt4": {"activations.bits": 4},
+    "QFLOAT8E4M3FN": {"target": "trt", "activations.storage": _FLOAT8},
+}
+_WEIGHTS: Mapping[str, Overrides] = {
+    "QUInt8": {"weights.scheme": "asymmetric", "weights.signed": False},
+    "QInt16": {"weights.bits": 16},
+    "QUInt16": {"weights.bits": 16, "weights.scheme": "asymmetric", "weights.signed": False},
+    "QInt4": {"weights.bits": 4, "weights.storage": "int4", "weights.narrow_range": True},
+    "QUInt4": {"weights.bits": 4, "weights.scheme": "asymmetric", "weights.signed": False},
+    "QFLOAT8E4M3FN": {"target": "trt", "weights.storage": _FLOAT8},
+}
+_PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsewhere costs time and gives nothing"
+_RUN_TIME = "activations get their scale at run time, from an operator that writes uint8 with a zero point"
+_NPU = "it is for accelerators that onnxq has no target for"
+
+ARGUMENTS: Mapping[str, Option] = {
+    "quant_format": Option(
+        "QDQ", reason="pairs are written, of which ONNX Runtime makes the same integer operators when it loads the file"
+    ),
+    # Weights have one scale per output channel in any case: it costs no time.
+    "per_channel": Option(False),
+    # Sums of 16 bits cannot overflow then, with 8 bits kept.
+    "reduce_range": Option(False, lambda _: {"saturation": "avoid"}),
+    "activation_type": Option("QInt8", _look_up(_ACTIVATIONS)),
+    "weight_type": Option("QInt8", _look_up(_WEIGHTS)),
+    "use_external_data_format": Option(False, lambda value: {"external_data": bool(value)}),
+    # The first; operators that it does not have run on the CPU.
+    "calibration_providers": Option(None, lambda names: {"provider": str(names[0])} if names else {}),
+}
+DYNAMIC_EXTRAS: Mapping[str, Option] = {
+    "extra.Sigmoid.nnapi": Option(False, reason=_NPU),
+    "ActivationSymmetric": Option(False, reason=_RUN_TIME),
+    "ActivationRestrictedAsymmetric": Option(False, reason=_NPU),
+    "WeightSymmetric": Option(None, _look_up(_WEIGHT_SCHEMES)),
+    # Bodies of If are quantized in any case; those of Loop and Scan are in the report, as left float.
+    "EnableSubgraph": Option(False),
+    "ForceQuantizeNoInputCheck": Option(False, reason=_PLACED),
+    # Products of two activations stay float in any case.
+    "MatMulConstBOnly": Option(),
+    "DefaultTensorType": Option(reason="types that the model does not declare are inferred"),
+}
+STATIC_EXTRAS: Mapping[str, Option] = {
+    **DYNAMIC_EXTRAS,
+    "ActivationSymmetric": Option(False, _look_up(_SYMMETRIC)),
+    "CalibTensorRangeSymmetric": Option(False, _look_up(_SYMMETRIC)),
+    "AddQDQPairToWeight": Option(False, reason="weights are stored as integers, which every engine reads"),
+    "OpTypesToExcludeOutputQuantization": Option(
+        [], reason="a pair stands behind an operator only where its kernel needs one; MatMul writes float"
+    ),
+    "DedicatedQDQPair": Option(False, reason="engines read one pair for all readers of a tensor"),
+    "QDQOpTypePerChannelSupportToAxis": Option(
+        {}, reason="weights have their scales along output channels, the only axis that kernels take"
+    ),
+    # Read with the samples, by choose_observer, and by make_rules.
+    "CalibStridedMinMax": Option(),
+    "CalibMovingAverage": Option(),
+    "CalibMovingAverageConstant": Option(),
+    "CalibPercentile": Option(),
+    "TensorQuantOverrides": Option(),
+    "CalibMaxIntermediateOutputs": Option(reason="no values are kept from one sample to the next"),
+    # Tried at the default effort, and kept where the outputs are better for it.
+    "SmoothQuant": Option(False),
+    "SmoothQuantAlpha": Option(0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"),
+    "SmoothQuantFolding": Option(True, reason="a factor goes into the operator in front wherever it can"),
+    "UseQDQContribOps": Option(False, reason="types newer than the model's opset raise its opset"),
+    "MinimumRealRange": Option(reason=_NPU),
+    # Relu and Clip stay in the file in any case.
+    "QDQKeepRemovableActivations": Option(False),
+    "QDQDisableWeightAdjustForInt32Bias": Option(
+        False, reason="scales of weights are never changed for the sake of a bias"
+    ),
+    "QuantizeBias": Option(True, lambda _: {"bias": "float"}),
+    "BlockSize": Option(0, lambda size: {"weights.granularity": "block", "weights.block_size": int(size)}),
+}
+
+
+def warn_meaningless(name: str, reason: str) -> Caution:
+    """The warning about an argument."""
+    return Caution("W130", f"{name} means nothing here: {reason}")
+
+
+def name_value(value: Any) -> Any:
+    """The name of an enum's member, of whichever package it is; any other value itself."""
+    return getattr(value, "name", value)
+
+
+def convert_options(given: Mapping[str, Any], table: Mapping[str, Option]) -> tuple[Overrides, list[Caution]]:
+    """Overrides for our configuration, and a warning for each argument that means nothing here.
+
+    given: by name; table: of all names there are.
+    """
+    overrides: Overrides = {}
+    cautions = []
+    for name, raw in given.items():
+        value, option = name_value(raw), table.get(name)
+        if option is None:
+            cautions.append(warn_meaningless(name, f"no option is called so; {suggest_names(name, table)}"))
+        elif value is None or value == option.default:
+            continue
+        elif option.reason:
+            cautions.append(warn_meaningless(name, option.reason))
+        else:
+            overrides |= option.convert(value)
+    return overrides, cautions
+
+
+def choose_observer(method: Any, extra: Mapping[str, Any]) -> tuple[Overrides, list[Caution]]:
+    """The observer of activations for a calibration method and its options, and warnings."""
+    name = name_value(method)
+    if name == "Distribution":
+        return {}, [warn_meaningless("calibrate_method=Distribution", "float8 values get the range that was seen")]
+    if name == "MinMax" and not extra.get("CalibMovingAverage"):
+        return {}, []
+    observer: Overrides = {"name": {"MinMax": "moving_average"}.get(name, str(name).lower())}
+    if name == "Percentile" and extra.get("CalibPercentile") is not None:
+        observer["percentile"] = float(extra["CalibPercentile"])
+    cautions = []
+    if name == "MinMax" and extra.get("CalibMovingAverageConstant", 0.01) != 0.01:
+        reason = "the average is the mean over samples, which does not depend on their order"
+        cautions.append(warn_meaningless("CalibMovingAverageConstant", reason))
+    return {"activations.observer": observer}, cautions

@@ -1,0 +1,283 @@
+"""The functions and configurations of onnxruntime.quantization: its signatures, onnxq's results.
+
+A script runs with `onnxq.compat` in the place of `onnxruntime.quantization`. Arguments are taken over, or warned about,
+by the tables of options.py; docs/from-onnxruntime.md lists all of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxq.compat.calibrate import CalibrationMethod, read_samples
+from onnxq.compat.options import (
+    ARGUMENTS,
+    DYNAMIC_EXTRAS,
+    STATIC_EXTRAS,
+    CompatWarning,
+    Overrides,
+    choose_observer,
+    convert_options,
+    warn_meaningless,
+)
+from onnxq.compat.quant_utils import QuantFormat, QuantType
+from onnxq.errors import ConfigError
+from onnxq.sites import Caution
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnxq.compat.selection import Selection
+    from onnxq.pipeline import Result
+
+    Model = str | Path | onnx.ModelProto
+Names = Sequence[str] | None
+Extras = Mapping[str, Any] | None
+# Operators that quantize_dynamic makes MatMuls of before it looks at lists.
+_DYNAMIC_ALSO = {"MatMul": "Gemm"}
+# Arguments of get_qdq_config's `calibrate_args`, as extra options.
+_CALIBRATE_ARGS = {
+    "symmetric": "CalibTensorRangeSymmetric",
+    "moving_average": "CalibMovingAverage",
+    "averaging_constant": "CalibMovingAverageConstant",
+    "max_intermediate_outputs": "CalibMaxIntermediateOutputs",
+    "percentile": "CalibPercentile",
+}
+
+
+def quantize_static(
+    model_input: Model,
+    model_output: str | Path,
+    calibration_data_reader: Any = None,
+    quant_format: Any = QuantFormat.QDQ,
+    op_types_to_quantize: Names = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: Any = QuantType.QInt8,
+    weight_type: Any = QuantType.QInt8,
+    nodes_to_quantize: Names = None,
+    nodes_to_exclude: Names = None,
+    use_external_data_format: bool = False,
+    calibrate_method: Any = CalibrationMethod.MinMax,
+    calibration_providers: Sequence[str] | None = None,
+    extra_options: Extras = None,
+    calibration_cache_path: str | Path | None = None,
+) -> Result:
+    """Quantize with samples, as `onnxq.quantize` does, and write the model over `model_output`.
+
+    An argument at its default leaves the choice to onnxq. calibration_data_reader: anything with `get_next`, or any
+    data of `onnxq.quantize`; read once, sample by sample. calibration_cache_path: a plan of onnxq, which is written,
+    or carried out where it is there already.
+    Warns once (CompatWarning) for each argument that means nothing here, and for alarms about the result.
+    Raises ConfigError without samples and plan; else as `onnxq.quantize`.
+    """
+    from onnxq.compat.selection import Selection
+
+    extra = dict(extra_options or {})
+    arguments = {
+        "quant_format": quant_format,
+        "per_channel": per_channel,
+        "reduce_range": reduce_range,
+        "activation_type": activation_type,
+        "weight_type": weight_type,
+        "use_external_data_format": use_external_data_format,
+        "calibration_providers": calibration_providers,
+    }
+    overrides, cautions = convert_options(arguments, ARGUMENTS)
+    for found in (convert_options(extra, STATIC_EXTRAS), choose_observer(calibrate_method, extra)):
+        overrides |= found[0]
+        cautions += found[1]
+    tensors = extra.get("TensorQuantOverrides")
+    selection = Selection(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
+    samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
+    plan = None if calibration_cache_path is None else Path(calibration_cache_path)
+    if plan is not None and plan.exists():
+        return _apply_plan(model_input, model_output, plan, samples, overrides, cautions, selection)
+    if calibration_data_reader is None:
+        cause = "is None, so that there are no samples to find ranges on"
+        raise ConfigError("calibration_data_reader", cause, "give a reader, or call quantize_dynamic", code="Q319")
+    overrides |= {} if plan is None else {"output.plan": str(plan)}
+    return _quantize(model_input, model_output, samples, None, overrides, cautions, selection)
+
+
+def quantize_dynamic(
+    model_input: Model,
+    model_output: str | Path,
+    op_types_to_quantize: Names = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    weight_type: Any = QuantType.QInt8,
+    nodes_to_quantize: Names = None,
+    nodes_to_exclude: Names = None,
+    use_external_data_format: bool = False,
+    extra_options: Extras = None,
+) -> Result:
+    """Quantize without samples: weights now, activations when the model runs (preset `ort-dynamic`).
+
+    See `quantize_static` for the arguments.
+    """
+    from onnxq.compat.selection import Selection
+
+    arguments = {
+        "per_channel": per_channel,
+        "reduce_range": reduce_range,
+        "weight_type": weight_type,
+        "use_external_data_format": use_external_data_format,
+    }
+    overrides, cautions = convert_options(arguments, ARGUMENTS)
+    more, further = convert_options(extra_options or {}, DYNAMIC_EXTRAS)
+    ops = [
+        *(op_types_to_quantize or ()),
+        *(_DYNAMIC_ALSO[op] for op in op_types_to_quantize or () if op in _DYNAMIC_ALSO),
+    ]
+    selection = Selection(ops, nodes_to_quantize, nodes_to_exclude)
+    return _quantize(
+        model_input, model_output, None, "ort-dynamic", overrides | more, [*cautions, *further], selection
+    )  # fmt: skip
+
+
+def _quantize(
+    model: Model,
+    output: str | Path,
+    data: Any,
+    config: str | None,
+    overrides: Overrides,
+    cautions: Iterable[Caution],
+    selection: Selection,
+) -> Result:
+    from onnxq.compat.selection import make_rules
+    from onnxq.pipeline import quantize as quantize_model
+
+    rules, more = make_rules(model, selection)
+    _warn_caller([*cautions, *more])
+    chosen = {**overrides, "latency": False, **({"rules": rules} if rules else {})}
+    result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
+    _warn_caller(result.report.alarms())
+    return result
+
+
+def _apply_plan(
+    model: Model,
+    output: str | Path,
+    plan: Path,
+    data: Any,
+    overrides: Overrides,
+    cautions: list[Caution],
+    selection: Selection,
+) -> Result:
+    """Carry out a plan, which says already all that arguments could; it is read, and never written."""
+    from onnxq.compat.selection import Selection
+    from onnxq.pipeline import apply
+
+    kept = {key: value for key, value in overrides.items() if key in ("external_data", "provider")}
+    if kept != overrides or selection != Selection():
+        reason = f"{plan} is a plan, in which it stands what is quantized and how"
+        cautions = [*cautions, warn_meaningless("all that says so beside calibration_cache_path", reason)]
+    _warn_caller(cautions)
+    result = apply(model, plan, data, overrides={**kept, "latency": False}, out=output, force=True)
+    _warn_caller(result.report.alarms())
+    return result
+
+
+def _warn_caller(cautions: Iterable[Caution]) -> None:
+    """Warn where a public function was called: past this function, the one that runs, and the public one."""
+    for caution in cautions:
+        warnings.warn(CompatWarning(caution), stacklevel=4)
+
+
+@dataclass
+class StaticQuantConfig:
+    """Arguments of `quantize_static`, for `quantize`."""
+
+    calibration_data_reader: Any
+    calibrate_method: Any = CalibrationMethod.MinMax
+    quant_format: Any = QuantFormat.QDQ
+    activation_type: Any = QuantType.QInt8
+    weight_type: Any = QuantType.QInt8
+    op_types_to_quantize: Names = None
+    nodes_to_quantize: Names = None
+    nodes_to_exclude: Names = None
+    per_channel: bool = False
+    reduce_range: bool = False
+    use_external_data_format: bool = False
+    calibration_providers: Sequence[str] | None = None
+    extra_options: Extras = None
+
+
+@dataclass
+class DynamicQuantConfig:
+    """Arguments of `quantize_dynamic`, for `quantize`."""
+
+    weight_type: Any = QuantType.QInt8
+    op_types_to_quantize: Names = None
+    nodes_to_quantize: Names = None
+    nodes_to_exclude: Names = None
+    per_channel: bool = False
+    reduce_range: bool = False
+    use_external_data_format: bool = False
+    extra_options: Extras = None
+
+
+def quantize(model_input: Model, model_output: str | Path, quant_config: object) -> Result:
+    """Call the function that the configuration is for."""
+    if isinstance(quant_config, StaticQuantConfig):
+        return quantize_static(model_input, model_output, **vars(quant_config))
+    if isinstance(quant_config, DynamicQuantConfig):
+        return quantize_dynamic(model_input, model_output, **vars(quant_config))
+    cause = f"is a {type(quant_config).__name__}"
+    fix = "give a StaticQuantConfig or DynamicQuantConfig of onnxq.compat; for weights alone, onnxq.quantize"
+    raise ConfigError("quant_config", cause, fix, code="Q304")
+
+
+def get_qdq_config(
+    model_input: Model,
+    calibration_data_reader: Any,
+    calibrate_method: Any = CalibrationMethod.MinMax,
+    calibrate_args: Mapping[str, Any] | None = None,
+    activation_type: Any = QuantType.QUInt8,
+    weight_type: Any = QuantType.QInt8,
+    activation_symmetric: bool = False,
+    weight_symmetric: bool | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    keep_removable_activations: bool = False,
+    min_real_range: float | None = None,
+    tensor_quant_overrides: Mapping[str, Any] | None = None,
+    calibration_providers: Sequence[str] | None = None,
+    op_types_to_quantize: Names = None,
+    nodes_to_exclude: Names | Callable[[onnx.ModelProto, onnx.NodeProto], bool] = None,
+    extra_options: Extras = None,
+) -> StaticQuantConfig:
+    """The arguments of `quantize_static` that mean the same, with the nodes that `nodes_to_exclude` picks by name."""
+    extra: dict[str, Any] = {
+        "MinimumRealRange": min_real_range,
+        "QDQKeepRemovableActivations": keep_removable_activations,
+        "ActivationSymmetric": activation_symmetric,
+        "WeightSymmetric": weight_symmetric,
+        "TensorQuantOverrides": tensor_quant_overrides,
+        **{_CALIBRATE_ARGS.get(key, key): value for key, value in (calibrate_args or {}).items()},
+        **(extra_options or {}),
+    }
+    excluded = _pick_nodes(model_input, nodes_to_exclude) if callable(nodes_to_exclude) else nodes_to_exclude
+    return StaticQuantConfig(
+        calibration_data_reader,
+        calibrate_method=calibrate_method,
+        activation_type=activation_type,
+        weight_type=weight_type,
+        op_types_to_quantize=op_types_to_quantize,
+        nodes_to_exclude=excluded,
+        per_channel=per_channel,
+        reduce_range=reduce_range,
+        calibration_providers=calibration_providers,
+        extra_options=extra,
+    )
+
+
+def _pick_nodes(model: Model, excludes: Callable[[onnx.ModelProto, onnx.NodeProto], bool]) -> list[str]:
+    from onnxq.graph import load_model
+
+    proto = load_model(model).proto
+    return [node.name for node in proto.graph.node if excludes(proto, node)]

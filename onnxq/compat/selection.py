@@ -1,0 +1,101 @@
+"""Lists of operators, nodes and tensors as rules of our configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxq.compat.options import name_value, warn_meaningless
+from onnxq.graph import load_model
+from onnxq.graph.scopes import walk_all_graphs
+from onnxq.nearest import suggest_names
+from onnxq.sites import Caution
+
+Rule = dict[str, Any]
+_FLOAT: Rule = {"float": True}
+# Keys of a tensor's override that are numbers, or of graphs that onnxq does not make.
+_NUMBERS = ("scale", "zero_point", "rmin", "rmax")
+_SIGNED = {"QInt8": (8, True), "QUInt8": (8, False), "QInt16": (16, True), "QUInt16": (16, False),
+           "QInt4": (4, True), "QUInt4": (4, False)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What shall be quantized, by the lists of a call; None or empty: everything."""
+
+    op_types: Sequence[str] | None = None
+    nodes: Sequence[str] | None = None
+    excluded: Sequence[str] | None = None
+    tensors: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+
+
+def make_rules(model: str | Path | onnx.ModelProto, selection: Selection) -> tuple[list[Rule], list[Caution]]:
+    """The rules that leave float whatever the lists do not want, and warnings for names that are not in the model."""
+    if not (selection.op_types or selection.nodes or selection.excluded or selection.tensors):
+        return [], []
+    graphs = [graph for _, graph in walk_all_graphs(load_model(model).proto)]
+    nodes = [node for graph in graphs for node in graph.node]
+    names, ops = {node.name for node in nodes}, {node.op_type for node in nodes}
+    constants = {tensor.name for graph in graphs for tensor in getattr(graph, "initializer", ())}
+    tensors = {name for node in nodes for name in (*node.input, *node.output) if name}
+    cautions: list[Caution] = []
+    rules: list[Rule] = []
+    if excluded := _keep_known("nodes_to_exclude", selection.excluded, names, cautions):
+        rules.append({"node": _match_any(excluded), "set": _FLOAT})
+    if selection.nodes:
+        wanted = _keep_known("nodes_to_quantize", selection.nodes, names, cautions)
+        rules += [{"node": _match_none(wanted), "set": _FLOAT}] if names - {*wanted} else []
+    if selection.op_types and ops - {*selection.op_types}:
+        rules.append({"op": _match_none(selection.op_types), "set": _FLOAT})
+    overrides = selection.tensors or {}
+    for name in _keep_known("TensorQuantOverrides", overrides, tensors, cautions):
+        changes = _convert_override(name, overrides[name], name in constants, cautions)
+        rules += [{"tensor": _match_any([name]), "set": changes}] if changes else []
+    return rules, cautions
+
+
+def _keep_known(argument: str, given: Iterable[str] | None, known: set[str], cautions: list[Caution]) -> list[str]:
+    """The names that the model has; a warning for each other one."""
+    for name in given or ():
+        if name not in known:
+            reason = f"the model has no {name!r}; {suggest_names(name, known)}"
+            cautions.append(warn_meaningless(f"{argument}: {name!r}", reason))
+    return [name for name in given or () if name in known]
+
+
+def _match_any(names: Iterable[str]) -> list[str]:
+    """Patterns that match these names and no others."""
+    return [
+        name if re.fullmatch(r"[^*?\[/][^*?\[]*|/[^*?\[]*[^*?\[/]", name) else f"/^{re.escape(name)}$/"
+        for name in names
+    ]
+
+
+def _match_none(names: Iterable[str]) -> str:
+    return f"/^(?!(?:{'|'.join(map(re.escape, names))})$)/"
+
+
+def _convert_override(name: str, given: Sequence[Mapping[str, Any]], constant: bool, cautions: list[Caution]) -> Rule:
+    """What a rule sets for a tensor's overrides, of which the first entry speaks for all channels."""
+    override = dict(given[0]) if given else {}
+    changes: Rule = {}
+    kind = name_value(override.pop("quant_type", None))
+    if kind in _SIGNED:
+        changes["bits"], changes["signed"] = _SIGNED[kind]
+    if (symmetric := override.pop("symmetric", None)) is not None:
+        changes["scheme"] = "symmetric" if symmetric else "asymmetric"
+    elif kind in _SIGNED and constant:
+        changes["scheme"] = "symmetric" if changes["signed"] else "asymmetric"
+    if override.pop("axis", None) is not None:
+        changes["granularity"] = "channel"
+    for key in override:
+        reason = "onnxq chooses it"
+        if key in _NUMBERS:
+            reason = "numbers belong into a plan: `onnxq plan`, edit it, `onnxq apply`"
+        cautions.append(warn_meaningless(f"TensorQuantOverrides: {key!r} of {name!r}", reason))
+    return changes

@@ -1,0 +1,63 @@
+"""quant_pre_process: onnxq folds, fuses and infers shapes by itself, so that there is nothing to do before."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxq.compat.options import CompatWarning, Option, convert_options
+
+if TYPE_CHECKING:
+    import onnx
+
+_INFERS = "sizes are observed on samples when the model is quantized"
+_FILE = "weights beside the model go into one file, `MODEL.data`, those of a few bytes excepted"
+_OPTIONS: Mapping[str, Option] = {
+    "skip_optimization": Option(False),
+    "skip_onnx_shape": Option(False),
+    "skip_symbolic_shape": Option(False),
+    "auto_merge": Option(False, reason=_INFERS),
+    "int_max": Option(2**31 - 1, reason=_INFERS),
+    "guess_output_rank": Option(False, reason=_INFERS),
+    "verbose": Option(0, reason="there is nothing to tell"),
+    "all_tensors_to_one_file": Option(False),
+    "external_data_location": Option(reason=_FILE),
+    "external_data_size_threshold": Option(1024, reason=_FILE),
+}
+
+
+def quant_pre_process(
+    input_model: str | Path | onnx.ModelProto | None = None,
+    output_model_path: str | Path | None = None,
+    skip_optimization: bool = False,
+    skip_onnx_shape: bool = False,
+    skip_symbolic_shape: bool = False,
+    auto_merge: bool = False,
+    int_max: int = 2**31 - 1,
+    guess_output_rank: bool = False,
+    verbose: int = 0,
+    save_as_external_data: bool = False,
+    all_tensors_to_one_file: bool = False,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+    **deprecated_kwargs: Any,
+) -> None:
+    """Write the model with a name for every node and the shapes that can be inferred, and change nothing else.
+
+    The quantizing functions do the rest. Warns once (CompatWarning) for each argument that means nothing here.
+    Raises ModelError for a model that cannot be read, ConfigError without one.
+    """
+    from onnxq.errors import ConfigError
+    from onnxq.graph import infer_shapes, load_model, name_nodes, save_model
+
+    source = deprecated_kwargs.pop("input_model_path", None) if input_model is None else input_model
+    if source is None or output_model_path is None:
+        name = "input_model" if source is None else "output_model_path"
+        raise ConfigError(name, "is not given", "give the path of a model", code="Q304")
+    given = {name: value for name, value in locals().items() if name in _OPTIONS}
+    for caution in convert_options({**given, **deprecated_kwargs}, _OPTIONS)[1]:
+        warnings.warn(CompatWarning(caution), stacklevel=2)
+    proto = name_nodes(load_model(source).proto)
+    save_model(infer_shapes(proto), output_model_path, external=save_as_external_data or None, overwrite=True)

@@ -1,0 +1,159 @@
+"""Scripts made for onnxruntime.quantization run here with another import, and nothing they say is lost in silence."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime import quantization
+
+import onnxq
+from onnxq import compat
+from onnxq.compat import CompatWarning, StaticQuantConfig, quantize_static
+from onnxq.config import list_presets
+from onnxq.errors import ConfigError
+from tests.compat import scripts
+
+OURS, THEIRS = "onnxq.compat", "onnxruntime.quantization"
+DYNAMIC = pytest.mark.skipif("ort-dynamic" not in list_presets(), reason="there is no dynamic mode yet")
+
+
+def run_script(text: str, package: str) -> list[str]:
+    """Run a script in this folder; gives the warnings of ours."""
+    logging.getLogger().setLevel(logging.ERROR)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(text.replace("PACKAGE", package), "script.py", "exec"), {})
+    return [str(one.message) for one in caught if issubclass(one.category, CompatWarning)]
+
+
+def float_weights(path: Path) -> set[str]:
+    """Names of the weights that no DequantizeLinear makes."""
+    graph = onnx.load(path).graph
+    known = {tensor.name for tensor in graph.initializer} & {"w0", "w1", "w2"}
+    return {name for node in graph.node for name in node.input if name in known and "Quantize" not in node.op_type}
+
+
+@pytest.mark.parametrize(
+    ("script", "body", "stay_float"),
+    [
+        pytest.param(scripts.IMAGES, scripts.CLASSIFIER, None, id="images"),
+        pytest.param(scripts.EXCLUDING, scripts.CLASSIFIER, {"w1", "w2"}, id="excluding"),
+        pytest.param(scripts.CONFIGURED, scripts.CLASSIFIER, {"w2"}, id="configured"),
+        pytest.param(scripts.TRANSFORMER, scripts.ENCODER, set(), id="transformer", marks=DYNAMIC),
+    ],
+)
+def test_a_script_runs_with_either_import(script, body, stay_float, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    scripts.prepare_folder(tmp_path, body)
+    reached = {}
+    for package in (THEIRS, OURS):
+        assert run_script(script, package) == []
+        reached[package] = scripts.measure_sqnr(tmp_path / "model.onnx", tmp_path / "out.onnx")
+        if stay_float is not None:
+            assert float_weights(tmp_path / "out.onnx") == stay_float, package
+    assert reached[OURS] >= reached[THEIRS], reached
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["quantize_static", "quantize_dynamic", "quantize", "get_qdq_config", "StaticQuantConfig", "DynamicQuantConfig",
+     "quant_pre_process"],
+)  # fmt: skip
+def test_signatures_are_theirs(name: str) -> None:
+    theirs = inspect.signature(getattr(quantization, name)).parameters
+    ours = inspect.signature(getattr(compat, name)).parameters
+    # Newer releases have more at the end.
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for key, one in theirs.items():
+        default, other = (getattr(each.default, "name", each.default) for each in (one, ours[key]))
+        assert other == default, key
+        assert ours[key].kind is one.kind, key
+
+
+def classifier() -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
+    proto = scripts.make_net(scripts.CLASSIFIER)
+    return proto, [{"x": x} for x in scripts.make_inputs(proto, 8)]
+
+
+class ListReader(compat.CalibrationDataReader):
+    def __init__(self, samples) -> None:
+        self.left = iter(samples)
+
+    def get_next(self):
+        return next(self.left, None)
+
+
+def test_an_argument_that_means_nothing_warns_once_where_the_function_was_called(tmp_path) -> None:
+    proto, samples = classifier()
+    with pytest.warns(CompatWarning) as caught:
+        quantize_static(
+            proto, tmp_path / "q.onnx", ListReader(samples), quant_format=quantization.QuantFormat.QOperator,
+            nodes_to_exclude=["Conv_9"], extra_options={"DedicatedQDQPair": True, "Symetric": 1},
+        )  # fmt: skip
+    said = [str(one.message) for one in caught]
+    assert [text.split(" means")[0] for text in said] == [
+        "quant_format", "DedicatedQDQPair", "Symetric", "nodes_to_exclude: 'Conv_9'",
+    ]  # fmt: skip
+    assert "did you mean 'Conv_" in said[-1]
+    assert {one.filename for one in caught} == {__file__}
+    assert {one.message.code for one in caught} == {"W130"}
+
+
+def test_an_alarm_about_the_result_is_a_warning(tmp_path) -> None:
+    proto, samples = classifier()
+    with pytest.warns(CompatWarning, match="nothing was quantized") as caught:
+        done = quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["LSTM"])
+    assert [one.message.code for one in caught] == ["W111"]
+    assert done.plan.sites == ()
+
+
+def test_a_cache_is_a_plan(tmp_path) -> None:
+    proto, samples = classifier()
+    plan = tmp_path / "plan.json"
+    made = quantize_static(proto, tmp_path / "a.onnx", ListReader(samples), calibration_cache_path=plan)
+    again = quantize_static(proto, tmp_path / "b.onnx", calibration_cache_path=plan)
+    assert (tmp_path / "a.onnx").stat().st_size
+    assert onnx.load(tmp_path / "a.onnx").graph == onnx.load(tmp_path / "b.onnx").graph
+    assert [site.site for site in again.plan.sites] == [site.site for site in made.plan.sites]
+    with pytest.warns(CompatWarning, match="calibration_cache_path means nothing here"):
+        quantize_static(proto, tmp_path / "b.onnx", calibration_cache_path=plan, nodes_to_exclude=["Conv_0"])
+
+
+def test_without_samples_there_is_nothing_to_calibrate_with(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="there are no samples") as raised:
+        quantize_static(classifier()[0], tmp_path / "q.onnx")
+    assert raised.value.code == "Q319"
+
+
+def test_a_configuration_of_another_package_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="is a dict"):
+        compat.quantize(classifier()[0], tmp_path / "q.onnx", {})
+
+
+def test_a_configuration_has_its_arguments_as_attributes() -> None:
+    config = StaticQuantConfig(None, per_channel=True)
+    config.nodes_to_exclude = ["a"]
+    assert (config.per_channel, config.nodes_to_exclude, config.extra_options) == (True, ["a"], None)
+
+
+def test_importing_it_loads_no_engine() -> None:
+    heavy = ("torch", "onnxruntime", "onnx", "pydantic", "numpy")
+    code = f"import sys, onnxq.compat; print(*(name for name in {heavy!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_result_is_that_of_quantize(tmp_path) -> None:
+    proto, samples = classifier()
+    ours = quantize_static(proto, tmp_path / "q.onnx", ListReader(samples))
+    plain = onnxq.quantize(proto, samples, overrides={"latency": False})
+    assert [(site.site, site.spec) for site in ours.plan.sites] == [(one.site, one.spec) for one in plain.plan.sites]
+    assert onnx.load(tmp_path / "q.onnx").graph == plain.model.graph
