@@ -20,6 +20,7 @@ to onnxq is in [extending.md](extending.md).
 # Package -> what it is for; every name of its `__all__` is public, or of these names where some are given.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "onnxq": ("The engine.", ()),
+    "onnxq.compat": ("For scripts made for onnxruntime.quantization ([from-onnxruntime](from-onnxruntime.md)).", ()),
     "onnxq.observers": ("To add an observer.", ("Observer", "register_observer")),
     "onnxq.targets": ("To add a target.", ("Target", "Capability", "PlacementRule", "Output", "Candidate")),
     "torch_frontend.quant_model": ("The PyTorch front end.", ()),

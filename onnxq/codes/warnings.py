@@ -82,7 +82,7 @@ WARNINGS = (
          "The model came with pairs in types, or with zero points, that the target's engine does not read.",
          "Quantize the float model for this target."),
     Code("W130", "an argument of another tool means nothing here",
-         "A script made for onnxruntime.quantization gave `onnxq.compat` an argument or an extra option that nothing in "
-         "onnxq answers to, or a name that the model does not have.",
+         "A script made for onnxruntime.quantization gave `onnxq.compat` an argument or an extra option that nothing "
+         "in onnxq answers to, or a name that the model does not have.",
          "Take it out, or see docs/from-onnxruntime.md for the way to the same end."),
 )  # fmt: skip
