@@ -85,12 +85,22 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
                 continue
             makers = quantizers.get(name, [])
             stored = [q.outputs[0] for q in makers if index.dtype(q.result) in _INTEGERS]
-            levels = (Counterpart(tensor, find_level(index, tensor)) for tensor in stored)
+            levels = [Counterpart(tensor, find_level(index, tensor)) for tensor in stored]
             # An exporter that quantizes an output gives the dequantized tensor the float one's name.
             names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
             reference = next((one for one in names if one in known), "")
-            found.append(MatchedTensor(name, node, reference, (Counterpart(name, None), *levels)))
+            cut = levels and _lacks_activation(float_index, reference, node)
+            found.append(MatchedTensor(name, node, reference, (*(() if cut else (Counterpart(name, None),)), *levels)))
     return tuple(found)
+
+
+def _lacks_activation(float_index: GraphIndex, reference: str, node: NodeRef) -> bool:
+    """True where a tool took out a Relu or Clip, which the range of the quantizer behind does as well.
+
+    The node in front then makes the tensor of its name, which has the float model's values only when quantized.
+    """
+    maker = float_index.producer(TensorId(reference))
+    return maker is not None and maker.op_type in ("Relu", "Clip") and node.op_type != maker.op_type
 
 
 def _find_data_nodes(index: GraphIndex) -> set[str]:

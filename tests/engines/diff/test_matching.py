@@ -34,6 +34,22 @@ def test_weights_computed_first_are_no_rows() -> None:
     assert [row.name for row in match_tensors(index, index)] == ["a", "y"]
 
 
+def test_a_relu_that_a_tool_took_out_is_compared_behind_the_quantizer() -> None:
+    """As onnxruntime.quantization does where the range of the pair begins at 0."""
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>\n'
+        "g (float[N,4] x) => (float[N,4] y) <float s = {0.1}, uint8 z = {0}> {\n"
+        "h = Neg(x) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = Abs(d) }"
+    )
+    float_model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>\n'
+        "g (float[N,4] x) => (float[N,4] y) { g = Neg(x) h = Relu(g) y = Abs(h) }"
+    )
+    rows = {row.reference: row for row in match_tensors(indexed(float_model), indexed(proto))}
+    assert [one.tensor for one in rows["h"].counterparts] == ["q"]
+    assert [one.tensor for one in rows["y"].counterparts] == ["y"]
+
+
 def test_pairs_lead_back_to_their_source() -> None:
     index = indexed(pairs(chain()))
     assert find_source(index, "r/dequantized") == find_source(index, "r/quantized") == find_source(index, "r") == "r"
