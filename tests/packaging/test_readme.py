@@ -1,9 +1,14 @@
-"""The README's commands run from top to bottom as they stand, in a folder that has what they name; its Python too."""
+"""The README's commands run from top to bottom as they stand, in a folder that has what they name; its Python too.
+
+What it shows of other tools' files is what is printed, and its figures are those of docs/results.md.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +16,16 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 from onnx import numpy_helper, parser
+from onnxruntime import quantization
 
 import onnxq
 from onnxq.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCK = next(block for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) if "onnxq quantize" in block)
+BLOCKS = [block for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) if "onnxq " in block]
+BLOCK = next(block for block in BLOCKS if "onnxq plan" in block)
+SHOWN = re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL)
 
 
 BODY = """g (float[N,32,8,8] x) => (float[N,32,8,8] y) {
@@ -77,3 +85,59 @@ def test_the_python_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         exec(compile(block, "README.md", "exec"), {})
     assert capsys.readouterr().out.startswith("y (")
     assert (folder / "model.q.onnx").stat().st_size < (folder / "model.onnx").stat().st_size / 2
+
+
+class Digits(quantization.CalibrationDataReader):
+    """The digits that the repository carries, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.left = iter([{"image": one[None]} for one in np.load(path)["image"]])
+
+    def get_next(self):
+        return next(self.left, None)
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder in which the README looks at a file of another tool."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
+    examples = ROOT / "examples" / "digits"
+    shutil.copy(examples / "digits.onnx", "model.onnx")
+    shutil.copy(examples / "digits.npz", "samples.npz")
+    quantization.quantize_static("model.onnx", "model.int8.onnx", Digits(Path("samples.npz")))
+
+
+def is_printed(line: str, printed: list[str]) -> bool:
+    """True where a line is printed so, but for three percent of each figure that is measured; … stands for anything."""
+    pieces = re.split(r"(-?\d+\.\d+)", line)
+    known = [float(one) for one in pieces[1::2]]
+    texts = (re.escape(one).replace("…", ".*") for one in pieces[::2])
+    pattern = r"(-?\d+\.\d+)".join(texts)
+    found = (re.fullmatch(pattern, one) for one in printed)
+    return any(match and np.allclose([float(one) for one in match.groups()], known, rtol=0.03) for match in found)
+
+
+@pytest.mark.slow
+@pytest.mark.recent_ort
+@pytest.mark.usefixtures("digits")
+def test_what_is_shown_of_another_tools_file_is_what_is_printed() -> None:
+    assert len(SHOWN) == 2
+    for line, shown in zip(BLOCKS[0].splitlines(), SHOWN, strict=True):
+        done = run(*shlex.split(line, comments=True)[1:])
+        assert done.exit_code == 0, done.output
+        printed = [one.rstrip() for one in done.output.splitlines()]
+        assert [one for one in shown.splitlines() if not is_printed(one, printed)] == []
+
+
+def test_its_figures_are_those_of_the_results() -> None:
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2:-1] for line in TEXT.splitlines() if re.match(r"\| [A-Z].*\d", line)]
+    assert len(rows) == 4
+    section = results[results.index("## Beside every peer, in one run") :].split("\n## ")[0]
+    cells = [[cell.split(" / ")[0].strip(" *") for cell in line.split("|")[3:-1]] for line in section.splitlines()]
+    for values in rows:
+        _, *ours = [value.strip(" *") for value in values]
+        # Without `fast`, the first column there.
+        assert ours in cells, ours
+        assert values[0].strip() in results
