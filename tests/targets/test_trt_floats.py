@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.spec import FloatType
