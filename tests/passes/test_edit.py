@@ -1,4 +1,4 @@
-"""The edits that passes share, each on a small graph: names that stay, constants in place or copied, chains taken out."""
+"""The edits that passes share: names that stay, constants in place or copied, chains taken out."""
 
 from __future__ import annotations
 

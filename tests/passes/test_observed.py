@@ -22,14 +22,16 @@ def site(name: str, scale: float | None, role: Role = Role.ACTIVATION, observer:
 
 
 def plan(*sites: SitePlan) -> Plan:
-    return Plan(target="ort", sites=sites)
+    return Plan(target="ort", model="", topology="", weights="", sites=sites)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
         pytest.param([site("a", 1.0)], [site("a", 1.0)], "", id="as it was"),
-        pytest.param([site("a", 1.0)], [site("a", 2.0)], "in place of the observer mse at a: because", id="another scale"),
+        pytest.param(
+            [site("a", 1.0)], [site("a", 2.0)], "in place of the observer mse at a: because", id="another scale"
+        ),
         pytest.param([site("a", 1.0, Role.OUTPUT)], [site("a", 2.0, Role.OUTPUT)],
                      "in place of the observer mse at a: because", id="of an output"),
         pytest.param([site("a", 1.0, Role.WEIGHT)], [site("a", 2.0, Role.WEIGHT)], "", id="of a weight"),

@@ -23,31 +23,29 @@ def numbers(held: Dataset) -> list[int]:
     return [int(sample["x"].ravel()[0]) for sample in held.samples()]
 
 
-def samples(calibration: range, validation: range, seed: int = 0) -> Samples:
-    first, second = dataset(calibration), dataset(validation)
+def samples(count: int, seed: int = 0) -> Samples:
+    """So many for calibration, and four more held back."""
+    first, second = dataset(range(count + 4)).split(4, keep=range(count))
     return Samples(first, first, second, second, "", {}, "", synthetic=False, seed=seed)
 
 
 @pytest.mark.parametrize(
-    ("calibration", "validation", "judges", "trial"),
-    [
-        pytest.param(range(20), range(100, 104), 12, 8, id="some of many"),
-        pytest.param(range(3), range(100, 104), 7, 7, id="all of few"),
-    ],
+    ("count", "judges", "trial"),
+    [pytest.param(20, 12, 8, id="some of many"), pytest.param(3, 7, 7, id="all of few")],
 )
-def test_sets_of_judges_are_some_of_the_calibration_and_all_held_back(calibration, validation, judges, trial):
-    one = samples(calibration, validation)
+def test_sets_of_judges_are_some_of_the_calibration_and_all_held_back(count, judges, trial):
+    one, validation = samples(count), range(count, count + 4)
     assert numbers(one.judge.samples) == list(validation)
-    for found, count in ((one.judges.samples, judges), (one.equalizing, trial)):
+    for found, wanted in ((one.judges.samples, judges), (one.equalizing, trial)):
         held = numbers(found)
-        assert len(held) == len(set(held)) == count
+        assert len(held) == len(set(held)) == wanted
         assert held[-4:] == list(validation)
-        assert set(held[:-4]) <= set(calibration)
+        assert set(held[:-4]) <= set(range(count))
 
 
 def test_the_choice_is_that_of_the_seed_and_made_once():
-    one, same = samples(range(20), range(100, 104), 7), samples(range(20), range(100, 104), 7)
+    one, same = samples(20, 7), samples(20, 7)
     assert one.judges is one.judges
     assert numbers(one.judges.samples) == numbers(same.judges.samples)
-    others = [numbers(samples(range(20), range(100, 104), seed).judges.samples) for seed in range(5)]
+    others = [numbers(samples(20, seed).judges.samples) for seed in range(5)]
     assert len({tuple(found) for found in others}) > 1

@@ -17,12 +17,12 @@ from tests.engines.kit import matmul
         pytest.param({"engine": "tensort"}, "Q312", "engine 'tensort': is not known", id="an unknown engine"),
         pytest.param({"engine": "ort", "capability": "8.6"}, "Q317", "ort builds for this machine",
                      id="a capability for ONNX Runtime"),
-        pytest.param({"engine": "trt", "capability": "8.6"}, "Q317", "trt builds for this machine",
+        pytest.param({"engine": "tensorrt", "capability": "8.6"}, "Q317", "tensorrt builds for this machine",
                      id="a capability for TensorRT"),
-        pytest.param({"engine": "trt", "require_exact": True}, "Q317", "TensorRT's sums are exact",
+        pytest.param({"engine": "tensorrt", "require_exact": True}, "Q317", "TensorRT's sums are exact",
                      id="exact sums of TensorRT"),
-        pytest.param({"engine": "trt-rtx", "capability": "Ampere"}, "Q304", "is none", id="a capability in words"),
-        pytest.param({"engine": "trt-rtx", "capability": "8"}, "Q304", "write it as 8.6", id="half a capability"),
+        pytest.param({"engine": "tensorrt-rtx", "capability": "Ampere"}, "Q304", "is none", id="a capability in words"),
+        pytest.param({"engine": "tensorrt-rtx", "capability": "8"}, "Q304", "write it as 8.6", id="half a capability"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_refused_before_a_build(options, code, words):
@@ -34,7 +34,7 @@ def test_options_that_do_not_fit_are_refused_before_a_build(options, code, words
 def test_an_earlier_proof_that_cannot_be_read_is_found_out_first(tmp_path: Path):
     # Before the options, and so before minutes of building.
     missing = tmp_path / "proof.json"
-    with pytest.raises(Exception, match="proof.json"):
+    with pytest.raises(Exception, match=r"proof\.json"):
         prove_model(matmul(), ProveRequest(engine="tensort", compare=missing))
 
 
@@ -42,8 +42,8 @@ def test_an_earlier_proof_that_cannot_be_read_is_found_out_first(tmp_path: Path)
     ("engine", "names"),
     [
         ("ort", {"build.log", "optimized.onnx"}),
-        ("trt", {"build.log", "layers.txt", "model.engine"}),
-        ("trt-rtx", {"build.log", "layers.txt", "model.engine"}),
+        ("tensorrt", {"build.log", "layers.txt", "model.engine"}),
+        ("tensorrt-rtx", {"build.log", "layers.txt", "model.engine"}),
     ],
 )
 def test_files_of_a_build_have_names_for_people(engine, names):
@@ -57,8 +57,8 @@ def test_files_of_a_build_have_names_for_people(engine, names):
         pytest.param("ort", "reduced.onnx", True, id="the smallest part that fails"),
         pytest.param("ort", "model.engine", False, id="a result of another engine"),
         pytest.param(None, "model.engine", True, id="a result of an engine that the model may choose"),
-        pytest.param("trt", "notes.txt", False, id="another file"),
-        pytest.param("trt", "timing.cache", False, id="the timing cache, which grows"),
+        pytest.param("tensorrt", "notes.txt", False, id="another file"),
+        pytest.param("tensorrt", "timing.cache", False, id="the timing cache, which grows"),
     ],
 )
 def test_earlier_results_are_overwritten_by_force_only(tmp_path: Path, engine, held, refused):

@@ -1,4 +1,4 @@
-"""Integers that follow from static dims: each value told must be the one ONNX Runtime computes, whatever the batch is."""
+"""Integers that follow from static dims: each must be the one that ONNX Runtime computes, whatever the batch is."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ def test_promoting_nothing_is_the_plan_itself(floats, wide, plan):
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c", "y"])
-def test_an_operator_that_becomes_float_takes_its_weight_along_and_says_why(floats, plan, name):
+def test_an_operator_that_becomes_float_takes_its_weight_along_and_says_why(floats, problem, plan, name):
     after = floats.placed(frozenset(name))
-    assert list_quantized_ops(floats.draft, after) == tuple(one for one in ("a", "b", "c", "y") if one != name)
+    assert list_quantized_ops(problem, after) == tuple(one for one in ("a", "b", "c", "y") if one != name)
     assert floats.lost(after) == (name,)
     told = {one.subject: one for one in after.left_float}
     assert (told[name].code, told[name].rule) == ("F106", "promoted")
@@ -172,12 +172,11 @@ def test_a_weight_with_rounded_values_keeps_them_when_its_input_is_widened(probl
     assert after[str(weight.site)].values is rounded.values
 
 
-def test_corrected_biases_stay_with_operators_that_stay(floats, problem, plan):
+def test_corrected_biases_stay_with_operators_that_stay(problem, plan):
     biases = tuple(BiasPlan(edge=Edge(name, 2, ""), values=np.ones(8, np.float32)) for name in "ab")
-    ways = Ways(problem, replace(plan, biases=biases, nodes={"a": "id a", "b": "id b"}))
+    ways = Ways(problem, replace(plan, biases=biases))
     after = ways.placed(frozenset("b"))
     assert [bias.edge.node for bias in after.biases] == ["a"]
-    assert after.nodes["a"] == "id a"
 
 
 def test_the_owner_of_a_bias_is_its_node_or_the_matmul_in_front_of_its_add():
