@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxq.graph import ModelLike
-from onnxq.graph.precision.narrow import write_types
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph.precision.binding import DEQUANTIZE, QUANTIZE
+from onnxq.graph.precision.narrow import is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.plan import Plan
 from onnxq.spec import FLOAT_TYPES, FloatType
@@ -20,8 +21,16 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
         floats = {value.name for value in values if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type}
         interface = dict.fromkeys(sorted(floats), types.io.onnx_type)
     if types is None or types.type is FloatType.FLOAT32:
-        narrow = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
-        return write_types(proto, narrow.onnx_type, None, interface=interface) if interface else proto
-    # Pairs that the model came with keep their numbers, which are float32.
-    wide = {*(one.node for one in types.kept), *plan.kept}
-    return write_types(proto, types.type.onnx_type, wide, limited=types.limited, interface=interface)
+        came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
+        return write_types(proto, came.onnx_type, None, interface=interface) if interface else proto
+    narrow, index = types.type, get_index(proto)
+    # Pairs that the model came with keep their numbers.
+    pairs = (index.node(name) for name in plan.kept)
+    wide = {*(one.node for one in types.kept), *(one.name for one in pairs if not _is_same(index, one, narrow))}
+    return write_types(proto, narrow.onnx_type, wide, limited=types.limited, interface=interface)
+
+
+def _is_same(index: GraphIndex, node: NodeRef, kind: FloatType) -> bool:
+    """True for half a pair whose scales are in this type what they are in float32."""
+    scale = index.input_value(node, 1) if node.op_type in (QUANTIZE, DEQUANTIZE) and not node.domain else None
+    return scale is not None and is_exact(scale, kind.onnx_type)

@@ -17,7 +17,7 @@ class KeepReason(str, Enum):
     SMALL = "small"  # values that it makes lie below the normal numbers of the type
     PRECISION = "precision"  # from rounded inputs it makes something else
     SCALE = "scale"  # a scale of what it reads is no normal number of the type
-    EXISTING = "existing"  # it reads a pair that the model came with, whose scale is float32
+    EXISTING = "existing"  # it reads a pair that the model came with, whose scale the type does not hold exactly
     KERNEL = "kernel"  # the engine has no kernel
     ONNX = "onnx"  # ONNX does not know the operator in the type, or nobody knows what type it reads
     SHAPES = "shapes"  # it computes shapes or positions

@@ -18,6 +18,7 @@ from onnxq.graph import name_nodes
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.plan import KeepReason, to_json
 from onnxq.report import View, show_report
+from onnxq.report.pairs import show_inspection
 from onnxq.runtime import Session
 from tests.targets.graphs import model
 
@@ -126,9 +127,7 @@ def test_dry_run_shows_the_types(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_inspect_reads_the_types_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    from onnxq.report import show_inspection
-
-    result = onnxq.quantize(convs(), images(), "trt-int8", effort="fast")
+    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast"})
     found = onnxq.inspect(result.model)
     assert found.float_types == result.plan.precision
     assert {pair.bits for pair in found.pairs} == {8}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
@@ -72,16 +70,6 @@ def test_sums_that_may_overflow_are_told_where_kernels_add_in_16_bits(preset: st
     plan = draft(proto, preset=preset, saturation="allow").default()
     assert [line.code for line in plan.warnings] == ["W102"] * told
     assert draft(proto, preset=preset).default().warnings == ()
-
-
-def test_half_precision_needs_the_opset_that_takes_it() -> None:
-    proto = network("g (float16[1,8,6,6] x) => (float16[1,8,6,6] y) { y = Conv(x, w) }")
-    proto.graph.initializer.append(numpy_helper.from_array(np.ones(POINT, np.float16), "w"))
-    assert draft(proto, preset="trt-int8").default().opset == 19
-    assert (
-        draft(network(f"g ({MAP} x) => ({MAP} y) {{ y = Conv(x, w) }}", w=POINT), preset="trt-int8").default().opset
-        == 13
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 from onnxq.annotate import OperatorInfo, Origin, PairInfo, WeightSums
+from onnxq.plan import PrecisionPlan
 from onnxq.report.pairs import inspection_json, show_inspection
 from onnxq.sites import Caution, Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
@@ -21,6 +22,7 @@ class Found:
     warnings: tuple[Caution, ...] = ()
     operators: tuple[OperatorInfo, ...] = ()
     weights: tuple[WeightSums, ...] = ()
+    float_types: PrecisionPlan | None = None
 
 
 X = PairInfo(

@@ -138,6 +138,14 @@ def holds_scale(scale: NDArray[Any], narrow: int, *, weight: bool) -> bool:
     return bool(np.sqrt(np.sum((written - values) ** 2)) <= _LOST * np.sqrt(np.sum(values**2)))
 
 
+def is_exact(scale: NDArray[Any], narrow: int) -> bool:
+    """True when a pair has the same scales in the type, as one has that was written in it."""
+    values = np.asarray(scale, np.float64)
+    with np.errstate(over="ignore", under="ignore"):
+        written = values.astype(helper.tensor_dtype_to_np_dtype(narrow)).astype(np.float64)
+    return bool((values >= FLOAT_TYPES[narrow].smallest).all() and np.array_equal(written, values))
+
+
 @dataclass(eq=False)
 class _TypeWriter:
     """Writes types graph by graph, from the outside in.
@@ -180,14 +188,18 @@ class _TypeWriter:
         wanted = self.types.of_readers(held) if index.is_constant(held) else {FLOAT}
         kind = self.made[held] = self.types.narrow if wanted == {self.types.narrow} else FLOAT
         # Both halves of a pair have one scale, also where they have two types.
-        if kind != FLOAT or (self.types.narrow in wanted and self._is_scale(held)):
+        if kind != FLOAT or self._is_shared_scale(held, wanted):
             value = self._narrow(decode_tensor(tensor, store), self._is_limited(held))
             value = value if kind != FLOAT else value.astype(np.float32)
             tensor.CopyFrom(encode_tensor(tensor.name, value, kind, store=store))
 
-    def _is_scale(self, held: TensorId) -> bool:
-        readers = ((self.types.index.node(edge.node), edge.index) for edge in self.types.index.consumers(held))
-        return any(node.op_type in (QUANTIZE, DEQUANTIZE) and k == 1 for node, k in readers)
+    def _is_shared_scale(self, held: TensorId, wanted: set[int]) -> bool:
+        """True for the scale of a pair that is read in both types, or written in both."""
+        index, pairs = self.types.index, (QUANTIZE, DEQUANTIZE)
+        readers = [index.node(edge.node) for edge in index.consumers(held) if edge.index == 1]
+        paired = [node for node in readers if node.op_type in pairs and not node.domain]
+        both = any(node.op_type == DEQUANTIZE and self._read_in_both(node) for node in paired)
+        return both or (bool(paired) and self.types.narrow in wanted)
 
     def _is_limited(self, held: TensorId) -> bool:
         return any(edge in self.types.limited for edge in self.types.index.consumers(held))
@@ -220,14 +232,13 @@ class _TypeWriter:
     def _read_in_both(self, ref: NodeRef) -> bool:
         made = TensorId(ref.outputs[0], ref.scope)
         # One that stays in float32 gives that alone, and a Cast follows.
-        fixed = self.types.wide is None or ref.name in self.types.wide
+        fixed = self.types.wide is None or ref.name in self.types.wide or not self.types.fits_scale(ref)
         return not fixed and self.types.of_node(ref) == FLOAT and self.types.narrow in self.types.of_readers(made)
 
     def _repeat_dequantize(self, node: NodeProto, ref: NodeRef, scope: str) -> None:
-        """A second DequantizeLinear for the readers in the narrow type, where its scale fits in there."""
+        """A second DequantizeLinear for the readers in the narrow type."""
         held = self.types.index.resolve(ref.inputs[1], scope)
-        if held is None or not self.types.fits_scale(ref):
-            return
+        assert held is not None
         copy = NodeProto()
         copy.CopyFrom(node)
         suffix = TYPE_NAMES[self.types.narrow]
@@ -349,4 +360,4 @@ def _set_type(value: ValueInfoProto, kind: int) -> None:
         value.type.tensor_type.elem_type = kind
 
 
-__all__ = ["FLOAT", "LOWEST", "TYPE_NAMES", "holds_scale", "make_cast", "write_types"]
+__all__ = ["FLOAT", "LOWEST", "TYPE_NAMES", "holds_scale", "is_exact", "make_cast", "write_types"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxq.graph import NodeRef
 from onnxq.graph.precision.binding import Binding, is_float32
-from onnxq.graph.precision.narrow import holds_scale
+from onnxq.graph.precision.narrow import holds_scale, is_exact
 from onnxq.plan import KeepReason, KeptFloat32
 from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
 from onnxq.sites import Edge, Role, TensorId
@@ -206,7 +206,8 @@ class ReasonSearch:
     def _check_scales(self) -> None:
         """Readers of pairs whose scales the type does not hold, or must not change."""
         for site in self.problem.plan.existing:
-            for edge in site.consumers or ():
+            same = site.qparams is not None and is_exact(site.qparams.scale, self.problem.kind.onnx_type)
+            for edge in () if same else site.consumers or ():
                 self._keep(edge.node, KeepReason.EXISTING)
         for site in self.problem.plan.sites:
             constant = site.role in (Role.WEIGHT, Role.BIAS)

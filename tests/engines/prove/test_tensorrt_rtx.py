@@ -212,7 +212,7 @@ def test_float8_runs_where_the_hardware_has_it():
     data = {"x": rng.standard_normal((4, 2, 8, 64)).astype(np.float32)}
     quantized = onnxq.quantize(model, data, "trt-fp8", overrides={"latency": False}).model
     (node,) = prove(quantized, compute_capability="8.9").nodes
-    assert (node.type, node.types) == ("float8", "float8 x float8 -> float32")
+    assert (node.type, node.types) == ("float8", "float8 x float8 -> float16")
     older = onnxq.prove(quantized, overrides={"compute_capability": "8.6"})
     assert older.build.state == "failed"
     assert "fp8_e4m3" in older.build.reason

@@ -1,0 +1,123 @@
+"""An equalized model is compared with the float one, and judged quantized; where either cannot be, it is given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.config import DataConfig
+from onnxq.data import load_data
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex, infer_shapes
+from onnxq.passes.base import FloatReference, RunContext
+from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, score_equalized
+from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.state import State
+from onnxq.plan import Plan
+from onnxq.progress import Progress
+from tests.passes.context import make_context
+from tests.passes.kit import parse
+from tests.planner.kit import FORCE, draft
+
+TEXT = "g (float[1,4,8,8] x) => (float[1,4,8,8] y) { c = Conv(x, w) r = Relu(c) y = Conv(r, v) }"
+RNG = np.random.default_rng(0)
+WEIGHTS = {name: RNG.standard_normal((4, 4, 1, 1)).astype(np.float32) for name in "wv"}
+KEPT = PassReport("made up", changed=("c: scaled",))
+
+
+def model(**changed: np.ndarray) -> onnx.ModelProto:
+    return infer_shapes(parse(TEXT, **{**WEIGHTS, **changed}))
+
+
+def state(proto: onnx.ModelProto) -> State:
+    return State(proto, proto)
+
+
+def place(one: State, progress: Progress) -> Plan:
+    return draft(one.model, FORCE, effort="fast").default()
+
+
+@pytest.fixture(scope="module")
+def reference() -> onnx.ModelProto:
+    return model()
+
+
+@pytest.fixture
+def ctx(reference: onnx.ModelProto) -> RunContext:
+    x = RNG.standard_normal((6, 1, 4, 8, 8)).astype(np.float32)
+    made = make_context(load_data({"x": x}, GraphIndex(reference).inputs, DataConfig()))
+    return replace(made, reference=FloatReference(reference, made.data), place=place)
+
+
+def scaled(factor: Any, back: Any) -> State:
+    """Channels of the first weight times `factor`, columns of the second times `back`."""
+    w = (WEIGHTS["w"] * np.reshape(factor, (-1, 1, 1, 1))).astype(np.float32)
+    v = (WEIGHTS["v"] * np.reshape(back, (1, -1, 1, 1))).astype(np.float32)
+    return state(model(w=w, v=v))
+
+
+FACTORS = np.array([0.3, 7.0, 1.0, 100.0])
+
+
+def test_the_same_function_is_kept_with_the_difference_that_rounding_makes(ctx):
+    report = check_equivalent(ctx, scaled(FACTORS, 1 / FACTORS), KEPT)
+    assert report.outcome is Outcome.KEPT
+    assert report.changed == KEPT.changed
+    assert report.difference is not None
+    assert 0 < report.difference < 1e-4
+
+
+def test_another_function_is_not_equivalent(ctx):
+    report = check_equivalent(ctx, scaled(FACTORS, 1.01 / FACTORS), KEPT)
+    assert (report.outcome, report.changed) == (Outcome.NOT_EQUIVALENT, ())
+    assert report.difference is not None
+    assert report.difference > 1e-3
+
+
+def test_an_output_of_zeros_has_no_decibels_and_is_the_same_function(ctx):
+    nothing = np.zeros_like(WEIGHTS["v"])
+    ctx = replace(ctx, reference=FloatReference(model(v=nothing), ctx.data))
+    assert check_equivalent(ctx, state(model(v=nothing)), KEPT).outcome is Outcome.KEPT
+    # Rounding may make it another zero.
+    tiny = (WEIGHTS["v"] * 1e-9).astype(np.float32)
+    assert check_equivalent(ctx, state(model(v=tiny)), KEPT).outcome is Outcome.KEPT
+    assert check_equivalent(ctx, state(model(v=tiny * 1e4)), KEPT).outcome is Outcome.NOT_EQUIVALENT
+
+
+def test_the_score_is_of_the_worst_output_and_computed_once(ctx, reference):
+    calls = []
+    ctx = replace(ctx, place=lambda one, progress: calls.append(one) or place(one, progress))
+    one = state(reference)
+    score = score_equalized(ctx, one)
+    assert score is not None
+    assert 20 < score < 80
+    # Another state of the same model has that model's score.
+    assert score_equalized(ctx, state(reference)) == score
+    assert len(calls) == 1
+    uneven = score_equalized(ctx, scaled(np.geomspace(1e-3, 1e3, 4), np.geomspace(1e3, 1e-3, 4)))
+    assert uneven is not None
+    assert uneven < score - 5
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("why", ["the planner refuses", "nothing is quantized"])
+def test_a_model_that_cannot_be_quantized_has_no_score(ctx, reference, why):
+    def refuse(one: State, progress: Progress) -> Plan:
+        if why == "nothing is quantized":
+            return replace(place(one, progress), sites=())
+        raise PlanError("c", "cannot be planned")
+
+    ctx = replace(ctx, place=refuse)
+    assert score_equalized(ctx, state(reference)) is None
+    # That is remembered, too.
+    assert ctx.scores[id(reference)] == (reference, None)
+
+
+@pytest.mark.parametrize(("after", "kept"), [(30.0, True), (29.8, True), (29.6, False), (35.0, True)])
+def test_what_noise_alone_may_cost_is_kept(ctx, reference, after, kept):
+    one = state(reference)
+    assert EQUALIZED.keeps(ctx, one, one, 30.0, after) == kept

@@ -1,0 +1,187 @@
+"""What may be promoted, and the plan that comes of it: on a chain of convolutions, without a run of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.passes.mixed_precision.candidates import Ways, find_owners, list_quantized_ops
+from onnxq.passes.mixed_precision.request import UINT16
+from onnxq.plan import BiasPlan, Plan, SitePlan
+from onnxq.planner import OnnxPlacement
+from onnxq.sites import Edge, Role
+from onnxq.spec import QParams
+from tests.planner.kit import FORCE, draft, network
+
+TEXT = """g (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+    a = Conv<pads=[1,1,1,1]>(x, w0) r = Relu(a)
+    b = Conv<pads=[1,1,1,1]>(r, w1) q = Relu(b)
+    c = Conv<pads=[1,1,1,1]>(q, w2) s = Add(c, r)
+    y = Conv<pads=[1,1,1,1]>(s, w3) }"""
+WEIGHT = (8, 8, 3, 3)
+
+
+def net() -> onnx.ModelProto:
+    return network(TEXT, w0=WEIGHT, w1=WEIGHT, w2=WEIGHT, w3=WEIGHT)
+
+
+def numbered(plan: Plan) -> Plan:
+    """The plan with a scale of its own at every site, as if it had been calibrated."""
+    sites = []
+    for k, site in enumerate(plan.sites):
+        zero = np.array(0, np.int32)
+        sites.append(replace(site, qparams=QParams(np.array(k + 1, np.float32), zero)))
+    return replace(plan, sites=tuple(sites))
+
+
+@pytest.fixture(scope="module")
+def problem() -> OnnxPlacement:
+    return draft(net(), FORCE)
+
+
+@pytest.fixture(scope="module")
+def plan(problem) -> Plan:
+    return numbered(problem.default())
+
+
+@pytest.fixture(scope="module")
+def floats(problem, plan) -> Ways:
+    return Ways(problem, plan)
+
+
+@pytest.fixture(scope="module")
+def wide(problem, plan) -> Ways:
+    return Ways(problem, plan, UINT16)
+
+
+def sites(plan: Plan, *roles: Role) -> dict[str, SitePlan]:
+    return {str(site.site): site for site in plan.sites if not roles or site.role in roles}
+
+
+def test_the_computing_operators_are_those_with_quantized_weights_as_they_run(problem, plan):
+    assert list_quantized_ops(problem, plan) == ("a", "b", "c", "y")
+    assert list_quantized_ops(problem, replace(plan, sites=())) == ()
+
+
+def test_an_operator_without_a_weight_computes_in_integers_with_all_its_activations():
+    text = "g (float[1,4,8,8] p, float[1,4,8,8] q) => (float[1,4,8,8] y) { y = MatMul(p, q) }"
+    problem = draft(network(text), FORCE, preset="trt-int8", attention="quantized")
+    plan = problem.default()
+    assert list_quantized_ops(problem, plan) == ("y",)
+    first = replace(plan, sites=tuple(site for site in plan.sites if "p" in str(site.site)))
+    assert len(first.sites) == 1
+    assert list_quantized_ops(problem, first) == ()
+
+
+def test_candidates_are_operators_tensors_and_stretches_no_two_alike(floats):
+    assert {one.name: "".join(sorted(one.keys)) for one in floats.candidates()} == {
+        "a": "a", "b": "b", "c": "c", "y": "y",
+        # The operators that make or read one tensor; those of x, s and y are single ones already.
+        "r": "ab", "q": "bc",
+        # Halves of the network; the first one is r's.
+        "c … y": "cy",
+    }  # fmt: skip
+
+
+def test_for_uint16_candidates_are_sites_and_stretches_of_them(wide):
+    assert {one.name: "".join(sorted(one.keys)) for one in wide.candidates()} == {
+        "x": "x", "r": "r", "q": "q", "c": "c", "s": "s",
+        # Halves and quarters of five.
+        "x … q": "qrx", "c … s": "cs", "x … r": "rx", "q … c": "cq",
+    }  # fmt: skip
+
+
+def test_sites_that_share_a_scale_are_widened_together(problem, plan):
+    grouped = tuple(replace(site, group="g") if str(site.site) in "rc" else site for site in plan.sites)
+    names = {one.name: set(one.keys) for one in Ways(problem, replace(plan, sites=grouped), UINT16).candidates()}
+    assert names["r"] == {"r", "c"}
+    assert names["q"] == {"q"}
+
+
+def test_promoting_nothing_is_the_plan_itself(floats, wide, plan):
+    assert floats.placed(frozenset()) is plan
+    assert wide.placed(frozenset()) is plan
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "y"])
+def test_an_operator_that_becomes_float_takes_its_weight_along_and_says_why(floats, problem, plan, name):
+    after = floats.placed(frozenset(name))
+    assert list_quantized_ops(problem, after) == tuple(one for one in ("a", "b", "c", "y") if one != name)
+    assert floats.lost(after) == (name,)
+    told = {one.subject: one for one in after.left_float}
+    assert (told[name].code, told[name].rule) == ("F106", "promoted")
+    assert "cost the outputs most" in told[name].reason
+    # All others keep their numbers.
+    before = sites(plan)
+    for key, site in sites(after).items():
+        if key in before and before[key].spec == site.spec:
+            assert site.qparams is not None
+            assert site.qparams.scale == before[key].qparams.scale, key
+
+
+def test_the_reason_is_the_one_given(problem, plan):
+    after = Ways(problem, plan, reason="somebody said so").placed(frozenset("b"))
+    assert "somebody said so" in {one.reason for one in after.left_float}
+
+
+def test_a_draft_with_operators_left_float_shares_the_ids_of_the_first(floats, problem):
+    left = floats.left(frozenset("b"))
+    assert left.ids is problem.ids
+    assert set(left.refused) - set(problem.refused) == {"b"}
+    assert "b" not in problem.refused
+
+
+def test_a_widened_site_gets_sixteen_bits_and_waits_for_its_numbers(wide, plan):
+    name = "r"
+    after = wide.placed(frozenset([name]))
+    changed = {key for key, site in sites(after).items() if site.spec != sites(plan)[key].spec}
+    assert changed == {name}
+    held = sites(after)[name]
+    assert (held.spec.bits, held.qparams) == (16, None)
+    assert held.spec.signed == sites(plan)[name].spec.signed
+    assert after.opset >= 21
+    # Who reads it does not compute in eight bits any more.
+    assert wide.lost(after) == ("b",)
+
+
+def test_a_finer_input_gives_a_new_bias_and_a_new_scale_of_the_weight(problem, plan):
+    name = "x"
+    source, weight = sites(plan)[name].site, next(site for site in plan.sites if "w0" in str(site.tensor))
+    derived = SitePlan(site=Edge("a", 2, ""), role=Role.BIAS, spec=weight.spec, derived=(source, weight.site),
+                       qparams=weight.qparams)  # fmt: skip
+    ways = Ways(problem, replace(plan, sites=(*plan.sites, derived)), UINT16)
+    after = sites(ways.placed(frozenset([name])))
+    assert after[str(derived.site)].qparams is None
+    assert after[str(weight.site)].qparams is None
+    others = [site for key, site in after.items() if key not in (name, str(derived.site), str(weight.site))]
+    assert all(site.qparams is not None for site in others)
+
+
+def test_a_weight_with_rounded_values_keeps_them_when_its_input_is_widened(problem, plan):
+    name = "x"
+    weight = next(site for site in plan.sites if "w0" in str(site.tensor))
+    rounded = replace(weight, values=np.zeros(WEIGHT, np.int8))
+    derived = SitePlan(site=Edge("a", 2, ""), role=Role.BIAS, spec=weight.spec, qparams=weight.qparams,
+                       derived=(sites(plan)[name].site, weight.site))  # fmt: skip
+    held = tuple(rounded if site is weight else site for site in plan.sites)
+    after = sites(Ways(problem, replace(plan, sites=(*held, derived)), UINT16).placed(frozenset([name])))
+    assert after[str(weight.site)].qparams is not None
+    assert after[str(weight.site)].values is rounded.values
+
+
+def test_corrected_biases_stay_with_operators_that_stay(problem, plan):
+    biases = tuple(BiasPlan(edge=Edge(name, 2, ""), values=np.ones(8, np.float32)) for name in "ab")
+    ways = Ways(problem, replace(plan, biases=biases))
+    after = ways.placed(frozenset("b"))
+    assert [bias.edge.node for bias in after.biases] == ["a"]
+
+
+def test_the_owner_of_a_bias_is_its_node_or_the_matmul_in_front_of_its_add():
+    proto = network("g (float[2,4] x) => (float[2,4] y) { m = MatMul(x, w) s = Add(m, b) y = Gemm(s, w, b) }",
+                    w=(4, 4), b=(4,))  # fmt: skip
+    index = draft(proto).index
+    assert find_owners(index, Edge("s", 1, "")) == {"s", "m"}
+    assert find_owners(index, Edge("y", 2, "")) == {"y"}
