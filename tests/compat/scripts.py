@@ -92,7 +92,10 @@ quantize("model.onnx", "out.onnx", config)
 TRANSFORMER = """
 from PACKAGE import QuantType, quantize_dynamic
 
-quantize_dynamic("model.onnx", "out.onnx", op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8)
+quantize_dynamic(
+    "model.onnx", "out.onnx", op_types_to_quantize=["MatMul", "Attention"], weight_type=QuantType.QInt8,
+    nodes_to_exclude=["MatMul_3"], extra_options={"MatMulConstBOnly": True},
+)
 """
 
 CLASSIFIER = """g (float[1,32,8,8] x) => (float[1,10] y) {
@@ -105,7 +108,7 @@ CLASSIFIER = """g (float[1,32,8,8] x) => (float[1,10] y) {
     f = Flatten(p)
     y = Gemm(f, w2, b2)
 }"""
-ENCODER = """g (float[1,16,64] x) => (float[1,16,64] y) {
+ENCODER = """g (float[1,32,128] x) => (float[1,32,128] y) {
     h = MatMul(x, w0)
     i = Add(h, b0)
     j = Relu(i)
@@ -115,7 +118,7 @@ ENCODER = """g (float[1,16,64] x) => (float[1,16,64] y) {
 }"""
 SHAPES = {
     CLASSIFIER: {"w0": (32, 32, 3, 3), "b0": (32,), "w1": (32, 32, 3, 3), "b1": (32,), "w2": (32, 10), "b2": (10,)},
-    ENCODER: {"w0": (64, 256), "b0": (256,), "w1": (256, 64), "b1": (64,)},
+    ENCODER: {"w0": (128, 512), "b0": (512,), "w1": (512, 128), "b1": (128,)},
 }
 
 
