@@ -1,4 +1,4 @@
-"""python -m onnxq.compat.preprocess --input MODEL --output OUT: quant_pre_process on the command line."""
+"""quant_pre_process on the command line: `python -m onnxq.compat.preprocess`, with the options it has there."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 from onnxq.compat.shape_inference import quant_pre_process
 
+_FILES = {"input_model": "input", "output_model_path": "output"}
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run quant_pre_process with the options of a command line."""
     parser = argparse.ArgumentParser(prog="python -m onnxq.compat.preprocess", description=__doc__)
-    parser.add_argument("--input", required=True, dest="input_model")
-    parser.add_argument("--output", required=True, dest="output_model_path")
     for name, one in inspect.signature(quant_pre_process).parameters.items():
-        if name in ("input_model", "output_model_path") or one.kind is one.VAR_KEYWORD:
+        if one.kind is one.VAR_KEYWORD:
+            continue
+        if name in _FILES:
+            parser.add_argument(f"--{_FILES[name]}", required=True, dest=name)
             continue
         # A flag, or a flag with a word, as `--skip_optimization True`.
         kind = str if one.default is None else type(one.default)

@@ -26,7 +26,7 @@ _SIGNED = {"QInt8": (8, True), "QUInt8": (8, False), "QInt16": (16, True), "QUIn
 
 @dataclass(frozen=True)
 class Selection:
-    """What shall be quantized, by the lists of a call; None or empty: everything."""
+    """The lists of a call that say what to quantize; None or empty: everything."""
 
     op_types: Sequence[str] | None = None
     nodes: Sequence[str] | None = None
@@ -35,7 +35,7 @@ class Selection:
 
 
 def make_rules(model: str | Path | onnx.ModelProto, selection: Selection) -> tuple[list[Rule], list[Caution]]:
-    """The rules that leave float whatever the lists do not want, and warnings for names that are not in the model."""
+    """Make rules that leave float all that the lists do not want, and warnings for names that are not in the model."""
     if not (selection.op_types or selection.nodes or selection.excluded or selection.tensors):
         return [], []
     graphs = [graph for _, graph in walk_all_graphs(load_model(model).proto)]
@@ -81,7 +81,7 @@ def _match_none(names: Iterable[str]) -> str:
 
 
 def _convert_override(name: str, given: Sequence[Mapping[str, Any]], constant: bool, cautions: list[Caution]) -> Rule:
-    """What a rule sets for a tensor's overrides, of which the first entry speaks for all channels."""
+    """Make the `set` of a rule from a tensor's overrides, of which the first entry speaks for all channels."""
     override = dict(given[0]) if given else {}
     changes: Rule = {}
     kind = name_value(override.pop("quant_type", None))
