@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxq.data.fit import Array, Arrays
-from onnxq.data.sources import ArraySource, JoinedSource
+from onnxq.data.sources import ArraySource, JoinedSource, Source
 from onnxq.data.user_code import guard_user_code
 from onnxq.errors import DataError
 from onnxq.files import ScratchFolder
@@ -57,13 +58,12 @@ def spool_samples(
     tick: called for each item.
     Raises DataError for an item that does not fit, for an error in the code of the iterable, or without any item.
     """
-    parts: list[ArraySource] = []
+    parts: list[Source] = []
     store = _Store()
     count = 0
     for k, item in enumerate(_guard_items(items, where)):
         label = f"{where}, item {k}"
-        kept = store.keep(name_arrays(item, inputs, label))
-        parts.append(ArraySource(kept, inputs, label, feed=True))
+        parts.append(_KeptSource(store.keep(name_arrays(item, inputs, label)), inputs, label))
         count += len(parts[-1])
         tick()
         if limit is not None and count >= limit:
@@ -86,6 +86,33 @@ def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
         yield item
 
 
+class _KeptSource:
+    """The samples of one item. Arrays in files are mapped while a sample is read: mapped pages count as memory."""
+
+    def __init__(self, kept: Mapping[str, Array | Path], inputs: Sequence[ValueInfo], where: str) -> None:
+        self._kept, self._inputs, self._where = kept, inputs, where
+        source = self._open()
+        self._count, self.notes = len(source), source.notes
+        # Without files there is nothing to close.
+        self._source = None if any(isinstance(one, Path) for one in kept.values()) else source
+
+    def __len__(self) -> int:
+        return self._count
+
+    def sample(self, i: int) -> dict[str, Array]:
+        return (self._source or self._open()).sample(i)
+
+    def name(self, i: int) -> str:
+        return self._where if self._count == 1 else f"{self._where}, sample {i}"
+
+    def _open(self) -> ArraySource:
+        arrays = {
+            name: np.asarray(np.load(one, mmap_mode="r", allow_pickle=False)) if isinstance(one, Path) else one
+            for name, one in self._kept.items()
+        }
+        return ArraySource(arrays, self._inputs, self._where, feed=True)
+
+
 class _Store:
     """Copies of arrays, because an iterable may reuse its buffer for the next item. Its folder is removed with it."""
 
@@ -94,10 +121,11 @@ class _Store:
         self._used = 0
         self._files = 0
 
-    def keep(self, arrays: Arrays) -> dict[str, Array]:
+    def keep(self, arrays: Arrays) -> dict[str, Array | Path]:
+        """Copies of the arrays, or the files that hold them."""
         return {name: self._one(array) for name, array in arrays.items()}
 
-    def _one(self, array: Array) -> Array:
+    def _one(self, array: Array) -> Array | Path:
         # Empty arrays and strings cannot be mapped from a file.
         if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
             self._used += array.nbytes
@@ -112,4 +140,4 @@ class _Store:
             cause = f"the samples do not fit into the temporary folder ({error.strerror or error})"
             fix = "free space, set TMPDIR, or take fewer with `samples=…`"
             raise DataError(path, cause, fix, code="Q215") from error
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        return path

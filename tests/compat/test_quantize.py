@@ -157,3 +157,13 @@ def test_the_result_is_that_of_quantize(tmp_path) -> None:
     plain = onnxq.quantize(proto, samples, overrides={"latency": False})
     assert [(site.site, site.spec) for site in ours.plan.sites] == [(one.site, one.spec) for one in plain.plan.sites]
     assert onnx.load(tmp_path / "q.onnx").graph == plain.model.graph
+
+
+def test_a_name_without_a_counterpart_says_what_to_do() -> None:
+    absent = set(dir(quantization)) - {*compat.__all__, *compat._ABSENT}
+    # Modules, and what modules import.
+    assert {name for name in absent if name[0].isupper()} == set()
+    with pytest.raises(ConfigError, match="fix: call quantize_static"):
+        from onnxq.compat import QDQQuantizer  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from onnxq.compat import nothing  # noqa: F401

@@ -65,6 +65,17 @@ def test_what_does_not_fit_in_memory_goes_to_disk_and_away(monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list what is mapped")
+def test_files_are_mapped_only_while_a_sample_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pages of files count as the process's memory, and a container is stopped for them."""
+    monkeypatch.setattr(spool, "_IN_MEMORY", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dataset = load_data((feed(k, rows=2) for k in range(3)), [X])
+    assert firsts(dataset) == [0, 0, 1, 1, 2, 2]
+    assert dataset.name(3) == "data, item 1, sample 1"
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
 def test_what_the_generator_raises_is_told_as_its_own() -> None:
     def failing() -> Iterator[dict[str, np.ndarray]]:
         yield feed(0)
