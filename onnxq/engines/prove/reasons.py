@@ -29,6 +29,10 @@ _PURPOSE = {
     "its own integers are read by none, and cost rounding only"
 }
 _CUT_UP = "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
+_SIGNED = (
+    "its input is int8, which ONNX Runtime on x86 turns into uint8 one tensor at a time and not everywhere: quantize "
+    "activations to uint8"
+)
 # Int8 kernels of TensorRT need 8.0 or more.
 _TURING = (7, 5)
 # Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
@@ -69,6 +73,9 @@ class Reasons:
             return "int8 kernels need compute capability 8.0 or more"
         fault = self._find_operand_fault(node)
         fault = fault or (self._find_result_fault(node) if family == ORT else self._find_slicing(node))
+        pair = self._find_pair(node, 0)
+        if not fault and family == ORT and pair is not None and self._read_type(pair) == "int8":
+            return _SIGNED
         return fault or f"its pairs are in place, but the engine took another kernel: {types}"
 
     def explain_site(self, pair: PairInfo, rule: str, unfused: Sequence[str], proven: Mapping[str, NodeProof]) -> str:

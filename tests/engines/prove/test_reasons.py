@@ -61,6 +61,12 @@ WHY: dict[str, tuple[onnx.ModelProto, str, str, str]] = {
     "an activation in between": (kit.ort_residual(zero=128), "c/Conv", "ort", "Relu between it and QuantizeLinear"),
     "nothing behind": (kit.residual(), "d/Conv", "ort", "its result is not quantized, and ONNX Runtime fuses it only"),
     "a product that writes float": (kit.ort_linear(), "m/MatMul", "ort", OTHER),
+    "signed data": (
+        kit.graph(f"(float[1,32,16,16] x) => (float[1,32,16,16] y) {{ {PAIR} kd = DequantizeLinear(k, s, z) "
+                  "c = Conv<pads=[1,1,1,1]>(xd, kd) cq = QuantizeLinear(c, s, z) y = DequantizeLinear(cq, s, z) }",
+                  s=kit.SCALE, z=kit.ZERO, k=kit.WEIGHT),
+        "c/Conv", "ort", "quantize activations to uint8",
+    ),
     "per channel of an activation": (
         kit.graph("(float[1,4,64] x) => (float[1,4,8] m) { xq = QuantizeLinear<axis=1>(x, s, z) "
                   "xd = DequantizeLinear<axis=1>(xq, s, z) m = MatMul(xd, xd) }",
