@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.constants import numpy_type, quantize_constant
@@ -138,13 +139,49 @@ class PairWriter:
         else:
             self.editor.add_initializer(scope, names["quantized"], data, dtype=TENSOR_TYPES[storage])
         scale, zero = self._add_qparams(site, qparams, scope, storage)
+        lookups = site.find_lookups(self.index)
+        for edge in lookups:
+            self._write_lookup(site, edge, names["quantized"], scale)
+        whole = [edge for edge in site.consumers or () if edge not in lookups]
+        if not whole:
+            return
         inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
         self.editor.insert_node(
             scope, "DequantizeLinear", inputs, [names["dequantized"]], name=names["dq_node"],
             attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]), before=first.node,
         )  # fmt: skip
-        for edge in site.consumers or ():
+        for edge in whole:
             self.editor.replace_input(edge, names["dequantized"])
+
+    def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
+        """Let a Gather read the stored integers, and dequantize the rows that it gathers."""
+        node, scope = self.index.node(edge.node), edge.scope
+        self.editor.replace_input(edge, quantized)
+        if isinstance(site.spec.granularity, PerBlock):
+            self.editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
+            self.editor.replace_input(Edge(node.name, 2, scope), scale)
+            blocks = {"axis": None, "gather_axis": 0, "quantize_axis": 1, "block_size": site.spec.granularity.size}
+            for key, value in blocks.items():
+                self.editor.set_attr(node.name, key, value)
+            self._add_record(site, node.name)
+            return
+        parts = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
+                 "row_node")  # fmt: skip
+        names = {part: self.editor.fresh(name_part(edge, part)) for part in parts}
+        self.editor.replace_output(node.name, 0, names["quantized"])
+        self.editor.add_initializer(scope, names["last_axis"], np.asarray([-1], np.int64))
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self._find_float_type(site)))
+        # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
+        for op_type, inputs, made, name, attrs in (
+            ("Gather", [scale, node.inputs[1]], "row_scale", "row_scale_node", {}),
+            ("Unsqueeze", [names["row_scale"], names["last_axis"]], "column", "column_node", {}),
+            ("Cast", [names["quantized"]], "row", "cast_node", {"to": kind}),
+            ("Mul", [names["row"], names["column"]], "", "row_node", {}),
+        ):
+            self.editor.insert_node(
+                scope, op_type, inputs, [names.get(made, node.outputs[0])], name=names[name], attrs=attrs,
+                metadata=self._add_record(site, names[name]),
+            )  # fmt: skip
 
     def _insert_cast(self, site: SitePlan, data: NDArray[np.generic], name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""

@@ -76,6 +76,10 @@ class SitePlan:
             return self.consumers
         return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
+    def find_lookups(self, graph: Graph) -> tuple[Edge, ...]:
+        """The readers that look rows of this constant up: tables of embeddings."""
+        return tuple(edge for edge in self.consumers or () if graph.node(edge.node).looks_up(edge.index))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
             return NotImplemented

@@ -26,6 +26,14 @@ PARTS: dict[str, str] = {
     "clipped": "/clipped",
     # The float values of a model output, whose own name the dequantized tensor keeps.
     "float": "/float",
+    # A looked-up row: its scale, gathered and as a column, and the nodes that dequantize it.
+    "row_scale_node": "/row_scale/Gather",
+    "row_scale": "/row_scale",
+    "column_node": "/row_scale/Unsqueeze",
+    "column": "/row_scale/column",
+    "last_axis": "/row_scale/axis",
+    "row": "/row",
+    "row_node": "/Mul",
     "scale": "/scale",
     "zero_point": "/zero_point",
     "clip_min": "/clip_min",
