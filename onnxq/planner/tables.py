@@ -18,7 +18,7 @@ from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, QuantSpec
 
 # The rule that sites and reasons name.
-RULE = "embedding-rows"
+EMBEDDING_ROWS = "embedding-rows"
 # Elements below which scales and nodes take more than the rounding saves, and the share of the largest table below
 # which one is small: positions and types beside words (2 % in all-MiniLM-L6).
 _LEAST_ELEMENTS, _LEAST_SHARE = 2**12, 0.05
@@ -48,8 +48,8 @@ class Table:
         if self.match.rule is not None:
             reason = f"{reason}; {self.match.rule.describe()}"
         return SitePlan(
-            site=self.tensor, role=Role.WEIGHT, spec=self.spec, observer=self.match.request.observer, rule=RULE,
-            reason=reason, consumers=self.lookups, tensor=self.tensor,
+            site=self.tensor, role=Role.WEIGHT, spec=self.spec, observer=self.match.request.observer,
+            rule=EMBEDDING_ROWS, reason=reason, consumers=self.lookups, tensor=self.tensor,
         )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
         try:
             spec = problem.requests.make_spec(match, Role.WEIGHT, node)
         except OnnxqError as error:
-            reasons.append(Refusal(node.name, f"{error.subject}: {error.cause}", error.fix, RULE, "R103"))
+            reasons.append(Refusal(node.name, f"{error.subject}: {error.cause}", error.fix, EMBEDDING_ROWS, "R103"))
             continue
         others = tuple(edge for edge in edges if edge not in lookups)
         elements = int(np.prod(index.shape(tensor) or (), dtype=np.int64))
@@ -135,7 +135,9 @@ def _find_obstacle(
         refusal = problem.engine.refuse(table.spec, Role.WEIGHT, node)
         if asked:
             reason = refusal.reason if refusal is not None else f"{problem.engine.name} reads tables in float"
-            return Refusal(node.name, reason, "it stays float" if refusal is None else refusal.fix, RULE, "R103")
+            return Refusal(
+                node.name, reason, "it stays float" if refusal is None else refusal.fix, EMBEDDING_ROWS, "R103"
+            )
         return _leave(node, f"{problem.engine.name} looks embeddings up in float tables only")
     if table.others and (weight is None or weight.spec != table.spec or not set(table.others) <= _read_by(weight)):
         other = index.node(table.others[0].node)
@@ -151,7 +153,7 @@ def _find_obstacle(
 def explain_loss(tables: Iterable[Table], before: float, after: float) -> tuple[LeftFloat, ...]:
     """Why tables stay float that cost the outputs too much. before, after: SQNR in dB without and with them."""
     reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
-    return tuple(LeftFloat(table.lookups[0].node, reason, RULE, "F109") for table in tables)
+    return tuple(LeftFloat(table.lookups[0].node, reason, EMBEDDING_ROWS, "F109") for table in tables)
 
 
 def _read_by(site: SitePlan) -> set[Edge]:
@@ -159,7 +161,7 @@ def _read_by(site: SitePlan) -> set[Edge]:
 
 
 def _leave(node: NodeRef, reason: str) -> LeftFloat:
-    return LeftFloat(node.name, reason, RULE, "F109")
+    return LeftFloat(node.name, reason, EMBEDDING_ROWS, "F109")
 
 
 def _measure_rows(index: GraphIndex, table: Table) -> float:

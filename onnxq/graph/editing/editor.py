@@ -171,7 +171,7 @@ class Editor(Generic[M]):
             record.node.inputs[edge.index] = found
 
     def replace_output(self, node: str, k: int, new: str) -> None:
-        """Let a node make the tensor `new` as its output k; readers of the old one keep it, for another node to make."""
+        """Let a node make the tensor `new` as its output k. Readers keep the old one, for another node to make."""
         record = self._node(node)
         old = TensorId(record.node.outputs[k].name, record.scope)
         self._wiring.orphans[old] = self._wiring.tensors.pop(old)

@@ -10,12 +10,14 @@ from onnxq.graph import get_index
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import State
-from onnxq.planner import Table, choose_tables, explain_loss
+from onnxq.planner import EMBEDDING_ROWS, Table, choose_tables, explain_loss
 from onnxq.sites import Unquantized, split_unquantized
 
 NAME = "embeddings"
 # dB that tables may cost the outputs; above the second figure a loss changes no answers.
 _MAY_COST_DB, _GOOD_DB = 0.5, 40.0
+# dB above a wish that tables alone must have: as much noise again is left for all other tensors.
+_MARGIN_DB = 3.0
 
 
 def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
@@ -30,7 +32,7 @@ def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         before, found = (ctx.data.judge.measure(state, one, progress=ctx.progress) for one in (plan, after.planned))
         pairs = [(one.sqnr_db, other.sqnr_db) for one, other in zip(before, found, strict=True)]
         figures = min(pairs, key=lambda pair: pair[1], default=None)
-        if any(other < min(one - _MAY_COST_DB, _GOOD_DB) for one, other in pairs):
+        if any(other < min(one - _MAY_COST_DB, _GOOD_DB) for one, other in pairs) or _stand_in_the_way(ctx, after):
             assert figures is not None
             losses = explain_loss(free, *figures)
             after = _add_tables(state, tuple(table for table in tables if table.named), (*reasons, *losses))
@@ -42,6 +44,16 @@ def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     line = f"{len(tables)} {'tables' if len(tables) > 1 else 'table'}, {4 * elements:,} bytes in {stored // 8:,}"
     told = None if figures is None or not all(map(math.isfinite, figures)) else figures
     return after, PassReport(NAME, (line,), trial_db=told)
+
+
+def _stand_in_the_way(ctx: RunContext, state: State) -> bool:
+    """True where an accuracy is asked for that is hard to meet with these tables even if all else becomes float."""
+    wanted = ctx.request.min_sqnr
+    if wanted is None:
+        return False
+    sites = tuple(site for site in state.planned.sites if site.rule == EMBEDDING_ROWS)
+    alone = replace(state.planned, sites=sites, existing=(), biases=())
+    return any(one.sqnr_db < wanted + _MARGIN_DB for one in ctx.data.judge.measure(state, alone))
 
 
 def _add_tables(state: State, tables: tuple[Table, ...], reasons: tuple[Unquantized, ...]) -> State:
