@@ -92,6 +92,9 @@ class _Finder:
             return
         if self.index.is_constant(chain.source):
             self.weighted.update(self._multiplying(edges))
+            # Its readers cannot read the integers as they are stored.
+            if chain.inner is not None and chain.inner.op_type == "Transpose":
+                return
             site = self._site(chain, numbers, edges)
             self.constants.extend([site] if site is not None else [])
         elif not self._shareable(chain, numbers, made, edges):

@@ -3,6 +3,7 @@
 x -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear       (the second Clip on integers: QCDQ)
 constant -> [Clip ->] DequantizeLinear
 packed constant -> Cast -> DequantizeLinear                       (4 bits in the file, a byte where it is computed)
+table of rows -> Transpose -> DequantizeLinear                   (a weight that is the transpose of a table)
 constant table -> Gather -> Cast -> Mul by gathered scales        (rows of int8)
 constant table -> GatherBlockQuantized                            (rows of 4 bits in blocks)
 """
@@ -145,11 +146,12 @@ def _make_chain(
 
 
 def _find_packed(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
-    """(Cast, constant) for a constant of 4 bits behind a Cast; (None, the tensor itself) for any other."""
-    cast = _find_producer(index, at, "Cast")
-    packed = index.input(cast, 0) if cast is not None else None
-    held = packed is not None and index.is_constant(packed) and index.dtype(packed) in _PACKED
-    return (cast, packed) if held else (None, at)
+    """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, `at`)."""
+    maker = _find_producer(index, at, "Cast") or _find_producer(index, at, "Transpose")
+    held = index.input(maker, 0) if maker is not None else None
+    if maker is None or held is None or not index.is_constant(held):
+        return None, at
+    return (maker, held) if maker.op_type == "Transpose" or index.dtype(held) in _PACKED else (None, at)
 
 
 def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:

@@ -52,10 +52,12 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     check_specs(plan, index)
     check_numbers(plan)
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
-    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs)
+    tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
+    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs, tables)
     for site in plan.existing:
         writer.connect_existing(site)
-    for site in plan.sites:
+    # Tables last: they may share the integers of a weight.
+    for site in sorted(plan.sites, key=lambda one: one is tables.get(one.group)):
         if site.qparams is None:
             raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
         if site.role in (Role.WEIGHT, Role.BIAS):

@@ -19,6 +19,7 @@ PARTS: dict[str, str] = {
     "dq_node": f"/{DEQUANTIZE}",
     "clip_node": "/Clip",
     "cast_node": "/Cast",
+    "transpose_node": "/Transpose",
     # 4-bit integers in the file, in front of the Cast that makes bytes of them.
     "packed": "/packed",
     "quantized": "/quantized",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from onnxq.planner.choose import BY_PERSON
 from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
 from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId, Unquantized
-from onnxq.spec import FloatType, QuantSpec
+from onnxq.spec import FloatType, PerChannel, QuantSpec
 
 # The rule that sites and reasons name.
 EMBEDDING_ROWS = "embedding-rows"
@@ -28,7 +28,10 @@ _GOOD_ROWS_DB = 30.0
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One table. lookups: the Gathers that read it. others: readers of the whole of it. match: the request."""
+    """One table. lookups: the Gathers that read it. others: readers of the whole of it. match: the request.
+
+    twin: the site of its transpose, a weight whose scales per channel are those of the rows.
+    """
 
     tensor: TensorId
     elements: int
@@ -36,6 +39,7 @@ class Table:
     others: tuple[Edge, ...]
     match: Match
     spec: QuantSpec
+    twin: TensorId | None = None
 
     @property
     def named(self) -> bool:
@@ -54,7 +58,7 @@ class Table:
 
 
 def choose_tables(
-    problem: PlacementProblem, index: GraphIndex, sites: Iterable[SitePlan]
+    problem: PlacementProblem, index: GraphIndex, sites: Sequence[SitePlan]
 ) -> tuple[tuple[Table, ...], tuple[Unquantized, ...]]:
     """The tables to quantize beside these sites, and why others stay float.
 
@@ -78,7 +82,7 @@ def choose_tables(
         if against is not None:
             reasons.append(against)
         else:
-            found.append(table)
+            found.append(replace(table, twin=_find_twin(index, table, sites)))
     return tuple(found), tuple(reasons)
 
 
@@ -150,6 +154,23 @@ def _find_obstacle(
     return _leave(node, f"in int8 one row of a hundred has less than {found:.0f} dB, and {_GOOD_ROWS_DB:.0f} are asked")
 
 
+def _find_twin(index: GraphIndex, table: Table, sites: Iterable[SitePlan]) -> TensorId | None:
+    """The weight that preparation made of the table by transposing it, if its site can have the table's integers."""
+    value = index.constant(table.tensor)
+    spec = replace(table.spec, granularity=PerChannel(1)) if isinstance(table.spec.granularity, PerChannel) else None
+    for site in sites:
+        if (
+            site.role is Role.WEIGHT
+            and site.spec == spec
+            and site.site.scope == table.tensor.scope
+            and value is not None
+        ):
+            other = index.constant(site.site) if isinstance(site.site, TensorId) else None
+            if other is not None and other.shape == value.shape[::-1] and np.array_equal(other.T, value):
+                return site.quantized_tensor
+    return None
+
+
 def explain_loss(tables: Iterable[Table], before: float, after: float) -> tuple[LeftFloat, ...]:
     """Why tables stay float that cost the outputs too much. before, after: SQNR in dB without and with them."""
     reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
@@ -187,5 +208,8 @@ def add_tables(sites: tuple[SitePlan, ...], tables: Iterable[Table]) -> tuple[Si
             readers = tuple(dict.fromkeys((*(weight.consumers or ()), *table.lookups)))
             done[table.tensor] = replace(weight, consumers=readers)
         elif not table.others:
-            done[table.tensor] = table.make_site()
+            twin = None if table.twin is None else done.get(table.twin)
+            done[table.tensor] = replace(table.make_site(), group="" if twin is None else str(twin.site))
+            if twin is not None:
+                done[twin.site] = replace(twin, group=str(twin.site))
     return tuple(done.values())
