@@ -68,7 +68,7 @@ class OnnxPlacement(PlacementProblem):
             self.base,
             sites=sites,
             existing=kept,
-            opset=max(self.base.opset, placement.opset, find_needed_opset(sites)),
+            opset=max(self.base.opset, placement.opset, find_needed_opset(sites, self.index)),
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -88,7 +88,10 @@ class OnnxPlacement(PlacementProblem):
         anchored = {site.site: site for site in done}
         sites = tuple(anchored.get(site.site, site) for site in sites)
         return replace(
-            plan, sites=sites, nodes={**plan.nodes, **nodes}, opset=max(plan.opset, find_needed_opset(sites))
+            plan,
+            sites=sites,
+            nodes={**plan.nodes, **nodes},
+            opset=max(plan.opset, find_needed_opset(sites, self.index)),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -82,7 +83,9 @@ def choose_tables(
         if against is not None:
             reasons.append(against)
         else:
-            found.append(replace(table, twin=_find_twin(index, table, sites)))
+            # MatMulNBits, which weights alone become, does not form behind a Transpose: there each has its own copy.
+            shares = problem.config.mode == "static"
+            found.append(replace(table, twin=_find_twin(index, table, sites) if shares else None))
     return tuple(found), tuple(reasons)
 
 
@@ -106,8 +109,7 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
             reasons.append(Refusal(node.name, f"{error.subject}: {error.cause}", error.fix, EMBEDDING_ROWS, "R103"))
             continue
         others = tuple(edge for edge in edges if edge not in lookups)
-        elements = int(np.prod(index.shape(tensor) or (), dtype=np.int64))
-        yield Table(tensor, elements, lookups, others, match, spec)
+        yield Table(tensor, _count_elements(index, tensor), lookups, others, match, spec)
 
 
 def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
@@ -116,15 +118,18 @@ def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
     return matrix and index.is_constant(tensor) and not index.is_output(tensor)
 
 
+def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
+    return math.prod(dim for dim in index.shape(tensor) or () if isinstance(dim, int))
+
+
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
     """True when the tables would be more than half of the bytes of all weights, with these sites, in float32."""
     bits = {site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT}
     read = (index.input(node, k) for node in index.nodes for k in range(len(node.inputs)))
     total = 0
     for tensor in {tensor for tensor in read if tensor is not None and index.is_constant(tensor)}:
-        shape = index.shape(tensor)
-        if index.dtype(tensor) == FloatType.FLOAT32.onnx_type and shape is not None:
-            total += int(np.prod(shape, dtype=np.int64)) * bits.get(tensor, 32)
+        if index.dtype(tensor) == FloatType.FLOAT32.onnx_type:
+            total += _count_elements(index, tensor) * bits.get(tensor, 32)
     return 2 * 32 * sum(table.elements for table in tables) > total
 
 

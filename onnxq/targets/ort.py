@@ -225,7 +225,7 @@ _TABLES = (
     _weight(ops=("Gather",), symmetric=(True,), storage=("int8",), granularity=(PerChannel,)),
     _weight(
         ops=("Gather",), bits=(4,), symmetric=(True,), storage=("int4",), granularity=(PerBlock,),
-        blocks=(16, 32, 64, 128, 256), opset=21,
+        blocks=(16, 32, 64, 128, 256),
     ),
 )  # fmt: skip
 

@@ -14,8 +14,8 @@ from onnxq.planner import EMBEDDING_ROWS, Table, choose_tables, explain_loss
 from onnxq.sites import Unquantized, split_unquantized
 
 NAME = "embeddings"
-# dB that tables may cost the outputs; above the second figure a loss changes no answers (all-MiniLM-L6, weights alone,
-# loses 1.5 of 36 dB and nothing of its retrieval accuracy).
+# dB that tables may cost the outputs; above the second figure a loss changes no answers. all-MiniLM-L6 loses 0.0 of
+# 24.4 dB with int8 activations, 0.3 of 34 dB with weights alone.
 _MAY_COST_DB, _GOOD_DB = 0.5, 30.0
 # dB above a wish that tables alone must have: as much noise again is left for all other tensors.
 _MARGIN_DB = 3.0
