@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 
 from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.constants import numpy_type, quantize_constant
@@ -140,6 +139,8 @@ class PairWriter:
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
         lookups = site.find_lookups(self.index)
+        # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
+        value = value.astype(np.float32) if lookups else value
         whole = [edge for edge in site.consumers or () if edge not in lookups]
         held = self.shared.get(site.group) if lookups and site.group else None
         stored, scale, zero = held or self._store_constant(site, qparams, value, whole)
@@ -188,9 +189,16 @@ class PairWriter:
         return name, scale, zero
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
-        """Let a Gather read the stored integers, and dequantize the rows that it gathers."""
+        """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
         node, scope = self.index.node(edge.node), edge.scope
         self.editor.replace_input(edge, quantized)
+        parts = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
+                 "row_node", "float", "float_node")  # fmt: skip
+        names = {part: name_part(edge, part) for part in parts}
+        kind = self.index.dtype(find_tensor(self.index, site.site))
+        narrow, result = kind != onnx.TensorProto.FLOAT, node.outputs[0]
+        made = names["float"] if narrow else result
+        chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
         if isinstance(site.spec.granularity, PerBlock):
             self.editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
             self.editor.replace_input(Edge(node.name, 2, scope), scale)
@@ -198,23 +206,24 @@ class PairWriter:
             for key, value in blocks.items():
                 self.editor.set_attr(node.name, key, value)
             self._add_record(site, node.name)
-            return
-        parts = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
-                 "row_node")  # fmt: skip
-        names = {part: self.editor.fresh(name_part(edge, part)) for part in parts}
-        self.editor.replace_output(node.name, 0, names["quantized"])
-        self.editor.add_initializer(scope, names["last_axis"], np.asarray([-1], np.int64))
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self._find_float_type(site)))
-        # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
-        for op_type, inputs, made, name, attrs in (
-            ("Gather", [scale, node.inputs[1]], "row_scale", "row_scale_node", {}),
-            ("Unsqueeze", [names["row_scale"], names["last_axis"]], "column", "column_node", {}),
-            ("Cast", [names["quantized"]], "row", "cast_node", {"to": kind}),
-            ("Mul", [names["row"], names["column"]], "", "row_node", {}),
-        ):
+            if narrow:
+                self.editor.replace_output(node.name, 0, made)
+        else:
+            self.editor.replace_output(node.name, 0, names["quantized"])
+            self.editor.add_initializer(scope, names["last_axis"], np.asarray([-1], np.int64))
+            # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
+            chain += [
+                ("Gather", [scale, node.inputs[1]], names["row_scale"], "row_scale_node", {}),
+                ("Unsqueeze", [names["row_scale"], names["last_axis"]], names["column"], "column_node", {}),
+                ("Cast", [names["quantized"]], names["row"], "cast_node", {"to": onnx.TensorProto.FLOAT}),
+                ("Mul", [names["row"], names["column"]], made, "row_node", {}),
+            ]
+        if narrow:
+            chain.append(("Cast", [made], result, "float_node", {"to": kind}))
+        for op_type, inputs, output, part, attrs in chain:
             self.editor.insert_node(
-                scope, op_type, inputs, [names.get(made, node.outputs[0])], name=names[name], attrs=attrs,
-                metadata=self._add_record(site, names[name]),
+                scope, op_type, inputs, [output], name=names[part], attrs=attrs,
+                metadata=self._add_record(site, names[part]),
             )  # fmt: skip
 
     def _insert_cast(self, site: SitePlan, data: NDArray[np.generic], name: str, reader: str) -> str:
@@ -243,7 +252,7 @@ class PairWriter:
         """The type of the site's scale: float16 for a float16 tensor."""
         # DequantizeLinear returns the type of its scale, which so must be the tensor's.
         half = self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
-        return np.float16 if half else np.float32
+        return np.float16 if half and not site.find_lookups(self.index) else np.float32
 
     def _make_names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
         return {name: self.editor.fresh(name_part(site.site, name)) for name in parts}

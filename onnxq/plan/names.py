@@ -35,6 +35,7 @@ PARTS: dict[str, str] = {
     "last_axis": "/row_scale/axis",
     "row": "/row",
     "row_node": "/Mul",
+    "float_node": "/float/Cast",
     "scale": "/scale",
     "zero_point": "/zero_point",
     "clip_min": "/clip_min",

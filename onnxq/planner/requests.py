@@ -70,8 +70,8 @@ class Requests:
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""
         for rule in self.config.rules:
-            named = rule.set.float or rule.node or rule.op or rule.tensor
-            if not (named and rule.set.concerns_pairs):
+            named = any(pattern != "*" for pattern in (*rule.node, *rule.op, *rule.tensor))
+            if not (rule.set.concerns_pairs and (named or rule.set.float)):
                 continue
             if any(self._selects(rule, Role.WEIGHT, tensor, node) for node in nodes):
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]

@@ -26,6 +26,9 @@ _LEAST_ELEMENTS, _LEAST_SHARE = 2**12, 0.05
 # dB that 99 of 100 rows must have in eight bits. all-MiniLM-L6 has 40; single outliers in a row cost the others.
 _GOOD_ROWS_DB = 30.0
 
+# Bits of the types that tables have.
+_WIDTHS = {FloatType.FLOAT32.onnx_type: 32, FloatType.FLOAT16.onnx_type: 16}
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -113,8 +116,8 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
 
 
 def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
-    """True for a constant matrix of float32. A model in a narrower type is planned in float32."""
-    matrix = len(index.shape(tensor) or ()) == 2 and index.dtype(tensor) == FloatType.FLOAT32.onnx_type
+    """True for a constant matrix of floats. Most models in a narrower type are planned in float32."""
+    matrix = len(index.shape(tensor) or ()) == 2 and index.dtype(tensor) in _WIDTHS
     return matrix and index.is_constant(tensor) and not index.is_output(tensor)
 
 
@@ -123,14 +126,14 @@ def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
 
 
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
-    """True when the tables would be more than half of the bytes of all weights, with these sites, in float32."""
+    """True when the tables would be more than half of the bytes of all weights, with these sites."""
     bits = {site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT}
     read = (index.input(node, k) for node in index.nodes for k in range(len(node.inputs)))
     total = 0
     for tensor in {tensor for tensor in read if tensor is not None and index.is_constant(tensor)}:
-        if index.dtype(tensor) == FloatType.FLOAT32.onnx_type:
-            total += _count_elements(index, tensor) * bits.get(tensor, 32)
-    return 2 * 32 * sum(table.elements for table in tables) > total
+        width = _WIDTHS.get(index.dtype(tensor), 0)
+        total += _count_elements(index, tensor) * min(bits.get(tensor, width), width)
+    return 2 * sum(table.elements * _WIDTHS[index.dtype(table.tensor)] for table in tables) > total
 
 
 def _find_obstacle(
@@ -194,6 +197,7 @@ def _measure_rows(index: GraphIndex, table: Table) -> float:
     """The SQNR in dB that all but the worst hundredth of the rows have; rows of zeros are exact."""
     value = index.constant(table.tensor)
     assert value is not None
+    value = value.astype(np.float32, copy=False)
     error = fake_quant(value, weight_qparams(value, table.spec), table.spec)
     error -= value
     noise, power = (np.einsum("ij,ij->i", one, one, dtype=np.float64) for one in (error, value))
