@@ -134,7 +134,7 @@ def test_a_table_and_its_transpose_are_stored_once() -> None:
 
 
 def test_weights_alone_have_their_own_copy_for_their_kernel() -> None:
-    made = quantize(*tied("t = Transpose(w) y = MatMul(h, t)"), config="ort-int8-weights")
+    made = quantize(*tied("t = Transpose(w) y = MatMul(h, t)", rows=300), config="ort-int8-weights")
     assert sorted(n for n, v in held(made.model).items() if v.size > 3000) == ["t/quantized", "w/quantized"]
 
 
