@@ -77,7 +77,14 @@ class SitePlan:
         return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
     def find_lookups(self, graph: Graph) -> tuple[Edge, ...]:
-        """The readers that look rows of this constant up: tables of embeddings."""
+        """The readers that look rows of this constant up, where rows can be dequantized behind them.
+
+        That is so for a matrix in int8 with one scale a row, or in int4 in blocks of a row, around 0.
+        """
+        if self.role is not Role.WEIGHT or not isinstance(self.site, TensorId) or not self.spec.has_rows:
+            return ()
+        if len(graph.shape(self.site) or ()) != 2:
+            return ()
         return tuple(edge for edge in self.consumers or () if graph.node(edge.node).looks_up(edge.index))
 
     def __eq__(self, other: object) -> bool:
