@@ -62,7 +62,8 @@ def weight_numbers(
     for site in missing:
         # Of a weight and the table that it is the transpose of, the weight's scales serve both.
         if site.group and site.site in found:
-            found[site.site] = first.setdefault(site.group, found[site.site])
+            shared = first.setdefault(site.group, found[site.site])
+            found[site.site] = replace(shared, computed_for=site.spec.levels)
     return found
 
 

@@ -122,6 +122,15 @@ def test_rows_that_lose_too_much_stay_float() -> None:
     assert tables(plan(model("e = Gather(w, ids) y = Abs(e)", w=table))) == ["w"]
 
 
+def test_a_transpose_that_is_promoted_leaves_the_table_its_integers() -> None:
+    proto = model("e = Gather(w, ids) h = Relu(e) t = Transpose(w) y = MatMul(h, t)", w=make_table(1000, 256) / 4)
+    settings = {"effort": "fast", "latency": False, "min_sqnr": 36}
+    made = onnxq.quantize(proto, tokens(8, 1000, 16), overrides=settings)
+    assert [(str(site.site), site.group) for site in made.plan.sites] == [("w", "")]
+    again = onnxq.apply(proto, made.plan, overrides={"latency": False})
+    assert again.model.SerializeToString() == made.model.SerializeToString()
+
+
 def test_the_plan_is_carried_out_again() -> None:
     proto = words()
     for embeddings in ("int8", "int4"):
