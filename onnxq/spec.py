@@ -58,6 +58,7 @@ STORAGE_BITS: dict[str, tuple[int, bool]] = {
 # FP8 E4M3 "fn" has no infinities; its largest finite value is 448 (ONNX, float8 types).
 FLOAT8 = "float8e4m3fn"
 _FLOAT8_MAX = 448
+_ROW_BLOCKS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,15 @@ class QuantSpec:
     def numpy_storage(self) -> str:
         """The integer type that numpy holds the values in: a byte for the 4-bit types."""
         return find_numpy_storage(self.storage)
+
+    @property
+    def has_rows(self) -> bool:
+        """True for a matrix of which each row can be dequantized alone: int8 a row, int4 in blocks of one; around 0."""
+        grain = self.granularity
+        if isinstance(grain, PerBlock):
+            # ONNX Runtime's GatherBlockQuantized takes powers of two from 16 on.
+            return self.symmetric and self.storage == "int4" and grain.axis == 1 and grain.size in _ROW_BLOCKS
+        return self.symmetric and self.storage == "int8" and grain == PerChannel(0)
 
     @property
     def fills_storage(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.annotate.find import Chain
+from onnxq.annotate.find import LOOKUP, Chain, read_row_scale
 from onnxq.annotate.model import Origin
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.values import name_type
@@ -49,12 +49,30 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
     # Readers see the numbers of the dequantize node.
     node = chain.dequantize or chain.last
+    if chain.lookup is not None:
+        return _read_row_numbers(index, chain, node)
     scale, zero = index.input_value(node, 1), index.input_value(node, 2)
     return Numbers(
         scale=None if scale is None else np.asarray(scale, np.float64),
         zero_point=None if zero is None else _to_int64(zero),
         storage=_find_storage(index, chain),
         granularity=_find_granularity(index, node, scale),
+    )
+
+
+def _read_row_numbers(index: GraphIndex, chain: Chain, node: NodeRef) -> Numbers:
+    """Those of a table whose rows `node` dequantizes."""
+    grain: Granularity = PerChannel(0)
+    scale, zero = (index.input_value(node, k) for k in (2, 3))
+    if node.op_type == LOOKUP:
+        grain = PerBlock(int(node.attrs.get("quantize_axis", 1)), int(node.attrs.get("block_size", 128)))
+    else:
+        scale, zero = read_row_scale(index, node), None
+    return Numbers(
+        scale=None if scale is None else np.asarray(scale, np.float64),
+        zero_point=None if zero is None else _to_int64(zero),
+        storage=_find_type_name(index, chain.source),
+        granularity=grain,
     )
 
 

@@ -77,6 +77,9 @@ class _Finder:
 
     def add(self, chain: Chain) -> None:
         """Add one chain to the result, if it is a pair that can be taken out of the view."""
+        # Rows of a table are looked up as the model came: nobody shares them, and no reader can do without the Gather.
+        if chain.lookup is not None:
+            return
         node = chain.last
         numbers = read_numbers(self.index, chain)
         if not is_quantizer_clip(self.index, chain, numbers):
@@ -89,6 +92,9 @@ class _Finder:
             return
         if self.index.is_constant(chain.source):
             self.weighted.update(self._multiplying(edges))
+            # Its readers cannot read the integers as they are stored.
+            if chain.inner is not None and chain.inner.op_type == "Transpose":
+                return
             site = self._site(chain, numbers, edges)
             self.constants.extend([site] if site is not None else [])
         elif not self._shareable(chain, numbers, made, edges):

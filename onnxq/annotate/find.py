@@ -3,6 +3,9 @@
 x -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear       (the second Clip on integers: QCDQ)
 constant -> [Clip ->] DequantizeLinear
 packed constant -> Cast -> DequantizeLinear                       (4 bits in the file, a byte where it is computed)
+table of rows -> Transpose -> DequantizeLinear                   (a weight that is the transpose of a table)
+constant table -> Gather -> Cast -> Mul by gathered scales        (rows of int8)
+constant table -> GatherBlockQuantized                            (rows of 4 bits in blocks)
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph import GraphIndex, NodeRef
@@ -19,6 +24,8 @@ from onnxq.sites import Edge, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
+# ONNX Runtime's Gather of rows in few bits.
+LOOKUP = "GatherBlockQuantized"
 # Endings that tools give to the names of a dequantize node and of a weight's stored integers, those of onnxq first.
 _NODE_ENDINGS = (f"/{DEQUANTIZE}", f"_{DEQUANTIZE}")
 _STORED_ENDINGS = ("/quantized", "_quantized", "/packed")
@@ -31,8 +38,8 @@ _EDGE = re.compile(r"(.+)/in(\d+)")
 class Chain:
     """The nodes of one pair, and the float (or stored integer) tensor in front of them.
 
-    outer: a float Clip that feeds nothing but the quantize node; inner: an integer Clip behind it, or the Cast that
-    unpacks a constant of 4 bits.
+    outer: a float Clip that feeds nothing but the quantize node; inner: an integer Clip behind it, the Cast that
+    unpacks a constant of 4 bits, or the Gather in front of a Mul that dequantizes rows.
     """
 
     source: TensorId | None
@@ -48,6 +55,13 @@ class Chain:
         # find_chains makes none without both.
         assert node is not None
         return node
+
+    @property
+    def lookup(self) -> NodeRef | None:
+        """The node that gathers the rows of a table; None for other pairs."""
+        if self.dequantize is None or is_dequantize(self.dequantize):
+            return None
+        return self.inner or self.dequantize
 
     @property
     def nodes(self) -> tuple[NodeRef, ...]:
@@ -73,6 +87,7 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
     for node in index.nodes:
         if is_quantize(node):
             lone.append(node)
+        found += _find_lookup(index, node)
         if not is_dequantize(node):
             continue
         at = index.input(node, 0)
@@ -89,6 +104,28 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         found.append(_make_chain(index, quantize, inner, node, at))
     found += [_make_chain(index, node, None, None, None) for node in lone if node.name not in seen]
     yield from sorted(found, key=lambda chain: (chain.quantize or chain.last).order)
+
+
+def _find_lookup(index: GraphIndex, node: NodeRef) -> list[Chain]:
+    """The chain that ends at a node which dequantizes rows of a constant table; [] at any other."""
+    gather = node if node.op_type == LOOKUP else None
+    if node.op_type == "Mul" and read_row_scale(index, node) is not None:
+        cast = index.maker(node)
+        gather = None if cast is None or cast.op_type != "Cast" else index.maker(cast)
+    table = None if gather is None else index.input(gather, 0)
+    if gather is None or table is None or not index.is_constant(table):
+        return []
+    if gather is not node and not (gather.looks_up(0) and index.dtype(table) == TensorProto.INT8):
+        return []
+    return [Chain(table, None, None, None if gather is node else gather, node)]
+
+
+def read_row_scale(index: GraphIndex, node: NodeRef) -> NDArray[Any] | None:
+    """The scales that a Mul's second factor is gathered from, one a row; None for other factors."""
+    column = index.maker(node, 1)
+    gather = None if column is None or column.op_type != "Unsqueeze" else index.maker(column)
+    scale = None if gather is None or not gather.looks_up(0) else index.input_value(gather, 0)
+    return scale if scale is not None and scale.ndim == 1 and scale.dtype.kind == "f" else None
 
 
 def _make_chain(
@@ -109,11 +146,12 @@ def _make_chain(
 
 
 def _find_packed(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
-    """(Cast, constant) for a constant of 4 bits behind a Cast; (None, the tensor itself) for any other."""
-    cast = _find_producer(index, at, "Cast")
-    packed = index.input(cast, 0) if cast is not None else None
-    held = packed is not None and index.is_constant(packed) and index.dtype(packed) in _PACKED
-    return (cast, packed) if held else (None, at)
+    """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, `at`)."""
+    maker = _find_producer(index, at, "Cast") or _find_producer(index, at, "Transpose")
+    held = index.input(maker, 0) if maker is not None else None
+    if maker is None or held is None or not index.is_constant(held):
+        return None, at
+    return (maker, held) if maker.op_type == "Transpose" or index.dtype(held) in _PACKED else (None, at)
 
 
 def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:
@@ -128,6 +166,8 @@ def list_readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
 
 def list_operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
     """Operators that read the dequantized tensor, each once; without readers, the one that makes it."""
+    if chain.lookup is not None:
+        return ("Gather",)
     ops = dict.fromkeys(reader.op_type for reader in index.readers(chain.last.result))
     if not ops and chain.source is not None:
         producer = index.producer(chain.source)

@@ -40,6 +40,8 @@ class PairInfo:
     quantize: str = ""
     dequantize: str = ""
     clip: str = ""
+    # The node that gathers rows of a table, which `dequantize` then dequantizes; "" for other pairs.
+    lookup: str = ""
     # Operators that read the dequantized tensor; for a model output, the one that makes it.
     ops: tuple[str, ...] = ()
     # Bits that are meant, of those that the type has.

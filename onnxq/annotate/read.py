@@ -81,6 +81,7 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
         scope=chain.last.scope,
         quantize=chain.quantize.name if chain.quantize is not None else "",
         dequantize=chain.dequantize.name if chain.dequantize is not None else "",
+        lookup=chain.lookup.name if chain.lookup is not None else "",
         clip=clip.name if clip is not None and clip.op_type == "Clip" else "",
         ops=list_operators(index, chain),
         bits=bits,

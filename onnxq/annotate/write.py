@@ -140,7 +140,7 @@ def _set_metadata(entries: Any, values: dict[str, str]) -> None:
 
 def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> tuple[PairInfo, ...]:
     # A name that a renamed node gives up is free for another.
-    changing = {name for pair in pairs for name in pair.nodes}
+    changing = {name for pair in pairs for name in pair.nodes if not pair.lookup}
     taken = set(nodes) - changing
     new: dict[str, str] = {}
 
@@ -157,6 +157,9 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> t
             quantize=fresh(pair.quantize, name_part(pair.site, "q_node")),
             dequantize=fresh(pair.dequantize, name_part(pair.site, "dq_node")),
         )
+        # The nodes that look rows of a table up are called after their Gather.
+        if not pair.lookup
+        else pair
         for pair in pairs
     )
 

@@ -58,6 +58,12 @@ def weight_numbers(
             with _name_site(bias):
                 scale = floor_weight_scale(found[w].scale, numbers[x].scale, value)
             found[w] = replace(found[w], scale=scale)
+    first: dict[str, QParams] = {}
+    for site in missing:
+        # Of a weight and the table that it is the transpose of, the weight's scales serve both.
+        if site.group and site.site in found:
+            shared = first.setdefault(site.group, found[site.site])
+            found[site.site] = replace(shared, computed_for=site.spec.levels)
     return found
 
 

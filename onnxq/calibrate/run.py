@@ -78,8 +78,11 @@ def calibrate(
 
 def _spread_groups(plan: Plan) -> dict[Site, QParams]:
     """Numbers of the sites that share a group with one whose numbers were given."""
-    given = {site.group: site.qparams for site in plan.all_sites if site.group and site.qparams is not None}
-    return {site.site: given[site.group] for site in plan.sites if site.group in given and site.qparams is None}
+    # A group of weights is called after the one whose kernel the scales are for, the others being its transposes.
+    leaders = (site for site in plan.all_sites if site.role is not Role.WEIGHT or str(site.site) == site.group)
+    given = {site.group: site.qparams for site in leaders if site.group and site.qparams is not None}
+    missing = [(site, given[site.group]) for site in plan.sites if site.group in given and site.qparams is None]
+    return {site.site: replace(held, computed_for=held.computed_for and site.spec.levels) for site, held in missing}
 
 
 def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:

@@ -59,6 +59,11 @@ class Config(Section):
     )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.
     attention: Literal["float", "quantized", "auto"] = "float"
+    # Constants that Gather looks rows up in: int8 with one scale a row, or 4 bits in blocks of a row.
+    embeddings: Literal["auto", "int8", "int4", "float"] = option(
+        "auto", "Tables of embeddings; auto: int8 where they are most of the file and the outputs bear it.",
+        _PLANNING,
+    )  # fmt: skip
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
         None, "The float type of what is not quantized: by default float16 for trt, float32 for the others.", _PLANNING

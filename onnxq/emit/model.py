@@ -8,10 +8,14 @@ from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
+from onnxq.graph.light import bare_proto
 from onnxq.plan import Plan
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import name_part
 from onnxq.sites import Edge, Role, TensorId
+
+# The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
+_PACKED_IR = 10
 
 
 def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
@@ -52,10 +56,12 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     check_specs(plan, index)
     check_numbers(plan)
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
-    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs)
+    tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
+    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs, tables)
     for site in plan.existing:
         writer.connect_existing(site)
-    for site in plan.sites:
+    # Tables last: they may share the integers of a weight.
+    for site in sorted(plan.sites, key=lambda one: one is tables.get(one.group)):
         if site.qparams is None:
             raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
         if site.role in (Role.WEIGHT, Role.BIAS):
@@ -65,7 +71,11 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     writer.editor.remove_unused()
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
-    return writer.editor.export()
+    done = writer.editor.export()
+    if any(site.spec.storage_bits < 8 for site in plan.sites):
+        proto = bare_proto(done)
+        proto.ir_version = max(proto.ir_version, _PACKED_IR)
+    return done
 
 
 def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:

@@ -6,7 +6,8 @@ constant:    integers -> [Cast ->] DequantizeLinear -> readers
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,15 +33,24 @@ class PairWriter:
     """Writes sites into an editor; `records` describes the nodes written so far, by name.
 
     in_integers: names of the nodes that read a quantized activation. apart: inputs that have a site of their own.
+    tables: by group, the tables that share integers with a weight that is their transpose and is written before them.
     """
 
     def __init__(
-        self, editor: Editor[ModelLike], index: GraphIndex, in_integers: frozenset[str], apart: frozenset[Edge]
+        self,
+        editor: Editor[ModelLike],
+        index: GraphIndex,
+        in_integers: frozenset[str],
+        apart: frozenset[Edge],
+        tables: Mapping[str, SitePlan],
     ) -> None:
         self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
+        self.tables = tables
         # A model output keeps its name on the dequantized tensor; its float values get this one.
         self.renamed: dict[TensorId, str] = {}
         self.records: dict[str, Record] = {}
+        # By group: the names of integers, scale and zero point that a table shares with its transpose.
+        self.shared: dict[str, tuple[str, str, str]] = {}
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
@@ -128,23 +138,93 @@ class PairWriter:
         value = self.index.constant(tensor)
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
-        names = self._make_names(site, ("dq_node", "quantized", "dequantized"))
-        data = quantize_constant(site, qparams, value)
-        storage = site.spec.storage
-        first = min(site.consumers or (), key=lambda edge: self.index.node(edge.node).order)
-        # Kernels that multiply integers take bytes; in weight-only graphs the 4-bit DequantizeLinear is the kernel.
-        if site.spec.storage_bits < 8 and first.node in self.in_integers:
-            storage = self._insert_cast(site, data, names["quantized"], first.node)
-        else:
-            self.editor.add_initializer(scope, names["quantized"], data, dtype=TENSOR_TYPES[storage])
-        scale, zero = self._add_qparams(site, qparams, scope, storage)
-        inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
+        lookups = site.find_lookups(self.index)
+        # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
+        value = value.astype(np.float32) if lookups else value
+        whole = [edge for edge in site.consumers or () if edge not in lookups]
+        held = self.shared.get(site.group) if lookups and site.group else None
+        stored, scale, zero = held or self._store_constant(site, qparams, value, whole)
+        for edge in lookups:
+            self._write_lookup(site, edge, stored, scale)
+        if not whole:
+            return
+        names = self._make_names(site, ("dq_node", "dequantized"))
+        inputs = [stored, scale] + ([] if site.role is Role.BIAS else [zero])
         self.editor.insert_node(
             scope, "DequantizeLinear", inputs, [names["dequantized"]], name=names["dq_node"],
-            attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]), before=first.node,
+            attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]),
+            before=self._find_first(whole),
         )  # fmt: skip
-        for edge in site.consumers or ():
+        for edge in whole:
             self.editor.replace_input(edge, names["dequantized"])
+
+    def _find_first(self, edges: Iterable[Edge]) -> str:
+        """The node that runs first of these."""
+        return min((self.index.node(edge.node) for edge in edges), key=lambda node: node.order).name
+
+    def _store_constant(
+        self, site: SitePlan, qparams: QParams, value: NDArray[Any], whole: Sequence[Edge]
+    ) -> tuple[str, str, str]:
+        """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
+        scope, storage, table = site.site.scope, site.spec.storage, self.tables.get(site.group)
+        data, name = quantize_constant(site, qparams, value), self._make_names(site, ("quantized",))["quantized"]
+        stored = name
+        # Kernels that multiply integers take bytes; in weight-only graphs the 4-bit DequantizeLinear is the kernel.
+        if site.spec.storage_bits < 8 and whole and self._find_first(whole) in self.in_integers:
+            storage = self._insert_cast(site, data, name, self._find_first(whole))
+        elif table is not None and table is not site:
+            # One copy in the file, as rows; engines compute the Transpose of a constant once, when they load the file.
+            stored = self._make_names(table, ("quantized",))["quantized"]
+            node = self._make_names(site, ("transpose_node",))["transpose_node"]
+            self.editor.add_initializer(scope, stored, np.ascontiguousarray(data.T), dtype=TENSOR_TYPES[storage])
+            self.editor.insert_node(
+                scope, "Transpose", [stored], [name], name=node, attrs={"perm": [1, 0]},
+                metadata=self._add_record(site, node), before=self._find_first(whole),
+            )  # fmt: skip
+        else:
+            self.editor.add_initializer(scope, name, data, dtype=TENSOR_TYPES[storage])
+        scale, zero = self._add_qparams(site, qparams, scope, storage)
+        if site.group:
+            self.shared[site.group] = stored, scale, zero
+        return name, scale, zero
+
+    def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
+        """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
+        node, scope = self.index.node(edge.node), edge.scope
+        self.editor.replace_input(edge, quantized)
+        parts = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
+                 "row_node", "float", "float_node")  # fmt: skip
+        names = {part: name_part(edge, part) for part in parts}
+        kind = self.index.dtype(find_tensor(self.index, site.site))
+        narrow, result = kind != onnx.TensorProto.FLOAT, node.outputs[0]
+        made = names["float"] if narrow else result
+        chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
+        if isinstance(site.spec.granularity, PerBlock):
+            self.editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
+            self.editor.replace_input(Edge(node.name, 2, scope), scale)
+            blocks = {"axis": None, "gather_axis": 0, "quantize_axis": 1, "block_size": site.spec.granularity.size}
+            for key, value in blocks.items():
+                self.editor.set_attr(node.name, key, value)
+            self._add_record(site, node.name)
+            if narrow:
+                self.editor.replace_output(node.name, 0, made)
+        else:
+            self.editor.replace_output(node.name, 0, names["quantized"])
+            self.editor.add_initializer(scope, names["last_axis"], np.asarray([-1], np.int64))
+            # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
+            chain += [
+                ("Gather", [scale, node.inputs[1]], names["row_scale"], "row_scale_node", {}),
+                ("Unsqueeze", [names["row_scale"], names["last_axis"]], names["column"], "column_node", {}),
+                ("Cast", [names["quantized"]], names["row"], "cast_node", {"to": onnx.TensorProto.FLOAT}),
+                ("Mul", [names["row"], names["column"]], made, "row_node", {}),
+            ]
+        if narrow:
+            chain.append(("Cast", [made], result, "float_node", {"to": kind}))
+        for op_type, inputs, output, part, attrs in chain:
+            self.editor.insert_node(
+                scope, op_type, inputs, [output], name=names[part], attrs=attrs,
+                metadata=self._add_record(site, names[part]),
+            )  # fmt: skip
 
     def _insert_cast(self, site: SitePlan, data: NDArray[np.generic], name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
@@ -172,7 +252,7 @@ class PairWriter:
         """The type of the site's scale: float16 for a float16 tensor."""
         # DequantizeLinear returns the type of its scale, which so must be the tensor's.
         half = self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
-        return np.float16 if half else np.float32
+        return np.float16 if half and not site.find_lookups(self.index) else np.float32
 
     def _make_names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
         return {name: self.editor.fresh(name_part(site.site, name)) for name in parts}

@@ -16,20 +16,23 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnxq.annotate.bits import read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
-from onnxq.graph import GraphIndex, ModelLike, inline_functions, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
+from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Edge, Refusal, Role, TensorId
+from onnxq.spec import QParams, QuantSpec
 
 Array = NDArray[Any]
 
@@ -163,7 +166,10 @@ class _Work:
             if not nodes and chain.source is not None and (maker := self.index.producer(chain.source)) is not None:
                 # A graph output that nobody reads: its error is its maker's.
                 nodes = (maker.name,)
-            if chain.quantize is not None:
+            if chain.lookup is not None:
+                nodes = (chain.lookup.name,)
+                feed = self._toggle_table(chain, chain.lookup)
+            elif chain.quantize is not None:
                 # A Clip between the two halves belongs to the pair; the network's own Clip in front does not.
                 inner = [] if chain.inner is None else [chain.inner.name]
                 feed = self._insert_branch(chain, {*info.nodes, *inner})
@@ -180,9 +186,13 @@ class _Work:
 
     def _is_in_both(self, chain: Chain) -> bool:
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""
-        if chain.dequantize is None or not all(node.name in self.known for node in chain.nodes):
+        if chain.dequantize is None or not all(self._is_known(node) for node in chain.nodes):
             return False
         return chain.quantize is not None or (chain.source is not None and self.index.is_constant(chain.source))
+
+    def _is_known(self, node: NodeRef) -> bool:
+        """True when the float model has this node too; a Gather that became another operator keeps its name."""
+        return node.name in self.known and self.real.node(node.name).op_type == node.op_type
 
     def _insert_branch(self, chain: Chain, members: set[str]) -> str:
         """An If in the place of the pair."""
@@ -241,6 +251,30 @@ class _Work:
         if plain is None or value is None or value.size != plain.size or self.index.is_output(made):
             return ""
         return self._feed_constant(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
+
+    def _toggle_table(self, chain: Chain, lookup: NodeRef) -> str:
+        """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
+        numbers = read_numbers(self.index, chain)
+        stored = None if chain.source is None else self.index.constant(chain.source)
+        plain = self.real.input_value(self.real.node(lookup.name), 0) if lookup.name in self.known else None
+        if plain is None or stored is None or numbers.scale is None or plain.shape != stored.shape:
+            return ""
+        feed, made, kind = self._make_unique(f"onnxq/{lookup.name}"), chain.last.outputs[0], numbers.element_type
+        ids = self.by_name[lookup.name].input[1]
+        self.branches[chain.last.name] = helper.make_node("Gather", [feed, ids], [made], name=chain.last.name)
+        self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.FLOAT, stored.shape))
+        spec = QuantSpec(
+            bits=kind.bits,
+            signed=kind.signed,
+            symmetric=False,
+            granularity=numbers.granularity,
+            storage=numbers.storage,
+        )
+        zero = np.zeros(numbers.scale.shape) if numbers.zero_point is None else numbers.zero_point
+        qparams = QParams(numbers.scale.astype(np.float32), zero.astype(np.int32))
+        self.on[feed] = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
+        self.off[feed] = np.ascontiguousarray(plain, np.float32)
+        return feed
 
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""

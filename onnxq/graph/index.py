@@ -66,6 +66,10 @@ class NodeRef:
         """The tensor of the first output."""
         return TensorId(self.outputs[0], self.scope)
 
+    def looks_up(self, k: int) -> bool:
+        """True when input k is one of which the node gathers rows, along axis 0."""
+        return self.op_type == "Gather" and not self.domain and k == 0 and not self.attrs.get("axis", 0)
+
 
 class GraphIndex:
     """Look-ups over the main graph and the subgraphs of If/Loop/Scan. Functions are opaque (see inline_functions).

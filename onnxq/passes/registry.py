@@ -8,6 +8,7 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
+from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.sensitive_ops import SENSITIVE_OPS
@@ -28,6 +29,8 @@ PASSES: tuple[Pass, ...] = (
     ATTENTION,
     *ROUNDING,
     ATTENTION_AGAIN,
+    # Judged beside the errors that are left, and before a request for accuracy is met.
+    EMBEDDINGS,
     # Last, as it pays in speed for what all others could not mend; weights are then rounded for what is left.
     PROMOTION,
     ROUNDING_AGAIN,

@@ -20,6 +20,7 @@ from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import FloatReference, RunContext, Stage
+from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.request import AccuracyRequest
@@ -257,12 +258,14 @@ def make_plan(
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
-    ctx = RunContext(config=config, samples=samples, progress=progress)
+    ctx = RunContext(config=config, skip=frozenset(config.skip), samples=samples, progress=progress)
     with progress("planning"):
         state = _place(ctx, state, _read_name(model))
         # Whether attention may be quantized is for samples to say, once there are scales.
         plan = state.planned if state.plain is None else state.plain
-        plan = run_pass(FLOAT_TYPES, ctx, replace(state, plan=plan)).planned
+        state = replace(state, plan=plan)
+        state = run_pass(EMBEDDINGS, ctx, state) if config.mode != "float" else state
+        plan = run_pass(FLOAT_TYPES, ctx, state).planned
     left_out = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
     warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return replace(plan, data=samples.description, warnings=warnings)

@@ -9,6 +9,8 @@ from onnxq.config import Config
 from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
+from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
+from onnxq.passes.runner import run_pass
 from onnxq.passes.state import State
 from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.result import Result
@@ -41,7 +43,9 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
 def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:
     """The plan of the weights, by shapes that stand in the model alone."""
     problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites, name=name)
-    return replace(problem.default(), data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
+    ctx = RunContext(config=config, skip=frozenset(config.skip))
+    plan = run_pass(EMBEDDINGS, ctx, replace(state, problem=problem, plan=problem.default())).planned
+    return replace(plan, data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
 
 
 def quantize_unrun(

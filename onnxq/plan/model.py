@@ -76,6 +76,17 @@ class SitePlan:
             return self.consumers
         return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
+    def find_lookups(self, graph: Graph) -> tuple[Edge, ...]:
+        """The readers that look rows of this constant up, where rows can be dequantized behind them.
+
+        That is so for a matrix in int8 with one scale a row, or in int4 in blocks of a row, around 0.
+        """
+        if self.role is not Role.WEIGHT or not isinstance(self.site, TensorId) or not self.spec.has_rows:
+            return ()
+        if len(graph.shape(self.site) or ()) != 2:
+            return ()
+        return tuple(edge for edge in self.consumers or () if graph.node(edge.node).looks_up(edge.index))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
             return NotImplemented

@@ -19,6 +19,7 @@ PARTS: dict[str, str] = {
     "dq_node": f"/{DEQUANTIZE}",
     "clip_node": "/Clip",
     "cast_node": "/Cast",
+    "transpose_node": "/Transpose",
     # 4-bit integers in the file, in front of the Cast that makes bytes of them.
     "packed": "/packed",
     "quantized": "/quantized",
@@ -26,6 +27,15 @@ PARTS: dict[str, str] = {
     "clipped": "/clipped",
     # The float values of a model output, whose own name the dequantized tensor keeps.
     "float": "/float",
+    # A looked-up row: its scale, gathered and as a column, and the nodes that dequantize it.
+    "row_scale_node": "/row_scale/Gather",
+    "row_scale": "/row_scale",
+    "column_node": "/row_scale/Unsqueeze",
+    "column": "/row_scale/column",
+    "last_axis": "/row_scale/axis",
+    "row": "/row",
+    "row_node": "/Mul",
+    "float_node": "/float/Cast",
     "scale": "/scale",
     "zero_point": "/zero_point",
     "clip_min": "/clip_min",

@@ -9,21 +9,26 @@ from onnxq.planner.operators import KEPT
 from onnxq.planner.precision.choose import add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
 from onnxq.planner.sums import bind_sums, count_saturating, mend_sums
+from onnxq.planner.tables import EMBEDDING_ROWS, Table, choose_tables, explain_loss
 
 __all__ = [
+    "EMBEDDING_ROWS",
     "KEPT",
     "NOTHING",
     "Choice",
     "Existing",
     "OnnxPlacement",
     "PrecisionProblem",
+    "Table",
     "TensorErrors",
     "add_precision",
     "anchor_sites",
     "bind_sums",
+    "choose_tables",
     "choose_types",
     "count_saturating",
     "digest_weights",
+    "explain_loss",
     "find_float_nodes",
     "find_needed_opset",
     "find_suspects",

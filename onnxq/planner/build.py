@@ -17,6 +17,7 @@ from onnxq.planner.problem import PlacementProblem, state_problem
 from onnxq.planner.requests import Requests
 from onnxq.planner.strategies import list_strategies
 from onnxq.planner.sums import ALLOWED, bind_sums
+from onnxq.planner.tables import Table, add_tables
 from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, is_within, split_unquantized
 from onnxq.targets import Shapes, Target, describe_spec, find_target
 
@@ -26,11 +27,13 @@ class OnnxPlacement(PlacementProblem):
     """The placement problem of an ONNX model; `placed` turns any choice of operators into a plan.
 
     index: of `proto`; `ops.index` is of the same model without the pairs it came with. base: the plan without sites.
+    tables: the embeddings that every plan quantizes.
     """
 
     proto: ModelLike
     index: GraphIndex
     base: Plan
+    tables: tuple[Table, ...] = ()
 
     @cached_property
     def ids(self) -> Mapping[TensorId, str]:
@@ -65,7 +68,7 @@ class OnnxPlacement(PlacementProblem):
             self.base,
             sites=sites,
             existing=kept,
-            opset=max(self.base.opset, placement.opset, find_needed_opset(sites)),
+            opset=max(self.base.opset, placement.opset, find_needed_opset(sites, self.index)),
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -73,7 +76,23 @@ class OnnxPlacement(PlacementProblem):
             nodes=nodes,
             placement=how,
         )
-        return bind_sums(plan, self.index)
+        return self.with_tables(bind_sums(plan, self.index))
+
+    def with_tables(self, plan: Plan) -> Plan:
+        """A plan for this model with the tables' sites. Those that it quantizes as weights get further readers."""
+        if not self.tables:
+            return plan
+        before, sites = {site.site: site for site in plan.sites}, add_tables(plan.sites, self.tables)
+        changed = [site for site in sites if site is not before.get(site.site)]
+        done, nodes = anchor_sites(self.index, changed, (), self.ids)
+        anchored = {site.site: site for site in done}
+        sites = tuple(anchored.get(site.site, site) for site in sites)
+        return replace(
+            plan,
+            sites=sites,
+            nodes={**plan.nodes, **nodes},
+            opset=max(plan.opset, find_needed_opset(sites, self.index)),
+        )
 
 
 def state_placement(

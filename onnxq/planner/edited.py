@@ -70,9 +70,17 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     return site
 
 
-def find_needed_opset(sites: Iterable[SitePlan]) -> int:
-    """The lowest opset in which all these pairs can be written."""
-    return max(map(_site_opset, sites), default=13)
+def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex | None = None) -> int:
+    """The lowest opset in which all these pairs can be written. index: of the model, None where none looks rows up.
+
+    Rows are dequantized by operators that are no part of ONNX's opset, or old.
+    """
+    pairs = (site for site in sites if index is None or site.consumers is None or not _is_looked_up(site, index))
+    return max(map(_site_opset, pairs), default=13)
+
+
+def _is_looked_up(site: SitePlan, index: GraphIndex) -> bool:
+    return site.find_lookups(index) == site.consumers
 
 
 def _site_opset(site: SitePlan) -> int:

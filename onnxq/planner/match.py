@@ -56,7 +56,7 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     floats = tuple(anchors.node(name).name for name in plan.float_nodes)
     done = replace(
         plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
-        opset=max(plan.opset, find_needed_opset(sites)), precision=_move_types(plan.precision, anchors),
+        opset=max(plan.opset, find_needed_opset(sites, index)), precision=_move_types(plan.precision, anchors),
     )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))

@@ -219,6 +219,16 @@ _weight = partial(Capability, role=Role.WEIGHT, granularity=(PerTensor, PerChann
 # Operators whose weight may have one scale per output channel.
 _channel = partial(_weight, ops=("Conv", "Gemm", "MatMul"))
 
+# Rows of a table are dequantized behind the Gather: ORT would compute a DequantizeLinear in front of it for the whole
+# table, when it loads. GatherBlockQuantized takes blocks of 4 bits; for bytes it is slow before 1.32.
+_TABLES = (
+    _weight(ops=("Gather",), symmetric=(True,), storage=("int8",), granularity=(PerChannel,)),
+    _weight(
+        ops=("Gather",), bits=(4,), symmetric=(True,), storage=("int4",), granularity=(PerBlock,),
+        blocks=(16, 32, 64, 128, 256),
+    ),
+)  # fmt: skip
+
 # The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES: tuple[Capability, ...] = (
     _activation(bits=(8,), storage=("uint8", "int8")),
@@ -249,6 +259,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         opset=21,
         warning="16-bit weights have no fused kernel in ORT on the CPU: exact, but slower than float",
     ),
+    *_TABLES,
 )
 
 # Only a MatMul has a weight-only kernel: it and the DequantizeLinear of its weight become MatMulNBits.
@@ -263,6 +274,7 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
         warning="ORT has no weight-only kernel for Conv and Gemm: their weights are dequantized at every run, "
         "a smaller file for a slower model",
     ),
+    *_TABLES,
 )
 
 _NO_KERNEL = {

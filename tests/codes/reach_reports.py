@@ -24,6 +24,7 @@ from onnxq.sites import Refusal, TensorId
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, saved, written
 from tests.interop.models import cache, network, ranges
 from tests.planner.test_balance import net
+from tests.tables import words
 
 
 def planned(proto: onnx.ModelProto, data: Any = None, **config: Any) -> list[Any]:
@@ -201,6 +202,11 @@ def an_operator_of_a_library(_: Path):
     proto.graph.node[1].domain = "example.ops"
     proto.opset_import.append(helper.make_opsetid("example.ops", 1))
     return onnxq.make_plan(proto, config="ort-int8-weights").left_float
+
+
+@reach("F109")
+def embeddings_for_tensorrt(_: Path):
+    return onnxq.make_plan(words(), config="trt-int8").left_float
 
 
 @reach("W101")

@@ -83,8 +83,9 @@ def test_names_that_are_taken_are_not_reused() -> None:
     np.testing.assert_array_equal(kept["r/scale"], numpy_helper.to_array(proto.graph.initializer[2]))
 
 
-def test_tied_embedding_keeps_its_table_and_quantizes_the_head() -> None:
-    """Gather and Gemm on one table: the Gemm gets a copy of its own (elsewhere: a model that fails at run time)."""
+@pytest.mark.parametrize("embeddings", ["float", "int8"])
+def test_tied_embedding_quantizes_the_head(embeddings: str) -> None:
+    """Gather and Gemm on one table, with a copy for the Gemm or without (elsewhere: a model that fails at run time)."""
     table = normal(500, 64)
     proto = build(
         """g (int64[N] ids) => (float[N,500] y) {
@@ -94,11 +95,13 @@ def test_tied_embedding_keeps_its_table_and_quantizes_the_head() -> None:
         {"table": table, "b": normal(500)},
     )
     ids = np.random.default_rng(0).integers(0, 500, (8, 16))
-    result = onnxq.quantize(proto, {"ids": ids.reshape(-1)}, EVERYTHING, overrides={"latency": False})
+    settings = {"latency": False, "embeddings": embeddings}
+    result = onnxq.quantize(proto, {"ids": ids.reshape(-1)}, EVERYTHING, overrides=settings)
     good(result)
     assert kernels(result)["QGemm"] == 1
-    held = {t.name: t.data_type for t in result.model.graph.initializer}
-    assert held["table"] == TensorProto.FLOAT
+    held = {t.name: t.data_type for t in result.model.graph.initializer if t.dims == [500, 64]}
+    assert held.get("table") == (TensorProto.FLOAT if embeddings == "float" else None)
+    assert held["table/quantized"] == TensorProto.INT8
 
 
 def test_one_weight_on_two_axes() -> None:

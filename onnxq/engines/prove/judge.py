@@ -129,7 +129,7 @@ def _judge_pair(
     reasons: Reasons,
 ) -> SiteProof:
     """The proof of one pair: which of its readers take its integers in."""
-    own = by_node.get(pair.dequantize, ())
+    own = by_node.get(pair.lookup or pair.dequantize, ())
     verdicts = {reader: _takes_integers(pair, reader, proven.get(reader), by_node) for reader in readers}
     if not readers:  # the pair stands before a model output: integers must come that far
         verdicts["the model's output"] = any(_reads_low(kernel, pair) for kernel in own) if own else None
@@ -144,6 +144,8 @@ def _judge_pair(
 
 
 def _find_readers(index: GraphIndex, pair: PairInfo) -> tuple[str, ...]:
+    if pair.lookup:
+        return (pair.lookup,)
     readers = index.consumers(index.node(pair.dequantize).result) if pair.dequantize else ()
     return tuple(dict.fromkeys(edge.node for edge in readers))
 
@@ -152,6 +154,9 @@ def _takes_integers(
     pair: PairInfo, reader: str, proof: NodeProof | None, by_node: Mapping[str, Sequence[Kernel]]
 ) -> bool | None:
     """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""
+    if pair.lookup:
+        seen = by_node.get(reader, ())
+        return any(_reads_low(kernel, pair) for kernel in seen) if seen else None
     if proof is not None and proof.op in PRODUCTS:
         if proof.type == UNSEEN:
             return None

@@ -170,6 +170,13 @@ class Editor(Generic[M]):
         else:
             record.node.inputs[edge.index] = found
 
+    def replace_output(self, node: str, k: int, new: str) -> None:
+        """Let a node make the tensor `new` as its output k. Readers keep the old one, for another node to make."""
+        record = self._node(node)
+        old = TensorId(record.node.outputs[k].name, record.scope)
+        self._wiring.orphans[old] = self._wiring.tensors.pop(old)
+        record.node.outputs[k] = self._define(new, record.scope)
+
     def rewire(self, t: TensorId, new: str, *, consumers: Iterable[Edge] | None = None, outputs: bool = False) -> None:
         """Let the readers of `t` (all, or the given ones) read `new`, captures from inner scopes included.
 

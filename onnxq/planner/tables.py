@@ -1,0 +1,226 @@
+"""Tables of embeddings: large constants of which Gather looks rows up, to be stored in few bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxq.errors import OnnxqError
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.numerics import fake_quant, weight_qparams
+from onnxq.plan import SitePlan
+from onnxq.planner.choose import BY_PERSON
+from onnxq.planner.problem import PlacementProblem
+from onnxq.planner.requests import Match
+from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId, Unquantized
+from onnxq.spec import FloatType, PerChannel, QuantSpec
+
+# The rule that sites and reasons name.
+EMBEDDING_ROWS = "embedding-rows"
+# Elements below which scales and nodes take more than the rounding saves, and the share of the largest table below
+# which one is small: positions and types beside words (2 % in all-MiniLM-L6).
+_LEAST_ELEMENTS, _LEAST_SHARE = 2**12, 0.05
+# dB that 99 of 100 rows must have in eight bits. all-MiniLM-L6 has 40; single outliers in a row cost the others.
+_GOOD_ROWS_DB = 30.0
+# Rows looked at for that, evenly spread: a table may have gigabytes.
+_JUDGED_ROWS = 4096
+
+# Bits of the types that tables have.
+_WIDTHS = {FloatType.FLOAT32.onnx_type: 32, FloatType.FLOAT16.onnx_type: 16}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One table. lookups: the Gathers that read it. others: readers of the whole of it. match: the request.
+
+    twin: the site of its transpose, a weight whose scales per channel are those of the rows.
+    """
+
+    tensor: TensorId
+    elements: int
+    lookups: tuple[Edge, ...]
+    others: tuple[Edge, ...]
+    match: Match
+    spec: QuantSpec
+    twin: TensorId | None = None
+
+    @property
+    def named(self) -> bool:
+        """True when a rule of the configuration asks for it."""
+        return self.match.rule is not None
+
+    def make_site(self) -> SitePlan:
+        """The site of its rows, without numbers."""
+        reason = "rows are dequantized behind the Gather, which reads the stored integers"
+        if self.match.rule is not None:
+            reason = f"{reason}; {self.match.rule.describe()}"
+        return SitePlan(
+            site=self.tensor, role=Role.WEIGHT, spec=self.spec, observer=self.match.request.observer,
+            rule=EMBEDDING_ROWS, reason=reason, consumers=self.lookups, tensor=self.tensor,
+        )  # fmt: skip
+
+
+def choose_tables(
+    problem: PlacementProblem, index: GraphIndex, sites: Sequence[SitePlan]
+) -> tuple[tuple[Table, ...], tuple[Unquantized, ...]]:
+    """The tables to quantize beside these sites, and why others stay float.
+
+    index: of the prepared model. With `embeddings: auto` those that rules name, and all large ones where they are more
+    than half of the bytes of the weights.
+    """
+    mode, found, reasons = problem.config.embeddings, [], list[Unquantized]()
+    # In mode float nothing is quantized.
+    tables = [] if problem.config.mode == "float" else list(_find_tables(problem, index, reasons))
+    largest = max((table.elements for table in tables), default=0)
+    large = [
+        table for table in tables
+        if table.named or table.elements >= max(_LEAST_ELEMENTS, _LEAST_SHARE * largest)
+    ]  # fmt: skip
+    wanted = mode in ("int8", "int4") or (mode == "auto" and _are_most(large, index, sites))
+    by_tensor = {site.site: site for site in sites if site.role is Role.WEIGHT}
+    for table in large:
+        if not (table.named or wanted):
+            continue
+        against = _find_obstacle(problem, index, table, by_tensor.get(table.tensor))
+        if against is not None:
+            reasons.append(against)
+        else:
+            # MatMulNBits, which weights alone become, does not form behind a Transpose: there each has its own copy.
+            shares = problem.config.mode == "static"
+            found.append(replace(table, twin=_find_twin(index, table, sites) if shares else None))
+    return tuple(found), tuple(reasons)
+
+
+def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unquantized]) -> Iterator[Table]:
+    """Every table that no rule leaves float; `reasons` gets those that one does."""
+    seen: set[TensorId] = set()
+    for node in index.nodes:
+        tensor = index.input(node, 0) if node.looks_up(0) else None
+        if tensor is None or tensor in seen or not _is_table(index, tensor):
+            continue
+        seen.add(tensor)
+        edges = index.consumers(tensor)
+        lookups = tuple(edge for edge in edges if index.node(edge.node).looks_up(edge.index))
+        match = problem.requests.match_table(tensor, [index.node(edge.node) for edge in lookups])
+        if match.rule is not None and match.rule.set.float:
+            reasons.append(LeftFloat(node.name, f"left float by {match.rule.describe()}", BY_PERSON, "F101"))
+            continue
+        try:
+            spec = problem.requests.make_spec(match, Role.WEIGHT, node)
+        except OnnxqError as error:
+            reasons.append(Refusal(node.name, f"{error.subject}: {error.cause}", error.fix, EMBEDDING_ROWS, "R103"))
+            continue
+        others = tuple(edge for edge in edges if edge not in lookups)
+        yield Table(tensor, _count_elements(index, tensor), lookups, others, match, spec)
+
+
+def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
+    """True for a constant matrix of floats. Most models in a narrower type are planned in float32."""
+    matrix = len(index.shape(tensor) or ()) == 2 and index.dtype(tensor) in _WIDTHS
+    return matrix and index.is_constant(tensor) and not index.is_output(tensor)
+
+
+def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
+    return math.prod(dim for dim in index.shape(tensor) or () if isinstance(dim, int))
+
+
+def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
+    """True when the tables would be more than half of the bytes of all weights, with these sites."""
+    bits = {site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT}
+    read = (index.input(node, k) for node in index.nodes for k in range(len(node.inputs)))
+    total = 0
+    for tensor in {tensor for tensor in read if tensor is not None and index.is_constant(tensor)}:
+        width = _WIDTHS.get(index.dtype(tensor), 0)
+        total += _count_elements(index, tensor) * min(bits.get(tensor, width), width)
+    return 2 * sum(table.elements * _WIDTHS[index.dtype(table.tensor)] for table in tables) > total
+
+
+def _find_obstacle(
+    problem: PlacementProblem, index: GraphIndex, table: Table, weight: SitePlan | None
+) -> Unquantized | None:
+    """Why the table stays float; None where it can be quantized. weight: the site of its other readers."""
+    node = index.node(table.lookups[0].node)
+    asked = table.named or problem.config.embeddings != "auto"
+    row = problem.engine.capability(table.spec, Role.WEIGHT, node.op_type)
+    if row is None or node.op_type not in row.ops:
+        refusal = problem.engine.refuse(table.spec, Role.WEIGHT, node)
+        if asked:
+            reason = refusal.reason if refusal is not None else f"{problem.engine.name} reads tables in float"
+            return Refusal(
+                node.name, reason, "it stays float" if refusal is None else refusal.fix, EMBEDDING_ROWS, "R103"
+            )
+        return _leave(node, f"{problem.engine.name} looks embeddings up in float tables only")
+    if table.others and (weight is None or weight.spec != table.spec or not set(table.others) <= _read_by(weight)):
+        other = index.node(table.others[0].node)
+        return _leave(node, f"{other.name} reads the same table in another type, and it would be stored twice")
+    if asked or weight is not None:
+        return None
+    found = _measure_rows(index, table)
+    if found >= _GOOD_ROWS_DB:
+        return None
+    return _leave(node, f"in int8 one row of a hundred has less than {found:.0f} dB, and {_GOOD_ROWS_DB:.0f} are asked")
+
+
+def _find_twin(index: GraphIndex, table: Table, sites: Iterable[SitePlan]) -> TensorId | None:
+    """The weight that preparation made of the table by transposing it, if its site can have the table's integers."""
+    value = index.constant(table.tensor)
+    spec = replace(table.spec, granularity=PerChannel(1)) if isinstance(table.spec.granularity, PerChannel) else None
+    for site in sites:
+        if (
+            site.role is Role.WEIGHT
+            and site.spec == spec
+            and site.site.scope == table.tensor.scope
+            and value is not None
+        ):
+            other = index.constant(site.site) if isinstance(site.site, TensorId) else None
+            if other is not None and other.shape == value.shape[::-1] and np.array_equal(other.T, value):
+                return site.quantized_tensor
+    return None
+
+
+def explain_loss(tables: Iterable[Table], before: float, after: float) -> tuple[LeftFloat, ...]:
+    """Why tables stay float that cost the outputs too much. before, after: SQNR in dB without and with them."""
+    reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
+    return tuple(LeftFloat(table.lookups[0].node, reason, EMBEDDING_ROWS, "F109") for table in tables)
+
+
+def _read_by(site: SitePlan) -> set[Edge]:
+    return set(site.consumers or ())
+
+
+def _leave(node: NodeRef, reason: str) -> LeftFloat:
+    return LeftFloat(node.name, reason, EMBEDDING_ROWS, "F109")
+
+
+def _measure_rows(index: GraphIndex, table: Table) -> float:
+    """The SQNR in dB that all but the worst hundredth of the rows have; rows of zeros are exact."""
+    value = index.constant(table.tensor)
+    assert value is not None
+    value = value[:: max(1, len(value) // _JUDGED_ROWS)].astype(np.float32)
+    error = fake_quant(value, weight_qparams(value, table.spec), table.spec)
+    error -= value
+    noise, power = (np.einsum("ij,ij->i", one, one, dtype=np.float64) for one in (error, value))
+    rows = 10 * np.log10(np.maximum(power, 1e-30) / np.maximum(noise, 1e-36))
+    return float(np.percentile(rows, 1))
+
+
+def add_tables(sites: tuple[SitePlan, ...], tables: Iterable[Table]) -> tuple[SitePlan, ...]:
+    """The sites with those of the tables; a site that quantizes the table for other readers gets the lookups as well.
+
+    A table whose other readers have become float is left out.
+    """
+    done = {site.site: site for site in sites}
+    for table in tables:
+        weight = done.get(table.tensor)
+        if weight is not None:
+            readers = tuple(dict.fromkeys((*(weight.consumers or ()), *table.lookups)))
+            done[table.tensor] = replace(weight, consumers=readers)
+        elif not table.others:
+            twin = None if table.twin is None else done.get(table.twin)
+            done[table.tensor] = replace(table.make_site(), group="" if twin is None else str(twin.site))
+            if twin is not None:
+                done[twin.site] = replace(twin, group=str(twin.site))
+    return tuple(done.values())
