@@ -207,14 +207,14 @@ def _calibrate(ctx: RunContext, state: State) -> State:
         )
 
     plan = ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
-    missing = [site for site in plan.sites if site.qparams is None]
+    missing = [site for site in plan.sites if not site.complete]
     if missing:
         reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
         raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
     # Before calibration made-up inputs only gave shapes, which are right.
-    if ctx.data.synthetic and any(site.role is not Role.WEIGHT for site in plan.sites):
+    if ctx.data.synthetic and any(site.role is not Role.WEIGHT and not site.spec.dynamic for site in plan.sites):
         plan = replace(plan, warnings=(SYNTHETIC, *plan.warnings))
     return replace(state, plan=plan)
 

@@ -95,7 +95,7 @@ class Placer:
         if weight is not None:
             yield weight
             # Only beside integers on both sides has the accumulator a scale for the bias.
-            if op.bias is not None and inputs and self.config.bias == "int32":
+            if op.bias is not None and inputs and self.config.bias == "int32" and not inputs[0].spec.dynamic:
                 yield self._bias(op, op.bias, inputs[0], weight)
         if op.out in activations and activations[op.out] is None:
             yield self._activation(op, None, op.out, None, chosen)

@@ -56,6 +56,8 @@ class Requests:
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
+        if self.config.mode == "dynamic" and role is not Role.WEIGHT:
+            default = default.model_copy(update={"dynamic": True})
         for rule in self.config.rules:
             if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.

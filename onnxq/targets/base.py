@@ -144,6 +144,8 @@ class Capability:
     storage: tuple[str, ...] = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type, ...] = (PerTensor,)
+    # Whether scales are computed at each run.
+    dynamic: tuple[bool, ...] = (False,)
     # Block sizes that a blocked kernel reads; (): any.
     blocks: tuple[int, ...] = ()
     # Why a weight of this shape has no kernel all the same, and the fix; None where it has.
@@ -174,6 +176,8 @@ class Target:
     capabilities: tuple[Capability, ...]
     # Nodes are chosen by a minimum cut on predicted times; else every compute node that a rule takes is quantized.
     costs: bool = True
+    # Activations are quantized at each run, so that no range is calibrated.
+    dynamic: bool = False
     # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
     zero_points: bool = True
     int32_bias: bool = True
@@ -243,6 +247,7 @@ class Target:
                 and spec.storage in row.storage
                 and spec.symmetric in row.symmetric
                 and isinstance(spec.granularity, row.granularity)
+                and spec.dynamic in row.dynamic
                 and _fits_blocks(spec, row)
             ):
                 return row
@@ -268,7 +273,8 @@ _GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per blo
 def describe_spec(spec: QuantSpec) -> str:
     """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
     scheme = "symmetric" if spec.symmetric else "asymmetric"
-    return f"{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"
+    dynamic = "dynamic " if spec.dynamic else ""
+    return f"{dynamic}{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"
 
 
 def _describe_row(row: Capability) -> str:

@@ -9,6 +9,7 @@ Gemm with an int32 bias, which can.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 from onnxq.graph import NodeRef
@@ -222,6 +223,7 @@ _channel = partial(_weight, ops=("Conv", "Gemm", "MatMul"))
 # The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES: tuple[Capability, ...] = (
     _activation(bits=(8,), storage=("uint8", "int8")),
+    _activation(ops=("Gemm", "MatMul", "LSTM"), storage=("uint8",), symmetric=(False,), dynamic=(True,)),
     _activation(
         bits=(2, 3, 4, 5, 6, 7),
         storage=("uint8", "int8"),
@@ -305,4 +307,20 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
 ORT = Target(
     name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN, sum_order=find_sum_order
 )
+# The kernels that quantize their data at each run write floats, so that each stands for itself.
+_DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
+DYNAMIC_RULES: tuple[PlacementRule, ...] = (
+    *(
+        replace(rule, kernel="DynamicQuantizeMatMul", why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=())
+        for rule in RULES
+        if rule.name in ("gemm", "matmul")
+    ),
+)
+_NO_DYNAMIC_GAIN = {
+    "Conv": "ORT's ConvInteger, which quantizes its data at each run, is several times slower than the float Conv",
+}
+ORT_DYNAMIC = Target(
+    name="ort", rules=DYNAMIC_RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_DYNAMIC_GAIN,
+    quantizes_alone=False, dynamic=True, sum_order=find_sum_order,
+)  # fmt: skip
 ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN)

@@ -26,14 +26,15 @@ _FOLDED = ("Relu", "Clip")
 _NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
 
 
-def quantize_us(elements: int | None, cpu: CpuCosts, *, from_conv: bool = False) -> float:
+def quantize_us(elements: int | None, cpu: CpuCosts, *, from_conv: bool = False, dynamic: bool = False) -> float:
     """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
 
-    elements: None where they are not known. from_conv: the producer is a Conv.
+    elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
     """
     n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
     layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
-    return pairs.q_launch + n * pairs.q_ns / 1e3 + layout
+    scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
+    return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
 
 
 def dequantize_us(elements: int | None, cpu: CpuCosts, *, to_conv: bool = False) -> float:
