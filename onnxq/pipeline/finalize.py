@@ -64,11 +64,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         output_bytes=model.ByteSize(),
         checks=trial.outputs if trial else (),
         checked=trial.samples if trial else 0,
+        made_up=_name_made_up(ctx, trial),
         unchecked=_UNCHECKED if samples is None else "",
         seen=samples.seen if samples is not None else "",
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
+        dynamic=sum(site.spec.dynamic for site in plan.sites),
         ops=check.count_ops(get_index(state.model), plan),
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
@@ -94,6 +96,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         stages=tuple(ctx.timers.costs),
     )
     return Result(model, plan, account, state.source.files)
+
+
+def _name_made_up(ctx: RunContext, trial: check.ModelCheck | None) -> str:
+    """The name of the samples of the check; "" where they were given."""
+    if trial is None or ctx.samples is None or not ctx.samples.synthetic:
+        return ""
+    return f"{trial.samples} made-up input{'' if trial.samples == 1 else 's'}, seed {ctx.config.data.seed}"
 
 
 def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:

@@ -112,6 +112,8 @@ class Report:
     checks: tuple[OutputCheck, ...] = ()
     # Number of samples of `checks`.
     checked: int = 0
+    # Name of these samples, if they were made up: "8 made-up inputs, seed 0".
+    made_up: str = ""
     # Why there are no `checks`; "" if there are.
     unchecked: str = ""
     # Other uses of these samples; "" if nothing was chosen on them.
@@ -120,6 +122,8 @@ class Report:
     # Number of Q/DQ pairs written.
     pairs: int = 0
     roles: tuple[tuple[str, int], ...] = ()
+    # Sites whose scale is computed at each run.
+    dynamic: int = 0
     ops: tuple[OpCount, ...] = ()
     sites: tuple[SiteLine, ...] = ()
     refusals: tuple[Refusal, ...] = ()
@@ -148,8 +152,8 @@ class Report:
 
     @property
     def calibrated(self) -> bool:
-        """True if ranges of activations come from the data; False for weights alone."""
-        return not self.roles or any(count for role, count in self.roles if role in ("activation", "output"))
+        """True if ranges of activations come from the data; False for weights, and for ranges of each run."""
+        return not self.roles or sum(n for role, n in self.roles if role in ("activation", "output")) > self.dynamic
 
     def alarms(self) -> tuple[Caution, ...]:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
