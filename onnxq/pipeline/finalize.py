@@ -42,6 +42,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     # Against the file itself: preparation names nodes and may add types.
     check_interface(state.source.proto, model, None if plan.precision is None else plan.precision.io)
     engine = targets.find_target(plan.target)
+    dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = None, None
     if samples is not None:
         with ctx.timers.run("check", "checking the quantized model"):
@@ -59,7 +60,8 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
-        synthetic=samples is not None and samples.synthetic,
+        # Scales of each run need no samples, and the summary says what the check ran on.
+        synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
         output_bytes=model.ByteSize(),
         checks=trial.outputs if trial else (),
@@ -70,7 +72,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
-        dynamic=sum(site.spec.dynamic for site in plan.sites),
+        dynamic=dynamic,
         ops=check.count_ops(get_index(state.model), plan),
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,

@@ -86,7 +86,8 @@ def draft_placement(
         state.model,
         config,
         shapes=shapes,
-        closed=_list_closed_scopes(index, reached),
+        # Scales of each run need no samples, so that branches which none enters are quantized too.
+        closed={} if config.mode == "dynamic" else _list_closed_scopes(index, reached),
         before=state.before,
         prepare=state.rewrites,
         name=name,

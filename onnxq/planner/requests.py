@@ -12,9 +12,9 @@ from onnxq.sites import Role, TensorId
 from onnxq.spec import QuantSpec
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
-_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1}
+_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1}
 # The reduction axis, along which weights are blocked.
-_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0}
+_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "LSTM": 2, "GRU": 2}
 
 
 @dataclass(frozen=True)

@@ -152,8 +152,8 @@ class Report:
 
     @property
     def calibrated(self) -> bool:
-        """True if ranges of activations come from the data; False for weights, and for ranges of each run."""
-        return not self.roles or sum(n for role, n in self.roles if role in ("activation", "output")) > self.dynamic
+        """True if ranges of activations come from the data; False for weights alone."""
+        return not self.roles or any(count for role, count in self.roles if role in ("activation", "output"))
 
     def alarms(self) -> tuple[Caution, ...]:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""

@@ -180,8 +180,6 @@ def _make_warnings(report: Report) -> Iterator[RenderableType]:
         yield format_warning(warning)
     for alarm in report.alarms():
         yield format_warning(alarm, "bold red")
-    if report.synthetic and report.dynamic and not report.calibrated:
-        return  # no samples were needed, and the summary says what the check ran on
     if report.synthetic and not report.calibrated:
         # Weights need no samples, but the check against float then says little.
         yield format_warning(warn_synthetic("the check ran"))

@@ -106,6 +106,10 @@ class PlacementRule:
     # Input of a constant weight and bias; None where the operator has none.
     weight: int | None = None
     bias: int | None = None
+    # Inputs of further constant weights.
+    more_weights: tuple[int, ...] = ()
+    # The kernel quantizes its data at each run by itself, and takes no scale of the file.
+    dynamic: bool = False
     # Input and output must have one scale.
     shares: bool = False
     # The inputs must have one scale.

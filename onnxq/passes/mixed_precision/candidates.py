@@ -86,7 +86,7 @@ class Ways:
                 yield Candidate(f"{part[0]} … {part[-1]}", frozenset(part))
 
     def _widens(self, site: SitePlan) -> bool:
-        return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not site.spec.is_float
+        return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not (site.spec.is_float or site.spec.dynamic)
 
     def placed(self, keys: frozenset[str]) -> Plan:
         """The plan with these promoted; sites that are as before keep their numbers."""
