@@ -165,12 +165,14 @@ class Rule(Section):
             and (not self.role or role in self.role)
         )
 
-    def apply(self, tensor: TensorConfig) -> TensorConfig:
+    def apply(self, tensor: TensorConfig, role: Role = Role.ACTIVATION) -> TensorConfig:
         """Change a request; a field that no longer fits one set by this rule gets its default.
+
+        role: of the tensor; only activations have scales of each run.
 
         Raises ConfigError naming the rule if the result contradicts itself.
         """
-        given = self.set.given()
+        given = {key: value for key, value in self.set.given().items() if key != "dynamic" or role is not Role.WEIGHT}
         fields = {name: getattr(tensor, name) for name in TensorConfig.model_fields}
         if given.get("granularity", "block") != "block":
             fields["block_size"] = None

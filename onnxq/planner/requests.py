@@ -61,7 +61,7 @@ class Requests:
         for rule in self.config.rules:
             if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
-                return Match(default if rule.set.float else rule.apply(default), rule)
+                return Match(default if rule.set.float else rule.apply(default, role), rule)
         return Match(default)
 
     def make_spec(self, match: Match, role: Role, node: NodeRef) -> QuantSpec:
