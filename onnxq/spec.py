@@ -179,7 +179,9 @@ class QuantSpec:
                 "ask for bits: 8 and scheme: symmetric, or for an integer type",
                 code="Q313",
             )
-        if self.dynamic and (self.storage != "uint8" or self.bits != 8 or self.symmetric or self.granularity != PerTensor()):
+        if self.dynamic and (
+            self.storage != "uint8" or self.bits != 8 or self.symmetric or self.granularity != PerTensor()
+        ):
             raise ConfigError(
                 "dynamic: true",
                 "DynamicQuantizeLinear makes 8-bit asymmetric uint8, with one scale for the tensor",

@@ -11,11 +11,12 @@ operators, bias and all (DynamicQuantizeMatMul; MatMulIntegerToFloat where sever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph.editing.editor import Editor
@@ -40,7 +41,7 @@ def write_integer_products(proto: M) -> M:
     found = [(node, data) for node in index.nodes if (data := _find_dynamic(index, node)) is not None]
     if not found:
         return proto
-    editor = Editor(proto)
+    editor: Editor[M] = Editor(proto)
     for node, data in found:
         if node.op_type == "LSTM":
             _write_lstm(index, editor, node, data)
@@ -60,13 +61,14 @@ def read_integer_products(proto: M) -> M:
     layers = [node for node in index.nodes if node.op_type == _LSTM and _is_stored(index, node)]
     if not products and not layers:
         return proto
-    reader = _Reader(index, Editor(proto))
+    editor: Editor[M] = Editor(proto)
+    reader = _Reader(index, editor)
     for product in products:
         reader.restore_product(product)
     for node in layers:
         reader.restore_lstm(node)
-    reader.editor.remove_unused()
-    return reader.editor.export()
+    editor.remove_unused()
+    return editor.export()
 
 
 def _find_dynamic(index: GraphIndex, node: NodeRef) -> NodeRef | None:
@@ -131,26 +133,19 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
     for k in _LSTM_WEIGHTS:
         pair = index.maker(node, k)
         assert pair is not None
-        values, scale = index.input_value(pair, 0), index.input_value(pair, 1)
-        zero = index.input_value(pair, 2)
-        assert values is not None and scale is not None
-        base = _name_source(pair.inputs[0])
+        values, scale, zero = (index.input_value(pair, at) for at in range(3))
+        assert values is not None
+        assert scale is not None
+        base = f"{_name_source(pair.inputs[0])}/transposed"
+        zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
         # The kernel packs its weights when it is made, so they must be constants in its own order of axes, with scales
         # for each direction.
-        zeros = np.zeros(scale.shape, values.dtype) if zero is None else zero
-        directions = values.shape[0]
-        shape = (directions, scale.size) if scale.size > 1 else (directions,)
-        parts = {
-            "/quantized": np.ascontiguousarray(np.swapaxes(values, 1, 2)),
-            "/scale": np.broadcast_to(scale.reshape(-1) if scale.size > 1 else scale.reshape(()), shape),
-            "/zero_point": np.broadcast_to(zeros.reshape(-1) if zeros.size > 1 else zeros.reshape(()), shape),
-        }
-        made = [
-            editor.add_initializer(node.scope, editor.fresh(f"{base}/transposed{part}"), np.ascontiguousarray(value))
-            for part, value in parts.items()
-        ]
-        inputs[k] = made[0]
-        numbers += made[1:]
+        shape = (len(values), scale.size) if scale.size > 1 else (len(values),)
+        parts = {"quantized": np.swapaxes(values, 1, 2), "scale": np.broadcast_to(scale, shape)}
+        inputs[k], *held = _add_constants(
+            editor, node.scope, base, parts | {"zero_point": np.broadcast_to(zero, shape)}
+        )
+        numbers += held
     editor.remove_node(node.name)
     attrs = {key: value for key, value in node.attrs.items() if key != "layout"}
     editor.insert_node(
@@ -158,18 +153,26 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
     )
 
 
+def _add_constants(editor: Editor[Any], scope: str, base: str, parts: Mapping[str, NDArray[Any]]) -> list[str]:
+    """New initializers, each called `base` with the name of its part; returns their names."""
+    # np.array, since ascontiguousarray makes a vector of a single number.
+    return [
+        editor.add_initializer(scope, editor.fresh(f"{base}/{part}"), np.array(value, order="C"))
+        for part, value in parts.items()
+    ]
+
+
 @dataclass(frozen=True)
 class _Product:
     """A MatMulInteger with the nodes that make floats of its sums.
 
-    data: the DynamicQuantizeLinear; scale: the scale of the weight; cast, factor and product: the nodes behind.
+    data: the DynamicQuantizeLinear; scale: that of the weight; cast, product: the nodes behind.
     """
 
     node: NodeRef
     data: NodeRef
     scale: str
     cast: NodeRef
-    factor: NodeRef
     product: NodeRef
 
 
@@ -187,9 +190,9 @@ def _find_products(index: GraphIndex) -> Iterator[_Product]:
             continue
         scale = factor.inputs[1 - list(factor.inputs).index(data.outputs[1])]
         weight, held = index.input(node, 1), index.resolve(scale, factor.scope)
-        if weight is not None and index.is_constant(weight) or _is_transposed(index, node):
-            if held is not None and index.is_constant(held):
-                yield _Product(node, data, scale, cast, factor, product)
+        stored = (weight is not None and index.is_constant(weight)) or _is_transposed(index, node)
+        if stored and held is not None and index.is_constant(held):
+            yield _Product(node, data, scale, cast, product)
 
 
 def _find_sole_reader(index: GraphIndex, node: NodeRef) -> NodeRef | None:
@@ -203,7 +206,8 @@ def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
     """True where the weight is a constant behind a Transpose of its two axes."""
     maker = index.maker(node, 1)
     source = None if maker is None or maker.op_type != "Transpose" else index.input(maker, 0)
-    return source is not None and index.is_constant(source) and list(maker.attrs.get("perm", [1, 0])) == [1, 0]
+    turns = maker is not None and list(maker.attrs.get("perm", [1, 0])) == [1, 0]
+    return turns and source is not None and index.is_constant(source)
 
 
 def _is_stored(index: GraphIndex, node: NodeRef) -> bool:
@@ -250,28 +254,19 @@ class _Reader:
         base = inputs[0]
         names = [self.editor.fresh(f"{base}/{part}") for part in ("quantized", "scale", "zero_point")]
         if (node.scope, base) not in self.made:
-            self.editor.insert_node(
-                node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}")
-            )
+            self.editor.insert_node(node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}"))
             self.made[node.scope, base] = self._dequantize(node.scope, names, 1)
         inputs[0] = self.made[node.scope, base]
         for k in _LSTM_WEIGHTS:
             values, scale, zero = (self.index.input_value(node, at) for at in (k, 6 + 2 * k, 7 + 2 * k))
-            assert values is not None and scale is not None
+            assert values is not None
+            assert scale is not None
+            zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
             source = _name_source(node.inputs[k]).removesuffix("/transposed")
-            scale, zero = scale[0], (np.zeros(scale.shape, values.dtype) if zero is None else zero)[0]
-            parts = {"quantized": np.swapaxes(values, 1, 2), "scale": scale, "zero_point": zero}
-            held = [
-                self.editor.add_initializer(node.scope, self.editor.fresh(f"{source}/{part}"), np.ascontiguousarray(v))
-                if np.ndim(v)
-                else self.editor.add_initializer(node.scope, self.editor.fresh(f"{source}/{part}"), np.asarray(v))
-                for part, v in parts.items()
-            ]
-            inputs[k] = self._dequantize(node.scope, held, 1)
+            parts = {"quantized": np.swapaxes(values, 1, 2), "scale": scale[0], "zero_point": zero[0]}
+            inputs[k] = self._dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
         self.editor.remove_node(node.name)
-        self.editor.insert_node(
-            node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs)
-        )
+        self.editor.insert_node(node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs))
 
     def _dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
         """The dequantized tensor of integers, scale and zero point."""

@@ -76,7 +76,9 @@ def test_operators_compute_what_pairs_say_and_fuse(op: str, transposed: bool, sc
 
 
 def test_models_without_such_products_stay_as_they_are() -> None:
-    plain = parser.parse_model('<ir_version: 8, opset_import: ["" : 13]> g (float[N] x) => (float[N] y) { y = Relu(x) }')
+    plain = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[N] x) => (float[N] y) { y = Relu(x) }'
+    )
     plain = name_nodes(plain)
     assert write_integer_products(plain) is plain
     assert read_integer_products(plain) is plain

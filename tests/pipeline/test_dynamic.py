@@ -154,7 +154,11 @@ HEAD = """g (float[N,T,64] x) => (float[N,T,32] y) {
 
 
 def test_samples_help_the_weights() -> None:
-    model, samples, rules = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{HEAD}'), tokens(24, 24), force("MatMul")
+    model, samples, rules = (
+        parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{HEAD}'),
+        tokens(24, 24),
+        force("MatMul"),
+    )
     # Channels of very different sizes, which SmoothQuant evens out.
     scales = np.exp(np.random.default_rng(2).uniform(-2, 2, 64)).astype(np.float32)
     weight = np.random.default_rng(4).standard_normal((64, 32)).astype(np.float32)
