@@ -43,12 +43,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     check_interface(state.source.proto, model, None if plan.precision is None else plan.precision.io)
     engine = targets.find_target(plan.target)
     dynamic = sum(site.spec.dynamic for site in plan.sites)
-    trial, timing = None, None
-    if samples is not None:
-        with ctx.timers.run("check", "checking the quantized model"):
-            trial = _check(ctx, state, model, optimized=engine.times_itself)
-        if config.verify.latency and engine.times_itself and plan.sites:
-            timing = _time(ctx, state, model)
+    trial, timing = _measure(ctx, state, model, here=engine.times_itself)
     # Callers get a model of onnx's own, weights and all.
     model = attach_weights(model)
     if budget.over():
@@ -98,6 +93,21 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         stages=tuple(ctx.timers.costs),
     )
     return Result(model, plan, account, state.source.files)
+
+
+def _measure(
+    ctx: RunContext, state: State, model: ModelLike, *, here: bool
+) -> tuple[check.ModelCheck | None, Latency | None]:
+    """The check of the finished model, and the times of both; None where there are no samples, or nothing to time.
+
+    here: the engine is ONNX Runtime on this machine.
+    """
+    if ctx.samples is None:
+        return None, None
+    with ctx.timers.run("check", "checking the quantized model"):
+        trial = _check(ctx, state, model, optimized=here)
+    timed = ctx.config.verify.latency and here and bool(state.planned.sites)
+    return trial, _time(ctx, state, model) if timed else None
 
 
 def _name_made_up(ctx: RunContext, trial: check.ModelCheck | None) -> str:
