@@ -118,6 +118,7 @@ def quantize(
     model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
+    config = _settle_mode(config, data)
     request = make_request(config)
     ctx, name = _make_context(config, request, progress), _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
@@ -153,6 +154,11 @@ def quantize(
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, state.planned)
     return finalize_run(ctx, state, quantized, source=model)
+
+
+def _settle_mode(config: Config, data: object) -> Config:
+    """Without samples `auto` means scales of each run: there is nothing to calibrate others on."""
+    return config.model_copy(update={"mode": "dynamic"}) if config.mode == "auto" and data is None else config
 
 
 def _make_context(config: Config, request: AccuracyRequest, progress: Progress) -> RunContext:
@@ -254,6 +260,7 @@ def make_plan(
     model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
+    config = _settle_mode(config, data)
     state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
         return plan_unrun(state, config, _read_name(model), obstacle)

@@ -33,6 +33,7 @@ TARGETS: dict[tuple[str, str], Target] = {
     ("virtual", "float"): _without_pairs(VIRTUAL),
     ("ort", "static"): ORT,
     ("ort", "dynamic"): ORT_DYNAMIC,
+    ("ort", "auto"): ORT,
     ("ort", "weight-only"): ORT_WEIGHT_ONLY,
     ("trt", "static"): TRT,
     ("trt", "weight-only"): TRT_WEIGHT_ONLY,
