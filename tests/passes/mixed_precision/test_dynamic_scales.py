@@ -40,8 +40,10 @@ def find_dynamic(result: onnxq.Result) -> set[str]:
 
 
 def test_a_range_that_moves_with_the_input_gets_a_scale_for_each_run() -> None:
+    # Without promotion, which would leave the product float.
+    asked = {**QUIET, "skip": ["promotion"]}
     static, chosen = (
-        onnxq.quantize(model(), samples(1.5), overrides={**QUIET, "mode": mode}) for mode in ("static", "auto")
+        onnxq.quantize(model(), samples(1.5), overrides={**asked, "mode": mode}) for mode in ("static", "auto")
     )
     assert find_dynamic(chosen) == {"first/in0"}
     assert any(account.startswith(NAME) for account in chosen.report.accounts)
