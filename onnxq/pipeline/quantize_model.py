@@ -271,7 +271,9 @@ def make_plan(
         # Whether attention may be quantized is for samples to say, once there are scales.
         plan = state.planned if state.plain is None else state.plain
         plan = run_pass(FLOAT_TYPES, ctx, replace(state, plan=plan)).planned
-    left_out = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
+    # Without samples these passes have nothing to go by, and scales of each run need none.
+    runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
+    left_out = (_warn_left_out(config.effort),) if runs else ()
     warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return replace(plan, data=samples.description, warnings=warnings)
 

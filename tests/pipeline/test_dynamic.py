@@ -102,6 +102,7 @@ def test_such_sites_are_complete_in_a_plan_and_come_back_from_json() -> None:
     again = from_json(to_json(result.plan))
     assert again == result.plan
     planned = onnxq.make_plan(encoder(), None, "ort-dynamic", overrides={"rules": force("MatMul", "Gemm")["rules"]})
+    assert not planned.warnings
     assert [site.spec for site in planned.sites] == [site.spec for site in result.plan.sites]
 
 
