@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from onnxq.config import Config
-from onnxq.errors import ConfigError, MultiInput, suggest_names
+from onnxq.config import Config, MultiInput, suggest_names
+from onnxq.errors import ConfigError
 from onnxq.graph import NodeRef
 from onnxq.planner.requests import Requests
 from onnxq.sites import Unquantized
