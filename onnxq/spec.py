@@ -148,6 +148,8 @@ class QuantSpec:
     # "uint4" are the packed types of opset 21. "float8e4m3fn" is FP8 E4M3 (opset 19), whose values are not evenly
     # spaced: a scale, no zero point, saturation at +-448.
     storage: str = ""
+    # Scale and zero point are computed at each run, by ONNX's DynamicQuantizeLinear; there are no QParams.
+    dynamic: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
@@ -178,6 +180,15 @@ class QuantSpec:
                 "ask for bits: 8 and scheme: symmetric, or for an integer type",
                 code="Q313",
             )
+        if self.dynamic and (
+            self.storage != "uint8" or self.bits != 8 or self.symmetric or self.granularity != PerTensor()
+        ):
+            raise ConfigError(
+                "dynamic: true",
+                "DynamicQuantizeLinear makes 8-bit asymmetric uint8, with one scale for the tensor",
+                "leave bits, scheme, signed and granularity as they are in ort-dynamic",
+                code="Q313",
+            )
 
     @property
     def is_float(self) -> bool:
@@ -206,6 +217,8 @@ class QuantSpec:
         if self.is_float:
             return f"{self.storage}{_grain_text(self.granularity)}"
         sign, scheme = "signed" if self.signed else "unsigned", "symmetric" if self.symmetric else "asymmetric"
+        if self.dynamic:
+            return "computed at each run"
         narrow = " narrow" if self.narrow_range else ""
         return f"{self.bits} bits {sign} {scheme}{narrow}{_grain_text(self.granularity)}"
 

@@ -1,6 +1,7 @@
 """Every quantize/dequantize pair of every scope, of any tool, and the name of its site.
 
 x -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear       (the second Clip on integers: QCDQ)
+x -> DynamicQuantizeLinear -> DequantizeLinear                    (scale and zero point computed at each run)
 constant -> [Clip ->] DequantizeLinear
 packed constant -> Cast -> DequantizeLinear                       (4 bits in the file, a byte where it is computed)
 table of rows -> Transpose -> DequantizeLinear                   (a weight that is the transpose of a table)
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
+from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.sites import Edge, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
@@ -74,6 +75,11 @@ def is_quantize(node: NodeRef | None) -> bool:
     return node is not None and node.op_type == QUANTIZE and node.domain in _DOMAINS
 
 
+def is_dynamic(node: NodeRef | None) -> bool:
+    """DynamicQuantizeLinear."""
+    return node is not None and node.op_type == DYNAMIC and node.domain in _DOMAINS
+
+
 def is_dequantize(node: NodeRef | None) -> bool:
     """DequantizeLinear of ONNX or of com.microsoft."""
     return node is not None and node.op_type == DEQUANTIZE and node.domain in _DOMAINS
@@ -85,7 +91,7 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
     lone: list[NodeRef] = []
     found: list[Chain] = []
     for node in index.nodes:
-        if is_quantize(node):
+        if is_quantize(node) or is_dynamic(node):
             lone.append(node)
         found += _find_lookup(index, node)
         if not is_dequantize(node):
@@ -93,7 +99,7 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         at = index.input(node, 0)
         inner = _find_producer(index, at, "Clip")
         at = index.input(inner, 0) if inner is not None else at
-        quantize = _find_producer(index, at, QUANTIZE)
+        quantize = _find_producer(index, at, QUANTIZE) or _find_producer(index, at, DYNAMIC)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
         if inner is not None and quantize is None and (at is None or not index.is_constant(at)):
             inner, at = None, index.input(node, 0)
@@ -214,7 +220,7 @@ def _count_pairs(index: GraphIndex, tensor: TensorId) -> int:
         node = index.node(edge.node)
         if node.op_type == "Clip" and edge.index == 0:
             count += sum(is_quantize(index.node(e.node)) and e.index == 0 for e in index.consumers(node.result))
-        count += is_quantize(node) and edge.index == 0
+        count += (is_quantize(node) or is_dynamic(node)) and edge.index == 0
     return count
 
 

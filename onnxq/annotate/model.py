@@ -47,6 +47,8 @@ class PairInfo:
     # Bits that are meant, of those that the type has.
     bits: int
     origin: Origin
+    # Scale and zero point are computed at each run.
+    dynamic: bool = False
     # ONNX type of the quantized values, in lower case.
     storage: str
     symmetric: bool

@@ -12,12 +12,13 @@ from onnx import ModelProto
 
 from onnxq.annotate.bits import Numbers, find_used_levels, is_quantizer_clip, read_bits, read_numbers
 from onnxq.annotate.files import read_model
-from onnxq.annotate.find import Chain, find_chains, find_role, find_site, list_operators
+from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
 from onnxq.annotate.model import Inspection, PairInfo
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.operators import find_operators
 from onnxq.annotate.saturation import find_saturating
 from onnxq.graph import GraphIndex, inline_functions, name_nodes
+from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.scopes import name_function
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Role
@@ -32,8 +33,9 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
     """
     proto, warnings = read_named(source)
     name = "" if isinstance(source, ModelProto) else str(source)
-    index = GraphIndex(proto)
-    operators, weights = find_operators(index), find_saturating(index)
+    # What is multiplied on scales of each run counts as pairs; the rest of the operators stays.
+    operators = find_operators(GraphIndex(read_integer_products(proto)))
+    weights = find_saturating(GraphIndex(proto))
     return Inspection(
         proto, find_pairs(proto), source=name, warnings=warnings, operators=operators, weights=weights,
         float_types=read_notes(proto).float_types,
@@ -43,9 +45,10 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
 def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
     """Every pair of every scope, in the order of execution, each with its bits.
 
-    Nodes without a name of their own get the one that `name_nodes` gives them.
+    Nodes without a name of their own get the one that `name_nodes` gives them; of products on scales of each run, pairs
+    have the nodes of `read_integer_products`, which the file may not have.
     """
-    named = name_nodes(proto)
+    named = read_integer_products(name_nodes(proto))
     index, notes = GraphIndex(named), read_notes(named)
     return tuple(describe_pair(index, chain, notes) for chain in find_chains(index))
 
@@ -86,6 +89,7 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
         ops=list_operators(index, chain),
         bits=bits,
         origin=origin,
+        dynamic=is_dynamic(chain.quantize),
         storage=numbers.storage,
         symmetric=_find_scheme(record, numbers, bits),
         granularity=numbers.granularity,

@@ -105,8 +105,11 @@ def _write_model(
     records: dict[str, dict[str, Any]] = {}
     for pair in pairs:
         for name in pair.nodes:
-            records[name] = {**_read_own_notes(nodes[name]), **_make_record(pair)}
-            _set_metadata(nodes[name].metadata_props, {NODE_PREFIX + k: str(v) for k, v in records[name].items()})
+            # A node that only the reading of integer operators makes is not in the file; the model's note has it.
+            own = _read_own_notes(nodes[name]) if name in nodes else {}
+            records[name] = {**own, **_make_record(pair)}
+            if name in nodes:
+                _set_metadata(nodes[name].metadata_props, {NODE_PREFIX + k: str(v) for k, v in records[name].items()})
     for node in list_pair_nodes(model):
         drop_attribute(node)
         if bits_attribute and node.name in records:
@@ -145,8 +148,8 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> t
     new: dict[str, str] = {}
 
     def fresh(old: str, wanted: str) -> str:
-        if not old or old in new:
-            return new.get(old, "")
+        if old in new or old not in nodes:
+            return new.get(old, old)
         new[old] = nodes[old].name = choose_name(wanted, taken)
         return new[old]
 
@@ -154,7 +157,7 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> t
         replace(
             pair,
             clip=fresh(pair.clip, name_part(pair.site, "clip_node")),
-            quantize=fresh(pair.quantize, name_part(pair.site, "q_node")),
+            quantize=fresh(pair.quantize, name_part(pair.site, "dynamic_node" if pair.dynamic else "q_node")),
             dequantize=fresh(pair.dequantize, name_part(pair.site, "dq_node")),
         )
         # The nodes that look rows of a table up are called after their Gather.

@@ -46,7 +46,7 @@ def calibrate(
     index = get_index(proto)
     numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
     numbers.update(_spread_groups(plan))
-    missing = [site for site in plan.sites if site.site not in numbers]
+    missing = [site for site in plan.sites if site.site not in numbers and not site.spec.dynamic]
     watch, wants = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
     unseen: tuple[Refusal, ...] = ()
     if watch.readers:

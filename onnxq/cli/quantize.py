@@ -36,6 +36,7 @@ def run_command(model: str, out: str | None, strict: bool, view: View, **given: 
       onnxq quantize model.onnx --data images/ --config my.yaml -o small.onnx
       onnxq quantize model.onnx --data samples.npz --min-sqnr 25
       onnxq quantize model.onnx --config ort-int8-weights
+      onnxq quantize model.onnx --config ort-dynamic
     """
     # Imported here, since --help and usage errors need none of it.
     from onnxq import report

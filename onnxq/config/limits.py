@@ -50,7 +50,17 @@ def _has_one_kind(config: Config) -> bool:
 
 
 def _is_static(config: Config) -> bool:
-    return config.mode == "static"
+    return config.mode in ("static", "auto")
+
+
+def _is_dynamic(config: Config) -> bool:
+    return config.mode in ("dynamic", "auto")
+
+
+def _can_be_dynamic(config: Config) -> bool:
+    made = config.activations
+    usual = made.bits == 8 and made.scheme == "asymmetric" and not made.is_signed and made.granularity == "tensor"
+    return not _is_dynamic(config) or (usual and made.storage in ("", "uint8"))
 
 
 _SYMMETRIC = "TensorRT takes no zero point: it refuses asymmetric int8"
@@ -58,6 +68,8 @@ _NO_CPU = "only the placement for ONNX Runtime goes by the kind of CPU"
 _SIGNED = "TensorRT reads uint8 as int8 and clips it at 127: wrong answers, silently"
 
 TENSORRT: tuple[Limit, ...] = (
+    Limit("mode", lambda c: not _is_dynamic(c), "TensorRT reads scales that stand in the file, and none of each run",
+          "write `mode: static` and give samples, or `target: ort`"),
     Limit("activations.scheme", lambda c: not _is_static(c) or c.activations.scheme == "symmetric", _SYMMETRIC,
           "write `scheme: symmetric`, or start from `extends: trt-int8`"),
     Limit("weights.scheme", lambda c: c.weights.scheme == "symmetric", _SYMMETRIC,
@@ -81,14 +93,23 @@ TENSORRT: tuple[Limit, ...] = (
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
 )  # fmt: skip
 ONNXRUNTIME: tuple[Limit, ...] = (
-    Limit("cpu", lambda c: c.cpu == "any" or c.mode == "static", "weights alone are placed without regard to time",
-          "remove it, or write `mode: static`"),
+    Limit("cpu", lambda c: c.cpu == "any" or c.mode in ("static", "dynamic", "auto"),
+          "weights alone are placed without regard to time", "remove it, or write `mode: static`"),
+    Limit("activations", _can_be_dynamic,
+          "what is quantized at each run becomes 8-bit asymmetric uint8, with one scale for the tensor",
+          "remove what it says of bits, scheme, signed and granularity, or write `mode: static`"),
+    Limit("high_precision", lambda c: not _is_dynamic(c) or c.high_precision in (None, "float32"),
+          "ONNX quantizes nothing but float32 at each run", "remove it, or write `mode: static`"),
+    Limit("placement", lambda c: not _is_dynamic(c) or c.placement == "rules",
+          "placements are timed for scales that stand in the file", "write `placement: rules`"),
     Limit("cpu", lambda c: c.cpu == "any" or c.placement == "rules",
           "a measured placement is made for the machine that measures it", "remove it, or write `placement: rules`"),
     Limit("attention", lambda c: c.attention == "float", "ONNX Runtime on the CPU is slower with attention in int8",
           "write `attention: float`"),
 )  # fmt: skip
 VIRTUAL: tuple[Limit, ...] = (
+    Limit("mode", lambda c: not _is_dynamic(c), "this target computes plans with scales, and at no run",
+          "write `mode: static` and give samples, or `target: ort`"),
     Limit("placement", lambda c: c.placement == "rules", "placements are timed in an engine, and this target is none",
           "write `placement: rules`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),

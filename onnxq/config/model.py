@@ -42,8 +42,9 @@ class Config(Section):
         "ort", "The engine that will run the result; virtual: none.", _PLANNING | Command.PROFILE | Command.IMPORT,
         metavar="[ort|trt|virtual]",
     )  # fmt: skip
-    # "float": nothing is quantized, only float types are chosen.
-    mode: Literal["static", "weight-only", "float"] = "static"
+    # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
+    # only float types are chosen.
+    mode: Literal["static", "dynamic", "auto", "weight-only", "float"] = "static"
     activations: TensorConfig = Field(default_factory=_default_activations)
     weights: TensorConfig = Field(default_factory=_default_weights)
     bias: Literal["int32", "float"] = "int32"

@@ -39,6 +39,8 @@ class TensorConfig(Section):
     # "": the narrowest whole-byte type. "int4", "uint4": the packed types of opset 21. "float8e4m3fn": FP8 (opset 19).
     storage: Storage = ""
     observer: Observer = ObserverSpec()
+    # Of activations: scale and zero point are computed at each run, from the values themselves.
+    dynamic: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> TensorConfig:
@@ -82,6 +84,7 @@ class TensorConfig(Section):
             narrow_range=self.narrow_range,
             granularity=grain,
             storage=self.storage,
+            dynamic=self.dynamic,
         )
 
 
@@ -96,6 +99,7 @@ class RuleSet(Section):
     block_size: int | None = Field(default=None, ge=2)
     storage: Storage | None = None
     observer: Observer | None = None
+    dynamic: bool | None = None
     # For the torch front end only.
     quantizer: Quantizer | None = None
     # Quantize nodes that the target's size rules would leave float because they do not get faster.
@@ -161,12 +165,14 @@ class Rule(Section):
             and (not self.role or role in self.role)
         )
 
-    def apply(self, tensor: TensorConfig) -> TensorConfig:
+    def apply(self, tensor: TensorConfig, role: Role = Role.ACTIVATION) -> TensorConfig:
         """Change a request; a field that no longer fits one set by this rule gets its default.
+
+        role: of the tensor; only activations have scales of each run.
 
         Raises ConfigError naming the rule if the result contradicts itself.
         """
-        given = self.set.given()
+        given = {key: value for key, value in self.set.given().items() if key != "dynamic" or role is not Role.WEIGHT}
         fields = {name: getattr(tensor, name) for name in TensorConfig.model_fields}
         if given.get("granularity", "block") != "block":
             fields["block_size"] = None

@@ -10,8 +10,9 @@ from onnxq.data.augment import CHANNELS
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Array, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
-from onnxq.graph import ModelLike, ValueInfo
+from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index
 from onnxq.runtime import Session
+from onnxq.sites import TensorId
 
 # Number of samples if none is requested.
 SAMPLES = 16
@@ -28,6 +29,9 @@ _SIZES = (
     ("frame", 64),
     ("sample", 16000),
 )
+# Operators that may stand between an input and the Gather that looks it up; between a Gather and its table.
+_PASSED = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+_STORED = frozenset({"Cast", "DequantizeLinear"})
 # Pixels: the side of ImageNet's crops.
 _IMAGE_SIDE = 224
 # Of an axis whose name says nothing.
@@ -46,7 +50,8 @@ def make_synthetic(
     dims: Mapping[str, int] | None = None,
     model: ModelLike | None = None,
 ) -> Dataset:
-    """Make seeded random samples: floats standard normal, ints 0 or 1 (masks all 1), booleans with probability 1/2.
+    """Make seeded random samples: floats standard normal, booleans with probability 1/2, masks all 1, other ints 0 or 1
+    or, where the model looks them up in a table, a row of it.
 
     A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
     dims: sizes by symbol, or by "input:axis" for an axis without one. model: if it does not run with the guessed sizes,
@@ -59,11 +64,34 @@ def make_synthetic(
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
 
+    rows = {} if model is None else _count_table_rows(inputs, get_index(model))
+
     def made(other: int | None) -> Dataset:
-        source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed)
+        source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows)
         return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
 
     return made(None) if model is None else _find_running(made, Session(model, optimize=False))
+
+
+def _count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[str, int]:
+    """Rows of the smallest constant table that each input holds the indices of."""
+    rows: dict[str, int] = {}
+    for value in inputs:
+        pending, seen = [TensorId(value.name)], set[str]()
+        while pending:
+            for edge in index.consumers(pending.pop()):
+                node = index.node(edge.node)
+                if node.op_type in _PASSED and node.name not in seen:
+                    seen.add(node.name)
+                    pending.append(node.result)
+                table = index.input(node, 0) if node.op_type == "Gather" and edge.index == 1 else None
+                # A table in fewer bits is behind a Cast or DequantizeLinear.
+                maker = None if table is None else index.producer(table)
+                table = index.input(maker, 0) if maker is not None and maker.op_type in _STORED else table
+                shape = index.shape(table) if table is not None and index.is_constant(table) else None
+                if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
+                    rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
+    return rows
 
 
 def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Dataset:
@@ -123,8 +151,14 @@ class _RandomSource:
     """Random samples. Sample i depends on the seed and i only, so that choosing others does not change it."""
 
     def __init__(
-        self, inputs: Sequence[ValueInfo], shapes: Mapping[str, tuple[int, ...]], samples: int, seed: int
+        self,
+        inputs: Sequence[ValueInfo],
+        shapes: Mapping[str, tuple[int, ...]],
+        samples: int,
+        seed: int,
+        rows: Mapping[str, int],
     ) -> None:
+        self._rows = rows
         self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
@@ -147,4 +181,4 @@ class _RandomSource:
         # A random mask would hide a part of the sample.
         if classify_dtype(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
-        return np.asarray(rng.integers(0, 2, shape)).astype(want)
+        return np.asarray(rng.integers(0, self._rows.get(value.name, 2), shape)).astype(want)

@@ -43,7 +43,8 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     """The prepared model with every pair of the plan in it.
 
     Weights and biases become integer initializers behind a DequantizeLinear; activations get a
-    QuantizeLinear/DequantizeLinear pair, with a float Clip in front when the bit width is narrower than its container.
+    QuantizeLinear/DequantizeLinear pair, with a float Clip in front when the bit width is narrower than its container,
+    or a DynamicQuantizeLinear/DequantizeLinear pair where their scale is computed at each run.
     Every node is named after its site and carries `onnxq.*` metadata; the plan without its numbers goes into the
     model's metadata.
 
@@ -62,12 +63,13 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
     for site in sorted(plan.sites, key=lambda one: one is tables.get(one.group)):
-        if site.qparams is None:
+        if not site.complete:
             raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
-        if site.role in (Role.WEIGHT, Role.BIAS):
+        if site.role not in (Role.WEIGHT, Role.BIAS):
+            # Numbers left over from before a person made the site dynamic mean nothing.
+            writer.write_activation(site, None if site.spec.dynamic else site.qparams)
+        elif site.qparams is not None:
             writer.write_constant(site, site.qparams)
-        else:
-            writer.write_activation(site, site.qparams)
     writer.editor.remove_unused()
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})

@@ -1,6 +1,7 @@
 """One site after another written into a graph as nodes, scales and zero points.
 
 activation:  tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> readers
+dynamic:     tensor -> DynamicQuantizeLinear -> DequantizeLinear -> readers
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
 """
 
@@ -21,7 +22,7 @@ from onnxq.graph import Editor, GraphIndex, ModelLike
 from onnxq.graph.weights import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds
 from onnxq.plan import SitePlan
-from onnxq.plan.names import name_part
+from onnxq.plan.names import DYNAMIC, name_part
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -72,10 +73,10 @@ class PairWriter:
         maker = self.index.maker(self.index.node(edge.node), edge.index)
         return maker is not None and maker.op_type == "DequantizeLinear"
 
-    def write_activation(self, site: SitePlan, qparams: QParams) -> None:
-        """Tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> its readers."""
+    def write_activation(self, site: SitePlan, qparams: QParams | None) -> None:
+        """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
         tensor, scope = find_tensor(self.index, site.site), site.site.scope
-        names = self._make_names(site, ("q_node", "dq_node", "quantized", "dequantized"))
+        names = self._make_names(site, ("dq_node", "quantized", "dequantized"))
         source = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
         if whole and self.index.is_output(tensor):
@@ -91,32 +92,56 @@ class PairWriter:
         # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
         whole_edges = (edge for edge in self.editor.consumers(made) if edge not in self.apart)
         edges = tuple(whole_edges) if whole else site.consumers or ()
-        scale, zero = self._add_qparams(site, qparams, scope)
-        quantizer_input = source
+        if qparams is None:
+            quantized, scale, zero, last = self._insert_dynamic(site, source, names["quantized"], before, after)
+        else:
+            scale, zero = self._add_qparams(site, qparams, scope)
+            quantized, last = self._insert_quantize(
+                site, qparams, [source, scale, zero], names["quantized"], before, after
+            )
+        self.editor.insert_node(
+            scope, "DequantizeLinear", [quantized, scale, zero], [names["dequantized"]], name=names["dq_node"],
+            attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]), after=last,
+        )  # fmt: skip
+        self.editor.rewire(made, names["dequantized"], consumers=edges, outputs=whole)
+
+    def _insert_dynamic(
+        self, site: SitePlan, source: str, made: str, before: str | None, after: str | None
+    ) -> tuple[str, str, str, str]:
+        """A DynamicQuantizeLinear; returns the names of its three results and of the node."""
+        names = self._make_names(site, ("dynamic_node", "scale", "zero_point"))
+        name, results = names["dynamic_node"], (made, names["scale"], names["zero_point"])
+        self.editor.insert_node(
+            site.site.scope, DYNAMIC, [source], list(results), name=name, metadata=self._add_record(site, name),
+            before=before, after=after,
+        )  # fmt: skip
+        return (*results, name)
+
+    def _insert_quantize(
+        self, site: SitePlan, qparams: QParams, inputs: list[str], made: str, before: str | None, after: str | None
+    ) -> tuple[str, str]:
+        """[Clip ->] QuantizeLinear [-> Clip]; returns the names of the quantized tensor and of the last node.
+
+        inputs: the float tensor, the scale and the zero point. made: the result of the QuantizeLinear.
+        """
+        source, scope = inputs[0], site.site.scope
+        name = self._make_names(site, ("q_node",))["q_node"]
         narrow = not site.spec.fills_storage or site.spec.narrow_range
         alike = isinstance(site.spec.granularity, PerTensor)
         if narrow and alike:
             # In float, in front of QuantizeLinear, so that 8-bit kernels still fuse.
             bounds = clip_bounds(qparams, site.spec, self._find_float_type(site))
-            quantizer_input, clip = self._insert_clip(site, source, bounds, before=before, after=after)
+            source, clip = self._insert_clip(site, source, bounds, before=before, after=after)
             before, after = None, clip
-        axis = _axis_attributes(site.spec)
         self.editor.insert_node(
-            scope, "QuantizeLinear", [quantizer_input, scale, zero], [names["quantized"]],
-            name=names["q_node"], attrs=axis, metadata=self._add_record(site, names["q_node"]),
-            before=before, after=after,
+            scope, "QuantizeLinear", [source, *inputs[1:]], [made], name=name, attrs=_axis_attributes(site.spec),
+            metadata=self._add_record(site, name), before=before, after=after,
         )  # fmt: skip
-        quantized, last = names["quantized"], names["q_node"]
-        if narrow and not alike:
-            # A Clip has one pair of bounds, and only the quantized values of all channels share one.
-            kind = numpy_type(site.spec).type
-            bounds = kind(site.spec.qmin), kind(site.spec.qmax)
-            quantized, last = self._insert_clip(site, quantized, bounds, after=last)
-        self.editor.insert_node(
-            scope, "DequantizeLinear", [quantized, scale, zero], [names["dequantized"]],
-            name=names["dq_node"], attrs=axis, metadata=self._add_record(site, names["dq_node"]), after=last,
-        )  # fmt: skip
-        self.editor.rewire(made, names["dequantized"], consumers=edges, outputs=whole)
+        if not narrow or alike:
+            return made, name
+        # A Clip has one pair of bounds, and only the quantized values of all channels share one.
+        kind = numpy_type(site.spec).type
+        return self._insert_clip(site, made, (kind(site.spec.qmin), kind(site.spec.qmax)), after=name)
 
     def _insert_clip(
         self, site: SitePlan, source: str, bounds: Bounds, *, before: str | None = None, after: str | None = None

@@ -23,6 +23,7 @@ from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
+from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
@@ -102,6 +103,7 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     """
     named = name_nodes(quantized)
     named = name_nodes(inline_functions(named)) if named.functions else named
+    named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
     named = widen_model(named) if read_types(named).computes else named
     work = _Work(GraphIndex(float_model), GraphIndex(named), named)

@@ -8,6 +8,7 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
+from onnxq.passes.mixed_precision.dynamic_scales import DYNAMIC_SCALES
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
@@ -23,6 +24,7 @@ PASSES: tuple[Pass, ...] = (
     *EQUALIZATION,
     # Before whatever judges plans by their outputs: those of wrong ranges say little.
     *RANGES,
+    DYNAMIC_SCALES,
     SENSITIVE_OPS,
     # Widths and places of pairs before weights are rounded for them.
     WEIGHT_BITS,

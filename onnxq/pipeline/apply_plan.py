@@ -67,8 +67,8 @@ def apply(
     """Carry out a plan: the same model and plan give the same bytes anywhere; see `onnxq.apply`.
 
     data: needed only when the plan has activation sites without numbers, or with numbers for another spec than it says;
-    then they are calibrated. When given, the result is also checked against the float model; a plan of weights alone
-    is checked on made-up inputs without.
+    then they are calibrated. When given, the result is also checked against the float model; a plan of weights alone,
+    or with scales of each run, is checked on made-up inputs without.
     Raises PlanError when the plan does not fit this model or lacks numbers and no data is given.
     """
     found = read_plan(plan)
@@ -95,7 +95,7 @@ def apply(
     with ctx.timers.run("calibrate", "calibrating"):
         found, lines = renew_numbers(ctx, state, found)
     # Nothing was calibrated on the made-up inputs, so a check on them is fair, if not telling.
-    if samples is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
+    if samples is None and found.sites and all(site.role is Role.WEIGHT or site.spec.dynamic for site in found.sites):
         ctx = _make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, found)

@@ -42,12 +42,8 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     # Against the file itself: preparation names nodes and may add types.
     check_interface(state.source.proto, model, None if plan.precision is None else plan.precision.io)
     engine = targets.find_target(plan.target)
-    trial, timing = None, None
-    if samples is not None:
-        with ctx.timers.run("check", "checking the quantized model"):
-            trial = _check(ctx, state, model, optimized=engine.times_itself)
-        if config.verify.latency and engine.times_itself and plan.sites:
-            timing = _time(ctx, state, model)
+    dynamic = sum(site.spec.dynamic for site in plan.sites)
+    trial, timing = _measure(ctx, state, model, here=engine.times_itself)
     # Callers get a model of onnx's own, weights and all.
     model = attach_weights(model)
     if budget.over():
@@ -59,16 +55,19 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
-        synthetic=samples is not None and samples.synthetic,
+        # Scales of each run need no samples, and the summary says what the check ran on.
+        synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
         output_bytes=model.ByteSize(),
         checks=trial.outputs if trial else (),
         checked=trial.samples if trial else 0,
+        made_up=_name_made_up(ctx, trial),
         unchecked=_UNCHECKED if samples is None else "",
         seen=samples.seen if samples is not None else "",
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
+        dynamic=dynamic,
         ops=check.count_ops(get_index(state.model), plan),
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
@@ -94,6 +93,28 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         stages=tuple(ctx.timers.costs),
     )
     return Result(model, plan, account, state.source.files)
+
+
+def _measure(
+    ctx: RunContext, state: State, model: ModelLike, *, here: bool
+) -> tuple[check.ModelCheck | None, Latency | None]:
+    """The check of the finished model, and the times of both; None where there are no samples, or nothing to time.
+
+    here: the engine is ONNX Runtime on this machine.
+    """
+    if ctx.samples is None:
+        return None, None
+    with ctx.timers.run("check", "checking the quantized model"):
+        trial = _check(ctx, state, model, optimized=here)
+    timed = ctx.config.verify.latency and here and bool(state.planned.sites)
+    return trial, _time(ctx, state, model) if timed else None
+
+
+def _name_made_up(ctx: RunContext, trial: check.ModelCheck | None) -> str:
+    """The name of the samples of the check; "" where they were given."""
+    if trial is None or ctx.samples is None or not ctx.samples.synthetic:
+        return ""
+    return f"{trial.samples} made-up input{'' if trial.samples == 1 else 's'}, seed {ctx.config.data.seed}"
 
 
 def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:

@@ -124,7 +124,7 @@ def _demand_symmetric(config: Config) -> None:
     wish = config.activations
     if config.mode != "static":
         raise ConfigError(
-            config.source or "mode", "quantizes weights only: there is nothing a calibration cache is for",
+            config.source or "mode", "calibrates no activations: there is nothing a calibration cache is for",
             "choose a static preset, e.g. trt-int8", code="Q321")  # fmt: skip
     if (wish.bits, wish.scheme, wish.is_signed, wish.storage or "int8") != (8, "symmetric", True, "int8"):
         raise ConfigError(

@@ -87,7 +87,8 @@ def draft_placement(
         state.model,
         config,
         shapes=shapes,
-        closed=_list_closed_scopes(index, reached),
+        # Scales of each run need no samples, so that branches which none enters are quantized too.
+        closed={} if config.mode == "dynamic" else _list_closed_scopes(index, reached),
         before=state.before,
         prepare=state.rewrites,
         name=name,
@@ -118,6 +119,7 @@ def quantize(
     model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
+    config = _settle_mode(config, data)
     request = make_request(config)
     ctx, name = _make_context(config, request, progress), _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
@@ -153,6 +155,11 @@ def quantize(
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, state.planned)
     return finalize_run(ctx, state, quantized, source=model)
+
+
+def _settle_mode(config: Config, data: object) -> Config:
+    """Without samples `auto` means scales of each run: there is nothing to calibrate others on."""
+    return config.model_copy(update={"mode": "dynamic"}) if config.mode == "auto" and data is None else config
 
 
 def _make_context(config: Config, request: AccuracyRequest, progress: Progress) -> RunContext:
@@ -208,14 +215,14 @@ def _calibrate(ctx: RunContext, state: State) -> State:
         )
 
     plan = ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
-    missing = [site for site in plan.sites if site.qparams is None]
+    missing = [site for site in plan.sites if not site.complete]
     if missing:
         reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
         raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
     # Before calibration made-up inputs only gave shapes, which are right.
-    if ctx.data.synthetic and any(site.role is not Role.WEIGHT for site in plan.sites):
+    if ctx.data.synthetic and any(site.role is not Role.WEIGHT and not site.spec.dynamic for site in plan.sites):
         plan = replace(plan, warnings=(SYNTHETIC, *plan.warnings))
     return replace(state, plan=plan)
 
@@ -254,6 +261,7 @@ def make_plan(
     model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
+    config = _settle_mode(config, data)
     state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
         return plan_unrun(state, config, _read_name(model), obstacle)
@@ -266,7 +274,9 @@ def make_plan(
         state = replace(state, plan=plan)
         state = run_pass(EMBEDDINGS, ctx, state) if config.mode != "float" else state
         plan = run_pass(FLOAT_TYPES, ctx, state).planned
-    left_out = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
+    # Without samples these passes have nothing to go by, and scales of each run need none.
+    runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
+    left_out = (_warn_left_out(config.effort),) if runs else ()
     warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return replace(plan, data=samples.description, warnings=warnings)
 

@@ -24,7 +24,7 @@ def renew_numbers(ctx: RunContext, state: State, plan: Plan) -> tuple[Plan, tupl
     """
     plan, stale = drop_stale(plan)
     plan, lines = _drop_biases(plan, get_index(state.model), stale)
-    missing = [site for site in plan.sites if site.qparams is None]
+    missing = [site for site in plan.sites if not site.complete]
     for site in missing:
         # Weights and biases have their values in the model; activations only in samples.
         if site.role in _MEASURED and ctx.samples is None:

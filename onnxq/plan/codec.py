@@ -312,6 +312,8 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
         out["block_size"] = grain.size
     if spec.narrow_range:
         out["narrow_range"] = True
+    if spec.dynamic:
+        out["dynamic"] = True
     return out
 
 
@@ -331,6 +333,7 @@ def _make_spec(row: SpecRow) -> QuantSpec:
         narrow_range=row.narrow_range,
         granularity=grain,
         storage=row.type,
+        dynamic=row.dynamic,
     )
 
 

@@ -28,7 +28,7 @@ Saturation = Literal["avoid", "allow"]
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
-    """The decision for one site. Without qparams it waits for calibration."""
+    """The decision for one site. Without qparams it waits for calibration, unless its spec is dynamic."""
 
     site: Site
     role: Role
@@ -60,6 +60,11 @@ class SitePlan:
     # Name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where an operator on
     # integers reads that); "" for a pair to be written.
     dequantize: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True when nothing is missing: it has a scale and a zero point, or gets them at each run."""
+        return self.qparams is not None or self.spec.dynamic
 
     @property
     def quantized_tensor(self) -> TensorId:
@@ -170,8 +175,8 @@ class Plan:
 
     @property
     def calibrated(self) -> bool:
-        """True when every site has a scale and a zero point."""
-        return all(site.qparams is not None for site in self.sites)
+        """True when every site has a scale and a zero point, or gets them at each run."""
+        return all(site.complete for site in self.sites)
 
     @property
     def quantizes_attention(self) -> bool:

@@ -13,10 +13,13 @@ def site_base(site: Site) -> str:
 # Operators of ONNX, which their nodes are named after.
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
+# Quantizes on a scale that it computes from the values it reads.
+DYNAMIC = "DynamicQuantizeLinear"
 # Part of a pair -> its suffix; a pair's nodes are `<site>/QuantizeLinear` and `<site>/DequantizeLinear`.
 PARTS: dict[str, str] = {
     "q_node": f"/{QUANTIZE}",
     "dq_node": f"/{DEQUANTIZE}",
+    "dynamic_node": f"/{DYNAMIC}",
     "clip_node": "/Clip",
     "cast_node": "/Cast",
     "transpose_node": "/Transpose",

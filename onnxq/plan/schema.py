@@ -19,6 +19,7 @@ class SpecRow(Frozen):
     axis: Axis | None = None
     block_size: Natural | None = None
     narrow_range: bool = False
+    dynamic: bool = False
 
 
 class SiteRef(Frozen):

@@ -183,7 +183,12 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, tuple[Caut
     """
     asked = config.activations
     signs = [site.spec.signed for site in existing.by_tensor.values() if site.spec.storage in ("int8", "uint8")]
-    if config.mode != "static" or asked.bits > 8 or asked.storage not in ("", "int8", "uint8") or not signs:
+    if (
+        config.mode not in ("static", "auto")
+        or asked.bits > 8
+        or asked.storage not in ("", "int8", "uint8")
+        or not signs
+    ):
         return config, ()
     # Pairs of both signs fuse with neither: the majority decides.
     signed = 2 * sum(signs) > len(signs)

@@ -80,9 +80,10 @@ class _TensorUse:
 
 @dataclass(frozen=True, eq=False)
 class CutProblem:
-    """The choice between float and integers for every operator of a model."""
+    """The choice between float and integers for every operator of a model. dynamic: on scales of each run."""
 
     ops: QuantizableOps
+    dynamic: bool = False
 
     def costs(self, cpu: CpuCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
@@ -90,7 +91,9 @@ class CutProblem:
             ops={op.name: _find_op_cost(self.ops, op, cpu) for op in self.ops},
             # A pair that the model came with runs in any case.
             quantize={
-                use.tensor: 0.0 if use.paired else quantize_us(use.elements, cpu, from_conv=use.from_conv)
+                use.tensor: 0.0
+                if use.paired
+                else quantize_us(use.elements, cpu, from_conv=use.from_conv, dynamic=self.dynamic)
                 for use in self._uses
             },
             dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in self._uses},

@@ -40,6 +40,12 @@ class QuantizableOp:
         return None if self.rule.weight is None else Edge(self.node.name, self.rule.weight, self.node.scope)
 
     @property
+    def weights(self) -> tuple[Edge, ...]:
+        """The inputs of all constant weights."""
+        indices = () if self.rule.weight is None else (self.rule.weight, *self.rule.more_weights)
+        return tuple(Edge(self.node.name, k, self.node.scope) for k in indices)
+
+    @property
     def bias(self) -> Edge | None:
         k = self.rule.bias
         if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
@@ -89,8 +95,9 @@ class QuantizableOps:
 
     def list_roles(self, op: QuantizableOp) -> list[tuple[Role, TensorId]]:
         """The tensors that an operator needs quantized, with their roles."""
-        weight = None if op.weight is None else self.candidate(op.node).tensor(op.weight.index)
-        return [(Role.ACTIVATION, tensor) for _, tensor in op.data] + ([(Role.WEIGHT, weight)] if weight else [])
+        weights = (self.candidate(op.node).tensor(edge.index) for edge in op.weights)
+        roles = [(Role.ACTIVATION, tensor) for _, tensor in op.data]
+        return roles + [(Role.WEIGHT, weight) for weight in weights if weight is not None]
 
 
 def find_quantizable_ops(

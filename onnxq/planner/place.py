@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxq.config import Rule
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.operators import QuantizableOp
-from onnxq.planner.problem import PlacementProblem
+from onnxq.planner.problem import PlacementProblem, is_dynamic
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
@@ -82,8 +82,12 @@ class Placer:
         return self._find_quantized_readers(tensor, chosen)
 
     def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...]:
-        readers = self.ops.consumers(tensor)
-        return tuple(edge for edge, op in readers if op is not None and op.name in chosen)
+        readers = ((edge, op) for edge, op in self.ops.consumers(tensor) if op is not None and op.name in chosen)
+        return tuple(edge for edge, op in readers if not self._is_apart(op))
+
+    def _is_apart(self, op: QuantizableOp) -> bool:
+        """True for an operator on scales of each run beside others whose scales stand in the file."""
+        return not self.target.dynamic and is_dynamic(self.requests, op)
 
     def _op_sites(
         self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
@@ -91,11 +95,11 @@ class Placer:
         wanted = [(edge, tensor) for edge, tensor in op.data if tensor in activations]
         inputs = [self._activation(op, edge, tensor, activations[tensor], chosen) for edge, tensor in wanted]
         yield from inputs
-        weight = None if op.weight is None else self._weight(op, op.weight, chosen)
-        if weight is not None:
-            yield weight
+        weights = [self._weight(op, edge, chosen) for edge in op.weights]
+        yield from weights
+        for weight in weights[:1]:
             # Only beside integers on both sides has the accumulator a scale for the bias.
-            if op.bias is not None and inputs and self.config.bias == "int32":
+            if op.bias is not None and inputs and self.config.bias == "int32" and not inputs[0].spec.dynamic:
                 yield self._bias(op, op.bias, inputs[0], weight)
         if op.out in activations and activations[op.out] is None:
             yield self._activation(op, None, op.out, None, chosen)
@@ -113,9 +117,12 @@ class Placer:
         nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
         nodes += [self.index.node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
         match = self.requests.match(Role.ACTIVATION, tensor, nodes)
+        own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
+        # Whether the scale stands in the file is for each reader to say.
+        match = match if match.request.dynamic == own.request.dynamic else own
         spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         site: Site = tensor
-        if edge is not None and edge.scope != tensor.scope:
+        if edge is not None and (edge.scope != tensor.scope or self._is_apart(op)):
             site, readers = edge, (edge,)
         elif readers is not None:
             readers = tuple(reader for reader in readers if reader.scope == tensor.scope)
@@ -142,7 +149,7 @@ class Placer:
         match, spec = self._ask_weight(tensor, op)
         makers = ((reader, self.ops.by_name.get(reader.node)) for reader in self.index.consumers(tensor))
         readers = {reader: other for reader, other in makers
-                   if other is not None and other.name in chosen and other.weight == reader}  # fmt: skip
+                   if other is not None and other.name in chosen and reader in other.weights}  # fmt: skip
         alike = tensor.scope == op.node.scope and all(
             self._ask_weight(tensor, other)[1] == spec and reader.scope == tensor.scope
             for reader, other in readers.items()

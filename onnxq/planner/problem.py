@@ -13,7 +13,7 @@ from onnxq.planner.operators import QuantizableOp, QuantizableOps, find_quantiza
 from onnxq.planner.requests import Requests
 from onnxq.sites import Refusal, Role, Unquantized
 from onnxq.spec import QuantSpec
-from onnxq.targets import Shapes, Target
+from onnxq.targets import Output, Shapes, Target
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,6 +55,9 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
     # Nothing is asked of pairs that the model came with: they stay as they are.
     if op.name in ops.complete:
         return None
+    refusal = _refuse_scale(ops, requests, engine, op)
+    if refusal is not None:
+        return refusal
     multiplied: set[bool] = set()
     for role, tensor in ops.list_roles(op):
         if role is Role.ACTIVATION and requests.config.mode == "weight-only":
@@ -75,6 +78,28 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
         fix = "ask for the same storage for its input and its weight"
         return Refusal(op.name, reason, fix, op.rule.name, "R103")
     return None
+
+
+def is_dynamic(requests: Requests, op: QuantizableOp) -> bool:
+    """True for an operator whose data are to be quantized on scales of each run."""
+    return any(requests.match(Role.ACTIVATION, tensor, (op.node,)).request.dynamic for _, tensor in op.data)
+
+
+def _refuse_scale(ops: QuantizableOps, requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:
+    """An operator that cannot have its data's scale in the file, or cannot do without."""
+    if requests.config.mode == "weight-only":
+        return None
+    dynamic = is_dynamic(requests, op)
+    if op.rule.dynamic and not dynamic:
+        reason = f"{engine.name} runs {op.node.op_type} in integers only on scales of each run"
+        fix = f"ask for it with a rule, `op: {op.node.op_type}` and `set: {{dynamic: true}}`, or take `mode: dynamic`"
+        return Refusal(op.name, reason, fix, op.rule.name, "R101")
+    makers = (ops.by_out.get(tensor) for _, tensor in op.data if dynamic and not engine.dynamic)
+    maker = next((one for one in makers if one is not None and one.rule.output is Output.PAIR), None)
+    if maker is None:
+        return None
+    reason = f"its data are to be quantized at each run, and {maker.name} makes them in integers"
+    return Refusal(op.name, reason, f"leave {maker.name} float, or take `mode: dynamic`", op.rule.name, "R103")
 
 
 def _refuse_shape(

@@ -12,9 +12,11 @@ from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
-_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gather": 0}
+_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}
+# Operators that have no quantized kernel but one on scales of each run.
+_DYNAMIC_OPS = ("LSTM",)
 # The reduction axis, along which weights are blocked.
-_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "Gather": 1}
+_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "LSTM": 2, "GRU": 2, "Gather": 1}
 # Tables of embeddings by `embeddings`. Least squared error brings 1 dB at 4 bits, nothing at 8 (all-MiniLM-L6).
 _TABLES = {
     "int8": TensorConfig(granularity="channel"),
@@ -61,10 +63,13 @@ class Requests:
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
+        automatic = self.config.mode == "auto" and bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS
+        if role is not Role.WEIGHT and (self.config.mode == "dynamic" or automatic):
+            default = default.model_copy(update={"dynamic": True})
         for rule in self.config.rules:
             if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
-                return Match(default if rule.set.float else rule.apply(default), rule)
+                return Match(default if rule.set.float else rule.apply(default, role), rule)
         return Match(default)
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
@@ -75,7 +80,7 @@ class Requests:
                 continue
             if any(self._selects(rule, Role.WEIGHT, tensor, node) for node in nodes):
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
-                request = default if rule.set.float else rule.apply(default)
+                request = default if rule.set.float else rule.apply(default, Role.WEIGHT)
                 packed = request.bits == 4 and rule.set.storage is None
                 return Match(request.model_copy(update={"storage": "int4"}) if packed else request, rule)
         return Match(_TABLES.get(self.config.embeddings, _TABLES["int8"]))

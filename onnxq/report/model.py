@@ -112,6 +112,8 @@ class Report:
     checks: tuple[OutputCheck, ...] = ()
     # Number of samples of `checks`.
     checked: int = 0
+    # Name of these samples, if they were made up: "8 made-up inputs, seed 0".
+    made_up: str = ""
     # Why there are no `checks`; "" if there are.
     unchecked: str = ""
     # Other uses of these samples; "" if nothing was chosen on them.
@@ -120,6 +122,8 @@ class Report:
     # Number of Q/DQ pairs written.
     pairs: int = 0
     roles: tuple[tuple[str, int], ...] = ()
+    # Sites whose scale is computed at each run.
+    dynamic: int = 0
     ops: tuple[OpCount, ...] = ()
     sites: tuple[SiteLine, ...] = ()
     refusals: tuple[Refusal, ...] = ()

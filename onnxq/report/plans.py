@@ -34,6 +34,8 @@ def format_spec(spec: QuantSpec) -> str:
     place = f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
     if isinstance(grain, PerBlock):
         place = f" per {grain.size} of axis {grain.axis}"
+    if spec.dynamic:
+        return f"{width} at each run"
     return f"{width} {'symmetric' if spec.symmetric else 'asymmetric'}{place}{' narrow' if spec.narrow_range else ''}"
 
 

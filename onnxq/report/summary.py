@@ -89,7 +89,8 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
         yield "accuracy", Text(report.unchecked, style="yellow")
     if report.pairs or report.sites:
         roles = format_roles(report.roles)
-        yield "pairs", Text(f"{report.pairs} Q/DQ pairs" + (f": {roles}" if roles else ""))
+        dynamic = f"; {report.dynamic} on scales of each run" if report.dynamic else ""
+        yield "pairs", Text(f"{report.pairs} Q/DQ pairs" + (f": {roles}" if roles else "") + dynamic)
     if report.ops:
         yield "quantized", Text(", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops))
     if report.accounts:
@@ -151,7 +152,8 @@ def _make_checks(report: Report) -> RenderableType:
         plural = "s" if report.checked != 1 else ""
         how = f"also used for {report.seen}" if report.seen else "held back, nothing was chosen on them"
         how = how if plural or report.seen else "held back, nothing was chosen on it"
-        basis = f"against float on {report.checked} sample{plural} ({how}); "
+        samples = report.made_up or f"{report.checked} sample{plural} ({how})"
+        basis = f"against float on {samples}; "
         legend = Text(f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
     return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)

@@ -16,7 +16,7 @@ from onnxq.targets.base import (
     Target,
     describe_spec,
 )
-from onnxq.targets.ort import ORT, ORT_WEIGHT_ONLY
+from onnxq.targets.ort import ORT, ORT_DYNAMIC, ORT_WEIGHT_ONLY
 from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
 from onnxq.targets.virtual import VIRTUAL
 
@@ -32,6 +32,8 @@ TARGETS: dict[tuple[str, str], Target] = {
     ("trt", "float"): _without_pairs(TRT),
     ("virtual", "float"): _without_pairs(VIRTUAL),
     ("ort", "static"): ORT,
+    ("ort", "dynamic"): ORT_DYNAMIC,
+    ("ort", "auto"): ORT,
     ("ort", "weight-only"): ORT_WEIGHT_ONLY,
     ("trt", "static"): TRT,
     ("trt", "weight-only"): TRT_WEIGHT_ONLY,

@@ -106,6 +106,10 @@ class PlacementRule:
     # Input of a constant weight and bias; None where the operator has none.
     weight: int | None = None
     bias: int | None = None
+    # Inputs of further constant weights.
+    more_weights: tuple[int, ...] = ()
+    # The kernel quantizes its data at each run by itself, and takes no scale of the file.
+    dynamic: bool = False
     # Input and output must have one scale.
     shares: bool = False
     # The inputs must have one scale.
@@ -144,6 +148,8 @@ class Capability:
     storage: tuple[str, ...] = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type, ...] = (PerTensor,)
+    # Whether scales are computed at each run.
+    dynamic: tuple[bool, ...] = (False,)
     # Block sizes that a blocked kernel reads; (): any.
     blocks: tuple[int, ...] = ()
     # Why a weight of this shape has no kernel all the same, and the fix; None where it has.
@@ -174,6 +180,8 @@ class Target:
     capabilities: tuple[Capability, ...]
     # Nodes are chosen by a minimum cut on predicted times; else every compute node that a rule takes is quantized.
     costs: bool = True
+    # Activations are quantized at each run, so that no range is calibrated.
+    dynamic: bool = False
     # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
     zero_points: bool = True
     int32_bias: bool = True
@@ -243,6 +251,7 @@ class Target:
                 and spec.storage in row.storage
                 and spec.symmetric in row.symmetric
                 and isinstance(spec.granularity, row.granularity)
+                and spec.dynamic in row.dynamic
                 and _fits_blocks(spec, row)
             ):
                 return row
@@ -268,7 +277,8 @@ _GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per blo
 def describe_spec(spec: QuantSpec) -> str:
     """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
     scheme = "symmetric" if spec.symmetric else "asymmetric"
-    return f"{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"
+    dynamic = "dynamic " if spec.dynamic else ""
+    return f"{dynamic}{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"
 
 
 def _describe_row(row: Capability) -> str:

@@ -9,6 +9,7 @@ Gemm with an int32 bias, which can.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 from onnxq.graph import NodeRef
@@ -111,6 +112,22 @@ def _check_first_is_data(c: Candidate) -> str | None:
     return "its data is constant" if c.is_constant(0) else _check_float_data(c)
 
 
+def _check_recurrent(c: Candidate) -> str | None:
+    if not c.is_constant(1) or not c.is_constant(2):
+        return "its weights are computed at run time: no quantized kernel takes them"
+    return _check_float_data(c)
+
+
+def _check_lstm(c: Candidate) -> str | None:
+    weights = [c.shape(k) for k in (1, 2)]
+    if c.attr("layout", 0):
+        return "its batch comes first (layout 1): no quantized kernel takes it"
+    # One order of sums serves both directions only where their rows begin alike.
+    if any(one is not None and one[0] > 1 and one[2] % 2 for one in weights):
+        return "it has two directions and an odd number of features, whose 16-bit sums nobody has laid out"
+    return _check_recurrent(c)
+
+
 # In the order of precedence. Kernels and reasons: measured on onnxruntime 1.31.
 RULES: tuple[PlacementRule, ...] = (
     PlacementRule(
@@ -146,6 +163,18 @@ RULES: tuple[PlacementRule, ...] = (
         compute=True,
         check=_check_matmul,
         unpaid=_check_constant_weight,
+    ),
+    PlacementRule(
+        name="lstm",
+        ops=("LSTM",),
+        kernel="DynamicQuantizeLSTM",
+        why="its input and hidden state are quantized at each run, on the scale of their own values",
+        output=Output.FLOAT,
+        weight=1,
+        more_weights=(2,),
+        compute=True,
+        dynamic=True,
+        check=_check_lstm,
     ),
     PlacementRule(
         name="residual-add",
@@ -217,7 +246,7 @@ _NARROW = (2, 3, 4, 5, 6, 7, 8)
 _activation = partial(Capability, role=Role.ACTIVATION)
 _weight = partial(Capability, role=Role.WEIGHT, granularity=(PerTensor, PerChannel))
 # Operators whose weight may have one scale per output channel.
-_channel = partial(_weight, ops=("Conv", "Gemm", "MatMul"))
+_channel = partial(_weight, ops=("Conv", "Gemm", "MatMul", "LSTM"))
 
 # Rows of a table are dequantized behind the Gather: ORT would compute a DequantizeLinear in front of it for the whole
 # table, when it loads. GatherBlockQuantized takes blocks of 4 bits; for bytes it is slow before 1.32.
@@ -232,6 +261,7 @@ _TABLES = (
 # The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES: tuple[Capability, ...] = (
     _activation(bits=(8,), storage=("uint8", "int8")),
+    _activation(ops=("Gemm", "MatMul", "LSTM"), storage=("uint8",), symmetric=(False,), dynamic=(True,)),
     _activation(
         bits=(2, 3, 4, 5, 6, 7),
         storage=("uint8", "int8"),
@@ -275,12 +305,18 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
         "a smaller file for a slower model",
     ),
     *_TABLES,
+    _weight(
+        ops=("LSTM", "GRU"),
+        bits=_NARROW,
+        storage=("int8", "uint8"),
+        warning="ORT has no weight-only kernel for LSTM and GRU: their weights are dequantized at every run, "
+        "a smaller file for a slower model",
+    ),
 )
 
 _NO_KERNEL = {
     "ConvTranspose": "ORT has no quantized ConvTranspose kernel",
-    "LSTM": "ORT quantizes LSTM only dynamically (DynamicQuantizeLSTM); pairs on its weights make it slower",
-    "GRU": "ORT has no quantized GRU kernel",
+    "GRU": "ORT has no quantized GRU kernel; `mode: weight-only` makes the file smaller, and no faster",
     "RNN": "ORT has no quantized RNN kernel",
     "Einsum": "ORT has no quantized Einsum kernel",
 }
@@ -307,6 +343,9 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     if node.op_type in CONVS and len(shape) > 2:
         exact = shape[1] == 1 and shape[0] == int(node.attrs.get("group", 1))
         return None if exact else (0, *range(2, len(shape)), 1)
+    if node.op_type == "LSTM" and len(shape) == 3:
+        # [directions, rows, features]; the check of the rule sees that no pair of features parts.
+        return (1, 2, 0) if shape[0] == 1 else (1, 0, 2)
     if node.op_type in _GEMMS and len(shape) == 2:
         return (0, 1) if node.attrs.get("transB", 0) else (1, 0)
     if node.op_type in _MATRICES and len(shape) == 2:
@@ -317,4 +356,31 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
 ORT = Target(
     name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN, sum_order=find_sum_order
 )
-ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN)
+# The kernels that quantize their data at each run write floats, so that each stands for itself.
+_DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
+DYNAMIC_RULES: tuple[PlacementRule, ...] = (
+    *(
+        replace(rule, kernel="DynamicQuantizeMatMul", why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=())
+        for rule in RULES
+        if rule.name in ("gemm", "matmul")
+    ),
+    *(rule for rule in RULES if rule.name == "lstm"),
+)
+_NO_DYNAMIC_GAIN = {
+    "Conv": "ORT's ConvInteger, which quantizes its data at each run, is several times slower than the float Conv",
+}
+ORT_DYNAMIC = Target(
+    name="ort", rules=DYNAMIC_RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_DYNAMIC_GAIN,
+    quantizes_alone=False, dynamic=True, sum_order=find_sum_order,
+)  # fmt: skip
+_GRU = PlacementRule(
+    name="gru", ops=("GRU",), kernel="GRU", why="integers in the file alone", output=Output.FLOAT, weight=1,
+    more_weights=(2,), compute=True, check=_check_recurrent,
+)  # fmt: skip
+ORT_WEIGHT_ONLY = Target(
+    name="ort",
+    rules=(*RULES, _GRU),
+    capabilities=WEIGHT_ONLY,
+    no_kernel={op: reason for op, reason in _NO_KERNEL.items() if op != "GRU"},
+    no_gain=_NO_GAIN,
+)

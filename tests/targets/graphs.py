@@ -176,6 +176,14 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
         "QLinearConv",
         2,
     ),
+    "lstm": (
+        """g (float[8,1,64] x) => (float[8,1,1,64] y) {
+            y = LSTM <hidden_size=64>(x, w, r)
+        }""",
+        {"w": (1, 256, 64), "r": (1, 256, 64)},
+        "DynamicQuantizeLSTM",
+        1,
+    ),
     "resize-nearest": (
         f"""g (float[1,32,14,14] x) => (float[1,32,28,28] y)
             <float[4] sizes = {{1.0, 1.0, 2.0, 2.0}}> {{

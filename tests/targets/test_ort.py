@@ -13,7 +13,13 @@ from onnxq.runtime import optimize_graph
 from onnxq.targets.ort import ORT, RULES
 from tests.targets.graphs import GRAPHS, judge, model
 
-EVERYTHING = Config(effort="fast", rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
+EVERYTHING = Config(
+    effort="fast",
+    rules=(
+        Rule(op="LSTM", set={"quantize": True, "dynamic": True}),  # type: ignore[arg-type]
+        Rule(op="*", set={"quantize": True}),  # type: ignore[arg-type]
+    ),
+)
 
 
 def feeds(shape: tuple[int | str | None, ...], count: int = 48) -> np.ndarray:

@@ -11,8 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onnxq.config import load_config
+from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from tests.torch.placed import NETS, Mark, engine_marks, front_end_marks
+from torch_frontend.placement.rules import front_end_target
 
 # By rules and sizes; for ONNX Runtime also with every operator forced, whatever its size.
 EVERYTHING: dict[str, Any] = {"rules": [{"op": "*", "set": {"quantize": True}}]}
@@ -63,3 +65,13 @@ def test_something_is_quantized_in_most_nets() -> None:
     for config in CONFIGS:
         engine, _, _ = _both(config)
         assert sum(bool(found) for found in engine.values()) > 0.75 * len(NETS), config
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"mode": "dynamic"}, {"mode": "auto"}, {"rules": [{"op": "MatMul", "set": {"dynamic": True}}]}],
+)
+def test_scales_of_each_run_are_not_trained(more: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="trains scales that stand in the file") as error:
+        front_end_target(load_config("ort-int8", more))
+    assert error.value.code == "Q307"

@@ -82,7 +82,15 @@ class FrontEndTarget(Target):
 
 
 def front_end_target(config: Config) -> FrontEndTarget:
-    """The configuration's target with the front end's additions."""
+    """The configuration's target with the front end's additions.
+
+    Raises ConfigError where activations are asked for on scales of each run, which nothing trains.
+    """
+    asked = config.mode in ("dynamic", "auto") or any(rule.set.dynamic for rule in config.rules)
+    if asked or config.activations.dynamic:
+        cause = "the PyTorch front end trains scales that stand in the file, and none of each run"
+        fix = "write `mode: static`, or export the float model and quantize that"
+        raise ConfigError(config.where("mode"), cause, fix, code="Q307")
     engine = find_target(config.target, config.mode)
     # Targets are shared by all that plan for an engine, so the additions go into a copy.
     given = {one.name: getattr(engine, one.name) for one in fields(engine)}

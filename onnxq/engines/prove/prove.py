@@ -32,6 +32,7 @@ from onnxq.engines.saturation.model import Cost
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
+from onnxq.graph.integer_products import read_integer_products
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Unquantized
@@ -85,7 +86,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         if not engine:
             engine, chosen = choose_engine(inspection.model, request.capability)
         capability = _read_capability(request, engine)
-        proto = infer_shapes(add_libraries(inspection.model, request.libraries))
+        proto = infer_shapes(add_libraries(read_integer_products(inspection.model), request.libraries))
         index = GraphIndex(proto)
     required = _select_required(index, request.require)
     _check_types(request.forbid, "forbid")

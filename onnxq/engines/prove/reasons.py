@@ -16,7 +16,7 @@ from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 _NO_KERNEL = {
     TRT: frozenset({"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}),
-    ORT: frozenset({"ConvTranspose", "LSTM", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"}),
+    ORT: frozenset({"ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"}),
 }
 # Operators that only move data: engines carry a quantization over them.
 _MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand"})

@@ -51,7 +51,8 @@ def _sort_nodes(wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anch
         stack.extend((follower, False) for follower in reversed(after.get(name, [])))
         stack.append((name, True))
         stack.extend((leader, False) for leader in reversed(before.get(name, [])))
-    nodes = [wiring.nodes[name] for name in names if name in wiring.nodes]
+    # A name twice: the node was taken out, and another has its name.
+    nodes = [wiring.nodes[name] for name in dict.fromkeys(names) if name in wiring.nodes]
     needs = [_list_needs(wiring, record, scope.name) for record in nodes]
     makes = [[tensor.name for tensor in record.node.outputs] for record in nodes]
     return sort_topologically(nodes, needs, makes, [record.node.name for record in nodes])

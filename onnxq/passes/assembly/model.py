@@ -6,6 +6,7 @@ import onnx
 
 from onnxq.emit import emit_pairs, emit_types, replace_biases
 from onnxq.graph import ModelLike, ensure_opset, verify_graph
+from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.passes.assembly.guards import guard_float
@@ -44,7 +45,7 @@ def _write_all(state: State, plan: Plan) -> ModelLike:
     proto = _with_biases(state, plan)
     if find_target(plan.target).quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
-    return guard_float(emit_pairs(proto, plan), plan.float_nodes)
+    return write_integer_products(guard_float(emit_pairs(proto, plan), plan.float_nodes))
 
 
 def give_types(state: State, model: ModelLike) -> ModelLike:
@@ -74,9 +75,11 @@ def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
 
 
 def _list_quantized_matmuls(plan: Plan) -> tuple[str, ...]:
-    """Consumers of quantized weights whose activations are quantized too, by node name."""
+    """Consumers of quantized weights whose activations are quantized too, on scales in the file, by node name."""
     # Where a plan quantizes activations, it does at every weight; else only pairs that the model came with do.
     read = {edge.node for site in plan.all_sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
+    # These become operators on integers, whose bias ORT takes into the kernel in any form.
+    dynamic = {edge.node for site in plan.sites if site.spec.dynamic for edge in site.consumers or ()}
     weights = [edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()]
     static = any(site.role is Role.ACTIVATION for site in plan.sites)
-    return tuple(name for name in weights if static or name in read)
+    return tuple(name for name in weights if (static or name in read) and name not in dynamic)

@@ -78,7 +78,7 @@ def has_samples(ctx: RunContext, state: State) -> bool:
 
 def serves_activations(ctx: RunContext, state: State) -> bool:
     """True where activations have scales, which these passes serve."""
-    return has_samples(ctx, state) and ctx.config.mode == "static"
+    return has_samples(ctx, state) and ctx.config.mode in ("static", "auto")
 
 
 EQUALIZATION: tuple[Pass, ...] = (

@@ -86,7 +86,7 @@ class Ways:
                 yield Candidate(f"{part[0]} … {part[-1]}", frozenset(part))
 
     def _widens(self, site: SitePlan) -> bool:
-        return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not site.spec.is_float
+        return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not (site.spec.is_float or site.spec.dynamic)
 
     def placed(self, keys: frozenset[str]) -> Plan:
         """The plan with these promoted; sites that are as before keep their numbers."""
@@ -103,7 +103,7 @@ class Ways:
             made = left.placed(Choice(chosen, (*reasons, *(left.refused[name] for name in sorted(keys)))), how)
         else:
             made = left.default(attention=self.attention)
-        return _carry_numbers(self.plan, made, self.problem.index)
+        return carry_numbers(self.plan, made, self.problem.index)
 
     def left(self, keys: frozenset[str]) -> OnnxPlacement:
         """The placement problem with these operators left float."""
@@ -172,7 +172,7 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
     return tuple(op.name for op in problem.ops if computes(op))
 
 
-def _carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
+def carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     """`new` with the numbers of `old` where a site is the same."""
     before: Mapping[Site, SitePlan] = {site.site: site for site in old.sites}
     sites = []

@@ -47,6 +47,9 @@ class PairCosts:
     q_ns: float
     dq_launch: float
     dq_ns: float
+    # On top of QuantizeLinear, for a scale that is computed at each run.
+    dynamic_launch: float
+    dynamic_ns: float
     # On top, behind a float Conv: ReorderOutput and Transpose.
     from_conv_launch: float
     from_conv_ns: float

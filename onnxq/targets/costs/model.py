@@ -21,19 +21,25 @@ UNKNOWN_ROWS = 1
 UNKNOWN_ELEMENTS = 4096
 # Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
 STREAM_ONE_ROW, STREAM_ALL_ROWS = 0.35, 16
+# Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
+LSTM_RANK = 3
+# Nanoseconds per weight that the int8 product of the hidden state takes beyond MatMul's, at each step: 64 to 512
+# units, one thread with VNNI, onnxruntime 1.32. Products of few rows are slower there than elsewhere.
+LSTM_STATE_NS = 0.012
 # Activations that the kernel in front of them computes as well.
 _FOLDED = ("Relu", "Clip")
 _NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
 
 
-def quantize_us(elements: int | None, cpu: CpuCosts, *, from_conv: bool = False) -> float:
+def quantize_us(elements: int | None, cpu: CpuCosts, *, from_conv: bool = False, dynamic: bool = False) -> float:
     """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
 
-    elements: None where they are not known. from_conv: the producer is a Conv.
+    elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
     """
     n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
     layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
-    return pairs.q_launch + n * pairs.q_ns / 1e3 + layout
+    scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
+    return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
 
 
 def dequantize_us(elements: int | None, cpu: CpuCosts, *, to_conv: bool = False) -> float:
@@ -51,6 +57,8 @@ def op_cost(case: OpCase, cpu: CpuCosts) -> Cost:
 
     Where sizes are unknown they are taken small. An operator without an int8 kernel costs its float time plus a pair.
     """
+    if case.op_type == "LSTM" and case.weight is not None and len(case.weight) == LSTM_RANK:
+        return _compute_lstm_cost(case, case.weight, cpu)
     if case.op_type == "Conv" and case.weight is not None:
         cost = conv_cost(case, case.weight, cpu)
     elif case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1:
@@ -80,6 +88,23 @@ def _compute_linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -
         float_us += linear.matmul_bias_launch + rows * outputs * linear.matmul_bias_ns / 1e3
         int8_us += linear.matmul_int8_bias_launch + rows * outputs * linear.matmul_int8_bias_ns / 1e3
     return Cost(float_us, int8_us)
+
+
+def _compute_lstm_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
+    """DynamicQuantizeLSTM: one product of all inputs, and one of the hidden state, quantized anew, for each step."""
+    directions, rows, features = weight
+    hidden = rows // 4
+    shape = case.inputs[0] if case.inputs else None
+    steps, batch = shape[:2] if shape is not None and len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
+
+    def multiply(count: int, depth: int) -> Cost:
+        part = OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows))
+        return _compute_linear_cost(part, (depth, rows), cpu)
+
+    first, each = multiply(steps * batch, features), multiply(batch, hidden)
+    state = (batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns) + hidden * rows * LSTM_STATE_NS) / 1e3
+    float_us, int8_us = first.float_us + steps * each.float_us, first.int8_us + steps * (each.int8_us + state)
+    return Cost(directions * float_us, directions * int8_us * cpu.int8_network)
 
 
 def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:

@@ -16,6 +16,9 @@ VNNI = CpuCosts(
         q_ns=0.05,
         dq_launch=0.23,
         dq_ns=0.075,
+        # DynamicQuantizeLinear beside QuantizeLinear, 384 to 196608 values of one tensor, 2026-11-22.
+        dynamic_launch=0.5,
+        dynamic_ns=0.06,
         from_conv_launch=0.45,
         from_conv_ns=0.115,
         to_conv_launch=0.6,

@@ -1,0 +1,283 @@
+"""Products of dynamically quantized data in the two forms that a file may have, and the way from each to the other.
+
+pairs      x -> DynamicQuantizeLinear -> DequantizeLinear -> MatMul, Gemm or LSTM, whose weight comes from a
+           DequantizeLinear of stored integers
+operators  MatMulInteger(x, w) -> Cast -> Mul(., Mul(scale of x, scale of w)), as onnxruntime.quantization writes it;
+           com.microsoft's DynamicQuantizeLSTM, which quantizes x by itself
+
+Both compute the same. Pairs are what plans, passes and reports know; ONNX Runtime makes the fastest kernels of the
+operators, bias and all (DynamicQuantizeMatMul; MatMulIntegerToFloat where several products read one x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.light import M
+
+_DYNAMIC, _DEQUANTIZE, _LSTM = "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeLSTM"
+_MICROSOFT = "com.microsoft"
+_BYTES = (TensorProto.INT8, TensorProto.UINT8)
+# Endings that tools give to the names of integers; the rest is the name of the tensor that they stand for.
+_STORED = ("/quantized", "_quantized")
+# Inputs of LSTM and DynamicQuantizeLSTM: x, two weights, and what both have alike (bias, lengths, states, peepholes).
+_LSTM_WEIGHTS, _LSTM_INPUTS = (1, 2), 8
+
+
+def write_integer_products(proto: M) -> M:
+    """A copy with operators in the place of pairs, wherever such an operator exists; the model itself without any.
+
+    A node keeps its name, and so do the tensors that it reads and writes.
+    """
+    index = GraphIndex(proto)
+    found = [(node, data) for node in index.nodes if (data := _find_dynamic(index, node)) is not None]
+    if not found:
+        return proto
+    editor: Editor[M] = Editor(proto)
+    for node, data in found:
+        if node.op_type == "LSTM":
+            _write_lstm(index, editor, node, data)
+        else:
+            _write_product(index, editor, node, data)
+    editor.remove_unused()
+    return editor.export()
+
+
+def read_integer_products(proto: M) -> M:
+    """A copy with pairs in the place of operators, onnxq's or onnxruntime.quantization's; the model itself without any.
+
+    proto: with every node named.
+    """
+    index = GraphIndex(proto)
+    products = list(_find_products(index))
+    layers = [node for node in index.nodes if node.op_type == _LSTM and _is_stored(index, node)]
+    if not products and not layers:
+        return proto
+    editor: Editor[M] = Editor(proto)
+    reader = _Reader(index, editor)
+    for product in products:
+        reader.restore_product(product)
+    for node in layers:
+        reader.restore_lstm(node)
+    editor.remove_unused()
+    return editor.export()
+
+
+def _find_dynamic(index: GraphIndex, node: NodeRef) -> NodeRef | None:
+    """The DynamicQuantizeLinear of a product's data, where its weights are such as the operator takes."""
+    if node.domain or node.op_type not in ("MatMul", "Gemm", "LSTM"):
+        return None
+    pair = index.maker(node)
+    data = index.maker(pair) if pair is not None and pair.op_type == _DEQUANTIZE else None
+    weights = _LSTM_WEIGHTS if node.op_type == "LSTM" else (1,)
+    if data is None or data.op_type != _DYNAMIC or not all(_has_bytes(index, node, k) for k in weights):
+        return None
+    return data
+
+
+def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
+    """True for a weight of stored bytes with a scale per output channel, or one for all."""
+    maker = index.maker(node, k)
+    if maker is None or maker.op_type != _DEQUANTIZE or maker.attrs.get("block_size", 0):
+        return False
+    stored, scale = index.input(maker, 0), index.input_value(maker, 1)
+    # 4 bits in the file become bytes by a Cast, whose type is not declared.
+    cast = None if stored is None else index.producer(stored)
+    dtype = 0 if stored is None else index.dtype(stored)
+    dtype = int(cast.attrs.get("to", 0)) if cast is not None and cast.op_type == "Cast" else dtype
+    whole = scale is not None and scale.size == 1
+    axis = 1 if node.op_type != "Gemm" or not node.attrs.get("transB", 0) else 0
+    rank = 3 if node.op_type == "LSTM" else 2
+    return dtype in _BYTES and (whole or (scale is not None and int(maker.attrs.get("axis", 1)) % rank == axis))
+
+
+def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
+    weight = index.maker(node, 1)
+    assert weight is not None
+    x, x_scale, x_zero = data.outputs
+    stored, scale = weight.inputs[:2]
+    zero = [weight.inputs[2]] if len(weight.inputs) > 2 and weight.inputs[2] else []
+    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else ""
+    transposed, out, name = bool(node.attrs.get("transB", 0)), node.outputs[0], node.name
+    editor.remove_node(name)
+
+    def add(op: str, inputs: list[str], part: str, *, result: str = "", called: str = "", **attrs: Any) -> str:
+        made = result or editor.fresh(f"{name}/{part}")
+        called = called or editor.fresh(f"{name}/{part}/{op}")
+        editor.insert_node(node.scope, op, inputs, [made], name=called, attrs=attrs)
+        return made
+
+    if transposed:
+        # The integers stay in the order of the model's weight; engines transpose a constant once.
+        stored = add("Transpose", [stored], "transposed", perm=[1, 0])
+    sums = add("MatMulInteger", [x, stored, x_zero, *zero], "sums", called=name)
+    sums = add("Cast", [sums], "sums_float", to=int(TensorProto.FLOAT))
+    factor = add("Mul", [x_scale, scale], "scale")
+    product = add("Mul", [sums, factor], "product", result="" if bias else out)
+    if bias:
+        add("Add", [product, bias], "biased", result=out)
+
+
+def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
+    inputs = [*node.inputs, *[""] * (_LSTM_INPUTS - len(node.inputs))]
+    inputs[0] = data.inputs[0]
+    numbers: list[str] = []
+    for k in _LSTM_WEIGHTS:
+        pair = index.maker(node, k)
+        assert pair is not None
+        values, scale, zero = (index.input_value(pair, at) for at in range(3))
+        assert values is not None
+        assert scale is not None
+        base = f"{_name_source(pair.inputs[0])}/transposed"
+        zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
+        # The kernel packs its weights when it is made, so they must be constants in its own order of axes, with scales
+        # for each direction.
+        shape = (len(values), scale.size) if scale.size > 1 else (len(values),)
+        parts = {"quantized": np.swapaxes(values, 1, 2), "scale": np.broadcast_to(scale, shape)}
+        inputs[k], *held = _add_constants(
+            editor, node.scope, base, parts | {"zero_point": np.broadcast_to(zero, shape)}
+        )
+        numbers += held
+    editor.remove_node(node.name)
+    attrs = {key: value for key, value in node.attrs.items() if key != "layout"}
+    editor.insert_node(
+        node.scope, _LSTM, [*inputs, *numbers], list(node.outputs), name=node.name, domain=_MICROSOFT, attrs=attrs
+    )
+
+
+def _add_constants(editor: Editor[Any], scope: str, base: str, parts: Mapping[str, NDArray[Any]]) -> list[str]:
+    """New initializers, each called `base` with the name of its part; returns their names."""
+    # np.array, since ascontiguousarray makes a vector of a single number.
+    return [
+        editor.add_initializer(scope, editor.fresh(f"{base}/{part}"), np.array(value, order="C"))
+        for part, value in parts.items()
+    ]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A MatMulInteger with the nodes that make floats of its sums.
+
+    data: the DynamicQuantizeLinear; scale: that of the weight; cast, product: the nodes behind.
+    """
+
+    node: NodeRef
+    data: NodeRef
+    scale: str
+    cast: NodeRef
+    product: NodeRef
+
+
+def _find_products(index: GraphIndex) -> Iterator[_Product]:
+    for node in index.nodes:
+        data, cast = index.maker(node), _find_sole_reader(index, node)
+        if node.op_type != "MatMulInteger" or data is None or data.op_type != _DYNAMIC:
+            continue
+        product = None if cast is None or cast.op_type != "Cast" else _find_sole_reader(index, cast)
+        if cast is None or product is None or product.op_type != "Mul":
+            continue
+        factors = [index.maker(product, k) for k in (0, 1)]
+        factor = next((one for one in factors if one is not None and one.op_type == "Mul"), None)
+        if factor is None or node.inputs[2:3] != data.outputs[2:3] or data.outputs[1] not in factor.inputs:
+            continue
+        scale = factor.inputs[1 - list(factor.inputs).index(data.outputs[1])]
+        weight, held = index.input(node, 1), index.resolve(scale, factor.scope)
+        stored = (weight is not None and index.is_constant(weight)) or _is_transposed(index, node)
+        if stored and held is not None and index.is_constant(held):
+            yield _Product(node, data, scale, cast, product)
+
+
+def _find_sole_reader(index: GraphIndex, node: NodeRef) -> NodeRef | None:
+    if not node.outputs or index.is_output(node.result):
+        return None
+    readers = index.consumers(node.result)
+    return index.node(readers[0].node) if len(readers) == 1 and readers[0].scope == node.scope else None
+
+
+def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
+    """True where the weight is a constant behind a Transpose of its two axes."""
+    maker = index.maker(node, 1)
+    source = None if maker is None or maker.op_type != "Transpose" else index.input(maker, 0)
+    turns = maker is not None and list(maker.attrs.get("perm", [1, 0])) == [1, 0]
+    return turns and source is not None and index.is_constant(source)
+
+
+def _is_stored(index: GraphIndex, node: NodeRef) -> bool:
+    """True where weights, scales and zero points of a DynamicQuantizeLSTM are such as a DequantizeLinear takes."""
+    for k in _LSTM_WEIGHTS:
+        values, scale = index.input_value(node, k), index.input_value(node, 6 + 2 * k)
+        if values is None or scale is None or (scale.ndim == 2 and (scale != scale[:1]).any()):
+            return False
+        if scale.ndim == 1 and (scale != scale[0]).any():
+            return False
+    return True
+
+
+def _name_source(stored: str) -> str:
+    """The name of the tensor that stored integers stand for."""
+    for ending in _STORED:
+        stored = stored.removesuffix(ending)
+    return stored
+
+
+@dataclass
+class _Reader:
+    """Puts pairs in the place of operators; each tensor gets one DequantizeLinear for a scope."""
+
+    index: GraphIndex
+    editor: Editor[Any]
+    made: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def restore_product(self, found: _Product) -> None:
+        node, out = found.node, found.product.outputs[0]
+        transposed = _is_transposed(self.index, node)
+        maker = self.index.maker(node, 1) if transposed else None
+        stored = node.inputs[1] if maker is None else maker.inputs[0]
+        x = self._dequantize(node.scope, list(found.data.outputs), 1)
+        weight = self._dequantize(node.scope, [stored, found.scale, *node.inputs[3:4]], 0 if transposed else 1)
+        for one in (node, found.cast, found.product):
+            self.editor.remove_node(one.name)
+        attrs = {"transB": 1} if transposed else {}
+        op = "Gemm" if transposed else "MatMul"
+        self.editor.insert_node(node.scope, op, [x, weight], [out], name=node.name, attrs=attrs)
+
+    def restore_lstm(self, node: NodeRef) -> None:
+        inputs = list(node.inputs[:_LSTM_INPUTS])
+        base = inputs[0]
+        names = [self.editor.fresh(f"{base}/{part}") for part in ("quantized", "scale", "zero_point")]
+        if (node.scope, base) not in self.made:
+            self.editor.insert_node(node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}"))
+            self.made[node.scope, base] = self._dequantize(node.scope, names, 1)
+        inputs[0] = self.made[node.scope, base]
+        for k in _LSTM_WEIGHTS:
+            values, scale, zero = (self.index.input_value(node, at) for at in (k, 6 + 2 * k, 7 + 2 * k))
+            assert values is not None
+            assert scale is not None
+            zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
+            source = _name_source(node.inputs[k]).removesuffix("/transposed")
+            parts = {"quantized": np.swapaxes(values, 1, 2), "scale": scale[0], "zero_point": zero[0]}
+            inputs[k] = self._dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
+        self.editor.remove_node(node.name)
+        self.editor.insert_node(node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs))
+
+    def _dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
+        """The dequantized tensor of integers, scale and zero point."""
+        key = scope, inputs[0]
+        if key not in self.made:
+            base = _name_source(inputs[0])
+            made = self.editor.fresh(f"{base}/dequantized")
+            name = self.editor.fresh(f"{base}/{_DEQUANTIZE}")
+            self.editor.insert_node(scope, _DEQUANTIZE, inputs, [made], name=name, attrs={"axis": axis})
+            self.made[key] = made
+        return self.made[key]
+
+
+__all__ = ["read_integer_products", "write_integer_products"]

@@ -1,0 +1,148 @@
+"""Products of dynamically quantized data: from pairs to operators and back, with the same answers and fused kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, parser
+
+from onnxq.graph import name_nodes, verify_graph
+from onnxq.graph.integer_products import read_integer_products, write_integer_products
+from onnxq.runtime import Session, optimize_graph
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 5, 8)).astype(np.float32)
+
+
+def make_pairs(op: str, scales: int = 6, *, transposed: bool = False) -> onnx.ModelProto:
+    """x through a dynamic pair, times a weight [8, 6] of stored integers; Gemm: of one matrix, with a bias."""
+    rank = "float[N, 8]" if op == "Gemm" else "float[N, T, 8]"
+    call = f"Gemm <transB = {int(transposed)}> (xd, wd, b)" if op == "Gemm" else "MatMul(xd, wd)"
+    text = f"""<ir_version: 8, opset_import: ["" : 13]>
+    agraph ({rank} x) => (float[N] y) {{
+        [x_DynamicQuantizeLinear] xq, xs, xz = DynamicQuantizeLinear(x)
+        [xd_node] xd = DequantizeLinear(xq, xs, xz)
+        [w_DequantizeLinear] wd = DequantizeLinear <axis = {0 if transposed else 1}> (wq, ws, wz)
+        [product] y = {call}
+    }}"""
+    model = parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    shape = (6, 8) if transposed else (8, 6)
+    tensors: dict[str, NDArray[np.generic]] = {
+        "wq": RNG.integers(-60, 60, shape).astype(np.int8),
+        "ws": RNG.uniform(0.01, 0.02, scales).astype(np.float32),
+        "wz": np.zeros(scales, np.int8),
+        "b": RNG.standard_normal(6).astype(np.float32),
+    }
+    for name, value in tensors.items():
+        held = value.reshape(()) if value.size == 1 else value
+        model.graph.initializer.append(numpy_helper.from_array(held, name))
+    return model
+
+
+def count_ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def run(model: onnx.ModelProto, x: NDArray[np.float32], *, optimize: bool = False) -> NDArray[np.float32]:
+    return Session(model, optimize=optimize).run({"x": x})["y"]
+
+
+@pytest.mark.parametrize("scales", [1, 6])
+@pytest.mark.parametrize(("op", "transposed"), [("MatMul", False), ("Gemm", False), ("Gemm", True)])
+def test_operators_compute_what_pairs_say_and_fuse(op: str, transposed: bool, scales: int) -> None:
+    pairs = make_pairs(op, scales, transposed=transposed)
+    x = X[0] if op == "Gemm" else X
+    operators = write_integer_products(pairs)
+    verify_graph(operators)
+    assert count_ops(operators)["DequantizeLinear"] == 0
+    assert next(node.name for node in operators.graph.node if node.op_type == "MatMulInteger") == "product"
+    np.testing.assert_allclose(run(operators, x), run(pairs, x), rtol=1e-5, atol=1e-5)
+    fused = count_ops(optimize_graph(operators))
+    # Bias and scales are in the kernel.
+    assert fused == {"DynamicQuantizeMatMul": 1}
+    np.testing.assert_allclose(run(operators, x, optimize=True), run(pairs, x), rtol=1e-5, atol=1e-5)
+    back = read_integer_products(operators)
+    verify_graph(back)
+    np.testing.assert_allclose(run(back, x), run(pairs, x), rtol=1e-5, atol=1e-5)
+    assert {"DynamicQuantizeLinear", "DequantizeLinear"} <= set(count_ops(back))
+    assert not {"MatMulInteger", "Cast", "Mul"} & set(count_ops(back))
+    assert "product" in {node.name for node in back.graph.node}
+
+
+def test_models_without_such_products_stay_as_they_are() -> None:
+    plain = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[N] x) => (float[N] y) { y = Relu(x) }'
+    )
+    plain = name_nodes(plain)
+    assert write_integer_products(plain) is plain
+    assert read_integer_products(plain) is plain
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_files_of_onnxruntime_are_read(tmp_path: Path, per_channel: bool) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    text = """<ir_version: 8, opset_import: ["" : 13]>
+    agraph (float[N, T, 8] x) => (float[N, T, 6] y) <float[8, 6] w, float[6] b> {
+        [product] m = MatMul(x, w)
+        [add] y = Add(m, b)
+    }"""
+    model = parser.parse_model(text)
+    for tensor, shape in (("w", (8, 6)), ("b", (6,))):
+        value = RNG.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, tensor))
+    onnx.save(model, tmp_path / "m.onnx")
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx", per_channel=per_channel, weight_type=QuantType.QInt8)
+    theirs = name_nodes(onnx.load(tmp_path / "q.onnx"))
+    back = read_integer_products(theirs)
+    verify_graph(back)
+    assert count_ops(back) == {"DynamicQuantizeLinear": 1, "DequantizeLinear": 2, "MatMul": 1, "Add": 1}
+    np.testing.assert_allclose(run(back, X), run(theirs, X), rtol=1e-5, atol=1e-5)
+
+
+def make_lstm(directions: int) -> onnx.ModelProto:
+    """An LSTM of 6 features and 4 units, its input behind a dynamic pair, its weights in integers."""
+    kind = "bidirectional" if directions == 2 else "forward"
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"], "x/DynamicQuantizeLinear"),
+        helper.make_node("DequantizeLinear", ["xq", "xs", "xz"], ["xd"], "x/DequantizeLinear"),
+        helper.make_node("DequantizeLinear", ["w/quantized", "w/s"], ["wd"], "w/DequantizeLinear", axis=1),
+        helper.make_node("DequantizeLinear", ["r/quantized", "r/s"], ["rd"], "r/DequantizeLinear", axis=1),
+        helper.make_node("LSTM", ["xd", "wd", "rd", "b"], ["y"], "lstm", hidden_size=4, direction=kind),
+    ]
+    tensors = {
+        "w/quantized": RNG.integers(-60, 60, (directions, 16, 6)).astype(np.int8),
+        "w/s": RNG.uniform(0.005, 0.01, 16).astype(np.float32),
+        "r/quantized": RNG.integers(-60, 60, (directions, 16, 4)).astype(np.int8),
+        "r/s": RNG.uniform(0.005, 0.01, 16).astype(np.float32),
+        "b": RNG.standard_normal((directions, 32)).astype(np.float32),
+    }
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, ["T", "N", 6])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_an_lstm_becomes_the_operator_of_onnx_runtime(directions: int) -> None:
+    pairs = make_lstm(directions)
+    operators = write_integer_products(pairs)
+    verify_graph(operators)
+    assert count_ops(operators) == {"DynamicQuantizeLSTM": 1}
+    x = RNG.standard_normal((7, 2, 6)).astype(np.float32)
+    want = run(pairs, x)
+    got = run(operators, x)
+    # The kernel rounds the hidden state too.
+    assert 10 * np.log10(np.sum(want**2) / np.sum((want - got) ** 2)) > 30
+    np.testing.assert_array_equal(got, run(operators, x, optimize=True))
+    back = read_integer_products(operators)
+    verify_graph(back)
+    np.testing.assert_allclose(run(back, x), want, rtol=1e-5, atol=1e-6)
