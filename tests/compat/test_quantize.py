@@ -17,12 +17,10 @@ from onnxruntime import quantization
 import onnxq
 from onnxq import compat
 from onnxq.compat import CompatWarning, StaticQuantConfig, quantize_static
-from onnxq.config import list_presets
 from onnxq.errors import ConfigError
 from tests.compat import scripts
 
 OURS, THEIRS = "onnxq.compat", "onnxruntime.quantization"
-DYNAMIC = pytest.mark.skipif("ort-dynamic" not in list_presets(), reason="there is no dynamic mode yet")
 
 
 def run_script(text: str, package: str) -> list[str]:
@@ -47,7 +45,7 @@ def float_weights(path: Path) -> set[str]:
         pytest.param(scripts.IMAGES, scripts.CLASSIFIER, None, id="images"),
         pytest.param(scripts.EXCLUDING, scripts.CLASSIFIER, {"w1", "w2"}, id="excluding"),
         pytest.param(scripts.CONFIGURED, scripts.CLASSIFIER, {"w2"}, id="configured"),
-        pytest.param(scripts.TRANSFORMER, scripts.ENCODER, {"w1"}, id="transformer", marks=DYNAMIC),
+        pytest.param(scripts.TRANSFORMER, scripts.ENCODER, {"w1"}, id="transformer"),
     ],
 )
 def test_a_script_runs_with_either_import(script, body, stay_float, tmp_path, monkeypatch, capsys) -> None:

@@ -7,6 +7,7 @@ from onnxq.spec import FLOAT8, ObserverSpec, PerBlock, PerChannel, QuantSpec
 
 EXPECTED = {
     "ort-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-dynamic-embeddings": ("dynamic", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "ort-dynamic": ("dynamic", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "ort-int8-percentile": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "ort-int8-mse": ("static", "mse", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),

@@ -77,7 +77,7 @@ def test_options_of_ours_are_there(page: str) -> None:
 def test_presets_are_there(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:--config |`)((?:ort|trt|virtual)-[a-z0-9-]+)`", text))
-    assert named - {*list_presets(), "ort-dynamic"} == set()
+    assert named - {*list_presets()} == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
