@@ -93,7 +93,9 @@ class ProveConfig(Section):
         metavar="TYPE PATTERN",
     )  # fmt: skip
     require_int8: Words = option((), "The same for int8; repeatable.", metavar="PATTERN")
-    forbid: Words = option((), "No heavy node may compute in it, e.g. float32; repeatable.", metavar="TYPE")
+    forbid: Words = option(
+        (), "No product (Conv, Gemm, MatMul, LSTM, …) may compute in it, e.g. float32; repeatable.", metavar="TYPE"
+    )
     require_exact: bool = option(False, "No weight may overflow 16-bit sums on CPUs without VNNI; `engine='ort'` only.")
     # Decibels and shares settle within few samples.
     samples: int = option(8, "Count saturating sums on at most so many samples.", ge=1)

@@ -152,10 +152,10 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """A type that heavy nodes must run in, or, forbidden, that none may compute in."""
+    """A type that heavy nodes must run in, or, forbidden, that no product may compute in."""
 
     dtype: str
-    # The one that selects the nodes, "" for all that are heavy.
+    # The one that selects the nodes, "" for all products.
     pattern: str = ""
     forbidden: bool = False
     nodes: tuple[str, ...]

@@ -21,7 +21,7 @@ from onnxq.engines.builder.shapes import make_profile
 from onnxq.engines.prove.choice import choose_engine
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
-from onnxq.engines.prove.kernels import HEAVY
+from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
 from onnxq.engines.prove.proof import TYPES, Build, Kernel, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
@@ -213,10 +213,11 @@ def _check_required(
 
 
 def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
-    names = tuple(one.node for one in nodes)
+    # Engines add up a pool in float32 whatever the file says, and it costs next to nothing.
+    products = [one for one in nodes if one.op in PRODUCTS]
     for dtype in dict.fromkeys(forbidden):
-        unmet = tuple(one.node for one in nodes if dtype in one.computed)
-        yield Requirement(dtype=dtype, forbidden=True, nodes=names, unmet=unmet)
+        unmet = tuple(one.node for one in products if dtype in one.computed)
+        yield Requirement(dtype=dtype, forbidden=True, nodes=tuple(one.node for one in products), unmet=unmet)
 
 
 def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:

@@ -216,3 +216,11 @@ def test_float8_runs_where_the_hardware_has_it():
     older = onnxq.prove(quantized, overrides={"compute_capability": "8.6"})
     assert older.build.state == "failed"
     assert "fp8_e4m3" in older.build.reason
+
+
+def test_pools_may_add_up_in_float32():
+    weight = np.random.default_rng(0).standard_normal((8, 8, 1, 1)).astype(np.float16)
+    body = "(float16[1,8,6,6] x) => (float16[1,8,1,1] y) { a = Conv(x, w) b = Relu(a) y = GlobalAveragePool(b) }"
+    proof = prove(kit.graph(body, 19, w=weight), forbid=["float32"])
+    (forbidden,) = proof.requirements
+    assert (len(proof.nodes), len(forbidden.nodes), forbidden.unmet) == (2, 1, ())
