@@ -80,3 +80,32 @@ def test_of_two_to_blame_only_as_many_stay_float_as_can_be_spared() -> None:
 
 def test_fast_does_not_look() -> None:
     assert float_convs(quantized(chain(DEEP, 5), effort="fast")) == set()
+
+
+def test_an_outlier_of_one_sample_spoils_batches_on_scales_of_each_run() -> None:
+    """Each sample alone has a scale of its own, and nothing to be seen of it."""
+    rng, at = np.random.default_rng(0), 11
+    steps = [f"m{k + 1} = MatMul({'h' if k == at else f'm{k}'}, w{k})" for k in range(DEEP)]
+    steps.insert(at, f"h = Add(m{at}, z)")
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>\n'
+        f"g (float[N, 8, 32] m0, float[N, 8, 32] z) => (float[N, 8, 32] m{DEEP}) {{ {' '.join(steps)} }}"
+    )
+    for k in range(DEEP):
+        weight = np.linalg.qr(rng.standard_normal((32, 32)))[0].astype(np.float32)
+        # What is far out goes no further.
+        weight[0] *= k != at
+        proto.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
+    names = [node.output[0] for node in proto.graph.node]
+    for node, name in zip(proto.graph.node, names, strict=True):
+        node.name = f"node_{name}"
+    samples = [
+        {name: rng.standard_normal((1, 8, 32)).astype(np.float32) * (name == "m0") for name in ("m0", "z")}
+        for _ in range(24)
+    ]
+    samples[3]["z"][..., 0] = 300.0
+    raw = {"latency": False, "skip": [*SKIP, "promotion"], "rules": [{"op": "MatMul", "set": {"quantize": True}}]}
+    result = onnxq.quantize(proto, samples, "ort-dynamic", overrides=raw)
+    left = {one.subject for one in result.report.left_float}
+    assert left == {f"node_m{at + 1}"}
+    assert len(told(result)) == 1
