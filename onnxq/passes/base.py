@@ -60,7 +60,8 @@ class RunContext:
     """All that passes may look at besides the state; each field has a default, so that tests give some.
 
     skip: names of passes left out. place: the planner, which makes the plan of a state's model, without numbers.
-    reference: for equalization. scores: results of its trials, by the identity of models.
+    reference: for equalization. scores: results of its trials, by the identity of models. computes: for rewrites, the
+    narrow ONNX type that the model came in, whose constants are rounded to it; 0 for float32.
     """
 
     config: Config = field(default_factory=Config)
@@ -75,6 +76,7 @@ class RunContext:
     memory_limit: int | None = None
     journal: list[PassReport] = field(default_factory=list)
     scores: dict[int, tuple[ModelLike, float | None]] = field(default_factory=dict)
+    computes: int = 0
 
     @property
     def base(self) -> FloatReference:

@@ -118,7 +118,10 @@ def is_float(value: NDArray[Any]) -> bool:
     return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
 
 
+# A unit in the last place of these types; beside them some of float32.
+_TOLERANCES = {int(TensorProto.FLOAT16): 1e-3, int(TensorProto.BFLOAT16): 8e-3}
+
+
 def tolerance(dtype: int) -> float:
     """How far a constant of this ONNX dtype may stand from its mathematical value by rounding (relative)."""
-    # A unit in the last place of float16, some of float32.
-    return 1e-3 if dtype == TensorProto.FLOAT16 else 1e-6
+    return _TOLERANCES.get(dtype, 1e-6)

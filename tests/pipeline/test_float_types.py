@@ -287,6 +287,29 @@ def test_narrow_exports_are_quantized_as_float32_ones(kind: int, target: str) ->
     onnx.checker.check_model(result.model, full_check=True)
 
 
+GELU = """g (float[N,16,64] x) => (float[N,16,64] y) {
+    a = MatMul(x, w)
+    q = Div(a, root)
+    e = Erf(q)
+    f = Add(e, one)
+    m = Mul(a, f)
+    g = Mul(m, half)
+    y = MatMul(g, v)
+}"""
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_constants_of_a_chain_are_known_in_the_type_they_were_rounded_to(kind: int) -> None:
+    """The root of 2 in float16 is 1e-4 away from itself."""
+    net = with_constants(GELU, {"w": (64, 64), "v": (64, 64)}, root=2**0.5, one=1.0, half=0.5)
+    export = net if kind == TensorProto.FLOAT else narrowed(net, kind)
+    samples = {"x": np.random.default_rng(1).standard_normal((6, 16, 64)).astype(np.float32)}
+    result = onnxq.quantize(export, samples, overrides={"effort": "fast", "latency": False})
+    made = {node.op_type for node in result.model.graph.node}
+    assert "Gelu" in made
+    assert "Erf" not in made
+
+
 def test_metric_sees_models_in_their_own_types() -> None:
     seen = []
 

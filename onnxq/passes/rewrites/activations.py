@@ -58,15 +58,15 @@ class _Single:
 
 def fuse_activations(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
-    return apply_replacements(proto, "activations", lambda view: _find(view, ctx.config.target))
+    return apply_replacements(proto, "activations", lambda view: _find(view, ctx))
 
 
-def _find(view: View, target: str) -> list[Replacement]:
+def _find(view: View, ctx: RunContext) -> list[Replacement]:
     found: list[Replacement] = []
     taken: set[str] = set()
     for node in view.index.nodes:
         anchor = None if node.name in taken else _anchor(view, node)
-        match = None if anchor is None else _match(view, anchor, target)
+        match = None if anchor is None else _match(view, anchor, ctx)
         if match is not None and not match.nodes & taken:
             found.append(match)
             taken |= match.nodes
@@ -137,7 +137,7 @@ def _bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | None:
     return low, high, k, bound[1]
 
 
-def _match(view: View, anchor: _Anchor, target: str) -> Replacement | None:
+def _match(view: View, anchor: _Anchor, ctx: RunContext) -> Replacement | None:
     """The longest tail that makes a known activation."""
     # A shorter one may be known as well: the HardSigmoid inside a HardSwish.
     for tail in reversed(walk(view, anchor.node, anchor.inner, anchor.used)):
@@ -146,7 +146,7 @@ def _match(view: View, anchor: _Anchor, target: str) -> Replacement | None:
             x = reading.factor
             if x is None:
                 continue
-            single = _recognise(anchor, reading, tail.factor is not None, view.index.dtype(x), target)
+            single = _recognise(anchor, reading, tail.factor is not None, view.index.dtype(x), ctx)
             last, used = reading.last, reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
             whole = used.rank <= view.least_rank(x) and view.private(used.tensors - {last.result}, used.nodes)
@@ -168,11 +168,11 @@ def _without_factor(view: View, anchor: _Anchor, tail: Tail) -> list[Tail]:
     return readings
 
 
-def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, target: str) -> _Single | None:
+def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, ctx: RunContext) -> _Single | None:
     """The single node of scale·A(P) + shift, times x when it is a product."""
     if dtype not in SINGLE:
         return None
-    tol = tolerance(dtype)
+    tol = tolerance(ctx.computes or dtype)
     if anchor.kind == "clamp":
         return _hard(anchor, tail, product, tol)
     if not product:
@@ -183,7 +183,13 @@ def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, target: s
     if anchor.kind == "Tanh" and halves and close(tail.poly, _TANH, tol):
         return _Single("Gelu", 20, {"approximate": "tanh"})
     plain = close({0: tail.shift, 1: tail.scale}, {1: 1.0}, tol)
-    if anchor.kind == "Sigmoid" and plain and set(tail.poly) <= {1} and target == "ort" and dtype == TensorProto.FLOAT:
+    if (
+        anchor.kind == "Sigmoid"
+        and plain
+        and set(tail.poly) <= {1}
+        and ctx.config.target == "ort"
+        and dtype == TensorProto.FLOAT
+    ):
         # The slope as ORT's kernel holds it, in float32.
         return _Single("QuickGelu", 1, {"alpha": float(np.float32(tail.poly[1]))}, "com.microsoft")
     return None

@@ -58,12 +58,15 @@ class Rewritten(NamedTuple):
     reports: tuple[PassReport, ...]
 
 
-def rewrite_model(proto: ModelLike, *, skip: frozenset[str] = frozenset(), target: str = "ort") -> Rewritten:
+def rewrite_model(
+    proto: ModelLike, *, skip: frozenset[str] = frozenset(), target: str = "ort", computes: int = 0
+) -> Rewritten:
     """A float-equivalent model ready for calibration for `target`, and the reports; `proto` is not changed.
 
     skip: names of rewrites to leave out. target: "ort" turns chains into the single nodes ORT is fast with; any other
     leaves those passes out. The opset rises only where a pass needs it (HardSwish 14, LayerNormalization 17, Gelu 20),
-    never above 20; where it cannot, that pass leaves the nodes and says so in its report.
+    never above 20; where it cannot, that pass leaves the nodes and says so in its report. computes: the narrow ONNX
+    type that the model came in, to which its constants are rounded.
 
     Raises ConfigError for a pass that does not exist.
     """
@@ -72,7 +75,7 @@ def rewrite_model(proto: ModelLike, *, skip: frozenset[str] = frozenset(), targe
     for name in sorted(skip.difference(names)):
         raise ConfigError(f"prepare.skip: {name}", "there is no such pass", suggest_names(name, names), code="Q320")
     named = name_nodes(proto)
-    ctx = RunContext(config=Config.model_validate({"target": target}), skip=skip)
+    ctx = RunContext(config=Config.model_validate({"target": target}), skip=skip, computes=computes)
     state = run_stage(REWRITES, Stage.REWRITE, ctx, State(named, infer_shapes(named)))
     return Rewritten(_drop_inferred_types(state.model, named), tuple(ctx.journal))
 
