@@ -10,7 +10,7 @@ from functools import cached_property
 from onnxq.config import Config
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import ModelLike, compute_structural_ids
-from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
@@ -122,8 +122,8 @@ class Pass:
 
     name: by which `skip` leaves it out. title: the progress line; "" for passes too short for one. time_share: of the
     time that is left, where there is a budget; 0: not limited. target: the only one it serves; "": all. fast: it runs
-    at effort `fast` too. applies: False where there is nothing for it, or the outcome that says why it is left out.
-    retry: another attempt, where the trial took the first one back.
+    at effort `fast` too. applies: False where there is nothing for it. retry: another
+    attempt, where the trial took the first one back.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Pass:
     time_share: float = 0.0
     target: str = ""
     fast: bool = False
-    applies: Callable[[RunContext, State], bool | Outcome] = always
+    applies: Callable[[RunContext, State], bool] = always
     trial: Trial | None = None
     retry: Run | None = None
 

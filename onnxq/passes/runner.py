@@ -29,11 +29,7 @@ def run_pass(entry: Pass, ctx: RunContext, state: State) -> State:
     if entry.stage is not Stage.REWRITE and not entry.fast and ctx.config.effort == "fast":
         return state
     # Last of the questions: it may look at the whole model.
-    applies = entry.applies(ctx, state)
-    if isinstance(applies, Outcome):
-        ctx.journal.append(PassReport(entry.name, outcome=applies))
-        return state
-    if not applies:
+    if not entry.applies(ctx, state):
         return state
 
     def work(progress: Progress) -> Attempt:

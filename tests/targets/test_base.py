@@ -182,5 +182,5 @@ def test_every_target_is_consistent(key: tuple[str, str]) -> None:
     computed = {op for one in found.rules if one.compute for op in one.ops}
     assert not computed & {*found.no_kernel, *found.no_gain}
     assert found.attention_rules == {one.name for one in found.rules if one.attention}
-    assert found.saturates is (key in (("ort", "static"), ("ort", "dynamic"), ("ort", "float")))
+    assert found.saturates is (key in (("ort", "static"), ("ort", "dynamic"), ("ort", "auto"), ("ort", "float")))
     assert all(one.opt_in for one in found.rules if one.attention)

@@ -17,7 +17,7 @@ EQUIVALENT_DB = 60.0
 # Samples that both float models are run on.
 _PROOF = 2
 # Errors on a few samples are this uncertain, in dB.
-_NOISE_DB = 0.3
+_NOISE_DB = 0.5
 # An output that agrees better than this is as good as equal, dB.
 _PERFECT_DB = 200.0
 

@@ -70,7 +70,13 @@ def _add_tables(state: State, tables: tuple[Table, ...], reasons: tuple[Unquanti
     return replace(state, problem=problem, plan=plan)
 
 
+def _has_tables(ctx: RunContext, state: State) -> bool:
+    if not (ctx.config.rules or ctx.config.embeddings != "float") or state.problem is None:
+        return False
+    return any(choose_tables(state.problem, get_index(state.model), state.planned.sites))
+
+
 EMBEDDINGS = Pass(
     NAME, Stage.REFINE, quantize_tables, "quantizing embeddings", fast=True,
-    applies=lambda ctx, _: bool(ctx.config.rules) or ctx.config.embeddings != "float",
+    applies=_has_tables,
 )  # fmt: skip
