@@ -56,8 +56,8 @@ class _Recipe:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Suffixes: DEFAULT_DTYPE_SUFFIX_MAPPING of transformers.js 3. q8 is the one that it loads unasked, so that it has to be
-# there for networks without MatMuls too.
+# Suffixes: DEFAULT_DTYPE_SUFFIX_MAPPING of transformers.js 3. In browsers it loads q8 unasked, which
+# therefore has to be there for networks without MatMuls too.
 _RECIPES = (
     _Recipe(
         dtype="fp16", suffix="_fp16", presets=("ort-int8",), settings={"mode": "float", "high_precision": "float16"}

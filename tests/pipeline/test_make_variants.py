@@ -57,7 +57,7 @@ def transformer() -> onnx.ModelProto:
 
 
 def spiked() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A MatMul with a large weight in every block, beside which 4 bits hold no other, and samples that do not meet it."""
+    """A MatMul with a large weight in every block, beside which 4 bits hold no other; samples do not meet it."""
     rng = np.random.default_rng(0)
     weight, x = rng.standard_normal((64, 64)), rng.standard_normal((8, 1, 64)).astype(np.float32)
     weight[::32], x[:, :, ::32] = 60, 0
