@@ -105,7 +105,7 @@ class Variants:
         return tuple(one for one in self.variants if one.state is State.MADE)
 
     def speedup(self, one: Variant) -> float | None:
-        """How many times faster than the float model it is; None where nothing was timed."""
+        """The float model's time over that of a variant; None where nothing was timed."""
         original = self.original.latency
         return None if original is None or one.latency is None else one.latency.speedup(original)
 
