@@ -9,7 +9,6 @@ import click
 from onnxq.cli import options
 from onnxq.cli.errors import show_outcome
 from onnxq.cli.group import ModelCommand
-from onnxq.cli.outputs import name_beside
 from onnxq.config import Command
 
 if TYPE_CHECKING:
@@ -43,5 +42,5 @@ def run_command(model: str, out: str | None, view: View, **given: Any) -> int:
         from onnxq import pipeline
         from onnxq.report.variants import find_no_variant, show_variants
 
-        found = pipeline.variants(model, out=out or name_beside(model, "-variants"), progress=progress, **given)
+        found = pipeline.variants(model, out=out or options.name_beside(model, "-variants"), progress=progress, **given)
     return show_outcome(show_variants, found, view, find_no_variant(found))
