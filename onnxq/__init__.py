@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Profile,
         Proof,
         Result,
+        Variant,
+        Variants,
         annotate_bits,
         apply,
         bench,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         profile_model,
         prove,
         quantize,
+        variants,
     )
     from onnxq.plan import Plan
 
@@ -50,6 +53,8 @@ _HOME = {
     "Profile": "onnxq.pipeline",
     "Proof": "onnxq.pipeline",
     "Result": "onnxq.pipeline",
+    "Variant": "onnxq.pipeline",
+    "Variants": "onnxq.pipeline",
     "annotate_bits": "onnxq.pipeline",
     "apply": "onnxq.pipeline",
     "bench": "onnxq.pipeline",
@@ -62,6 +67,7 @@ _HOME = {
     "prove": "onnxq.pipeline",
     "quantize": "onnxq.pipeline",
     "strip_markers": "onnxq.interop",
+    "variants": "onnxq.pipeline",
 }
 
 __all__ = [
@@ -76,6 +82,8 @@ __all__ = [
     "Profile",
     "Proof",
     "Result",
+    "Variant",
+    "Variants",
     "annotate_bits",
     "apply",
     "bench",
@@ -88,6 +96,7 @@ __all__ = [
     "prove",
     "quantize",
     "strip_markers",
+    "variants",
 ]
 
 

@@ -8,7 +8,6 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.group import ModelCommand
-from onnxq.cli.outputs import name_beside
 from onnxq.config import Command
 
 if TYPE_CHECKING:
@@ -58,6 +57,6 @@ def run_command(model: str, out: str | None, view: View, **wanted: Any) -> None:
         from onnxq import pipeline
         from onnxq.report.pairs import show_inspection
 
-        target = out or name_beside(model, ".bits.onnx")
+        target = out or options.name_beside(model, ".bits.onnx")
         done = pipeline.annotate_bits(model, out=target, progress=progress, **wanted)
     show_inspection(done, view)

@@ -25,6 +25,7 @@ Exit codes:
     titles={
         # In the order of a newcomer's steps.
         "quantize": "Quantize a model, check the result, report each step.",
+        "variants": "Make the float16, int8 and 4-bit files of a model for a hub.",
         "plan": "Show the tensors that would be quantized, how and why; a dry run.",
         "apply": "Carry out a plan on its model or on a re-export of it.",
         "prove": "Build the engine and tell which kernels run in int8.",

@@ -8,7 +8,6 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.group import REFUSED, ModelCommand
-from onnxq.cli.outputs import name_beside
 from onnxq.config import Command
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ def run_command(model: str, plan: str, out: str | None, strict: bool, view: View
     with report.show_progress(f"applying {plan} to {model}", model, plan, quiet=view.quiet) as progress:
         from onnxq import pipeline
 
-        result = pipeline.apply(model, plan, out=out or name_beside(model, ".q.onnx"), progress=progress, **given)
+        result = pipeline.apply(
+            model, plan, out=out or options.name_beside(model, ".q.onnx"), progress=progress, **given
+        )
     report.show_report(result.report, view)
     return REFUSED if strict and result.report.refusals else 0

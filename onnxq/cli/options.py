@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,6 +64,12 @@ def _make_option(option: Option) -> click.Option:
 def make_output(text: str, *flags: str, metavar: str = "OUT") -> Callable[[Any], Any]:
     """The option for the file or folder that a command writes. text: for --help. flags: further ones."""
     return click.option(*flags, "--output", "-o", "out", metavar=metavar, help=text)
+
+
+def name_beside(model: str, ending: str) -> Path:
+    """The path of the model with another ending: `folder/name.onnx` -> `folder/name<ending>`."""
+    path = Path(model)
+    return path.with_name(path.name.removesuffix(".onnx") + ending)
 
 
 data = click.option(

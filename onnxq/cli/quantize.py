@@ -9,7 +9,6 @@ import click
 from onnxq.cli import options
 from onnxq.cli.errors import show_outcome
 from onnxq.cli.group import REFUSED, UNMET, ModelCommand
-from onnxq.cli.outputs import name_beside
 from onnxq.config import Command
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def run_command(model: str, out: str | None, strict: bool, view: View, **given: 
         # Loading the engine takes about a second, which is part of the progress shown.
         from onnxq import pipeline
 
-        result = pipeline.quantize(model, out=out or name_beside(model, ".q.onnx"), progress=progress, **given)
+        result = pipeline.quantize(model, out=out or options.name_beside(model, ".q.onnx"), progress=progress, **given)
     unmet = report.find_unmet_accuracy(result.report)
     # Refusals fail the command only on request: the file that is written is right without them.
     refused = REFUSED if strict and result.report.refusals else 0

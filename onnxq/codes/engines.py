@@ -38,6 +38,9 @@ VERIFICATION = (
     Code("Q710", "an engine could not be timed",
          "It was built, and could not be loaded or run on the GPU of this machine.",
          "See the cause in the message; drivers and releases of TensorRT have to belong together."),
+    Code("Q711", "no variant can be used",
+         "Each was left out: it lost its answers, needs samples, or nothing in the model can be quantized that way.",
+         "Give samples, leave sensitive nodes float with a rule, or see the reasons one by one with `quantize`."),
 )  # fmt: skip
 
 DEPENDENCIES = (

@@ -13,6 +13,7 @@ from onnxq.config.values import Command, File, Files, Seconds, Section, Words, o
 _Engines = Annotated[tuple[Literal["ort", "trt"], ...], BeforeValidator(split_words)]
 # (type, pattern) of nodes that must run in the type.
 _Pairs = Annotated[tuple[tuple[str, str], ...], BeforeValidator(wrap_pairs)]
+_Dtypes = Annotated[tuple[Literal["fp16", "int8", "q8", "q4", "q4f16"], ...], BeforeValidator(split_words)]
 _Groups = Annotated[tuple[Literal["node", "segment", "site"], ...], BeforeValidator(split_words)]
 
 
@@ -141,3 +142,20 @@ class BenchConfig(Section):
     batch: int = option(1, "Samples in a run.", ge=1)
     seconds: Seconds = option(10.0, "Time to spend on timing, in all.", metavar="SECONDS")
     timeout: Seconds = option(600.0, "Time a build may take.", metavar="SECONDS")
+
+
+class VariantsConfig(Section):
+    """Making the variants of a model that hubs hold."""
+
+    commands: ClassVar[Command] = Command.VARIANTS
+    # (): all.
+    only: _Dtypes = option((), "Make no others. [default: all]", metavar="fp16,int8,q8,q4,q4f16")
+    # "": that of the model.
+    name: str = option("", "Name of the files in front of the suffix. [default: that of MODEL]", metavar="NAME")
+    keep_broken: bool = option(False, "Also write files whose answers are lost.")
+    metric: _Metric | None = option(
+        None, "Also measure this metric, higher is better, of every file.", metavar="FILE.py:FUNCTION"
+    )
+    max_drop: _Drop | None = option(
+        None, "Answers are lost, too, where the metric drops more: 0.01, or 1% of the float model's.", metavar="X"
+    )

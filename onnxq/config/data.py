@@ -56,11 +56,12 @@ class ImageConfig(Section):
 
 
 # The commands that read samples for the configuration, and those that read some of their own number, too.
-_READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF
+_READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF | Command.VARIANTS
 _RUNNING = _READING | Command.PROVE | Command.PROFILE
 _PLACING = Command.QUANTIZE | Command.PLAN
-_CALIBRATING = Command.QUANTIZE | Command.APPLY | Command.IMPORT
-_CHECKING = Command.QUANTIZE | Command.APPLY
+_CALIBRATING = Command.QUANTIZE | Command.APPLY | Command.IMPORT | Command.VARIANTS
+_WRITING = Command.QUANTIZE | Command.APPLY
+_CHECKING = _WRITING | Command.VARIANTS
 
 
 class DataConfig(Section):
@@ -115,14 +116,14 @@ class OutputConfig(Section):
 
     # "": none.
     plan: File = option(
-        "", "Also write the plan with its numbers, for `onnxq apply`.", _CHECKING, name="plan_out", flags="plan",
+        "", "Also write the plan with its numbers, for `onnxq apply`.", _WRITING, name="plan_out", flags="plan",
         metavar="OUT.json",
     )  # fmt: skip
     bits_attribute: bool = option(
         False, "Also write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",
-        _CHECKING | Command.ANNOTATE, flags="emit-bits-attribute bits-attribute",
+        _WRITING | Command.ANNOTATE, flags="emit-bits-attribute bits-attribute",
     )  # fmt: skip
     external_data: bool = option(
-        False, "Write the weights to a file of their own beside the model.", _CHECKING | Command.ANNOTATE
+        False, "Write the weights to a file of their own beside the model.", _WRITING | Command.ANNOTATE
     )
     rename: bool = option(False, "Also name the pairs' nodes after their sites.", Command.ANNOTATE)

@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from onnxq.config.commands import AccuracyConfig, ApplyConfig, BenchConfig, DiffConfig, ProfileConfig, ProveConfig
+from onnxq.config.commands import (
+    AccuracyConfig,
+    ApplyConfig,
+    BenchConfig,
+    DiffConfig,
+    ProfileConfig,
+    ProveConfig,
+    VariantsConfig,
+)
 from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
@@ -56,14 +64,16 @@ class Config(Section):
         _PLANNING,
     )
     cpu: Literal["any", "vnni", "avx2"] = option(
-        "any", "The CPUs that target ort places for; any: one graph for those with and without VNNI.", _PLANNING
+        "any",
+        "The CPUs that target ort places for; any: one graph for those with and without VNNI.",
+        _PLANNING | Command.VARIANTS,
     )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.
     attention: Literal["float", "quantized", "auto"] = "float"
     # Constants that Gather looks rows up in: int8 with one scale a row, or 4 bits in blocks of a row.
     embeddings: Literal["auto", "int8", "int4", "float"] = option(
         "auto", "Tables of embeddings; auto: int8 where they are most of the file and the outputs bear it.",
-        _PLANNING,
+        _PLANNING | Command.VARIANTS,
     )  # fmt: skip
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
@@ -74,7 +84,7 @@ class Config(Section):
     )
     effort: Literal["fast", "balanced", "high"] = option(
         "balanced", "Time spent on accuracy. fast: ranges only; balanced, high: rewrite channels and weights.",
-        Command.QUANTIZE,
+        Command.QUANTIZE | Command.VARIANTS,
     )  # fmt: skip
     # Passes get a share of it, or are left out.
     budget: Seconds | None = option(
@@ -97,6 +107,7 @@ class Config(Section):
     prove: ProveConfig = ProveConfig()
     profile: ProfileConfig = ProfileConfig()
     bench: BenchConfig = BenchConfig()
+    variants: VariantsConfig = VariantsConfig()
     data: DataConfig = DataConfig()
     verify: VerifyConfig = VerifyConfig()
     runtime: RuntimeConfig = RuntimeConfig()

@@ -51,6 +51,7 @@ class Command(Flag):
     PROFILE = auto()
     ANNOTATE = auto()
     BENCH = auto()
+    VARIANTS = auto()
 
 
 class Section(Frozen):

@@ -16,18 +16,23 @@ if TYPE_CHECKING:
     from onnxq.evaluation.profile import Profile
     from onnxq.pipeline.bench_models import bench
     from onnxq.pipeline.diff_models import diff
+    from onnxq.pipeline.make_variants import variants
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
+    from onnxq.report.variants import Variant, Variants
 
 _HOME = {
     "Bench": "onnxq.engines.bench.model",
     "Difference": "onnxq.engines.diff.model",
     "Profile": "onnxq.evaluation.profile",
     "Proof": "onnxq.engines.prove.proof",
+    "Variant": "onnxq.report.variants",
+    "Variants": "onnxq.report.variants",
     "bench": "onnxq.pipeline.bench_models",
     "diff": "onnxq.pipeline.diff_models",
     "profile_model": "onnxq.pipeline.profile_layers",
     "prove": "onnxq.pipeline.prove_model",
+    "variants": "onnxq.pipeline.make_variants",
 }
 
 __all__ = [
@@ -37,6 +42,8 @@ __all__ = [
     "Profile",
     "Proof",
     "Result",
+    "Variant",
+    "Variants",
     "annotate_bits",
     "apply",
     "bench",
@@ -47,6 +54,7 @@ __all__ = [
     "profile_model",
     "prove",
     "quantize",
+    "variants",
 ]
 
 

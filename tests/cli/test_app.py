@@ -20,7 +20,7 @@ from onnxq.cli.group import LazyGroup
 from onnxq.errors import ModelError
 from tests.processes import start
 
-COMMANDS = ("quantize", "plan", "apply", "prove", "inspect", "annotate-bits", "build-kernels")
+COMMANDS = ("quantize", "plan", "apply", "prove", "inspect", "annotate-bits", "variants", "build-kernels")
 
 
 def run(*args: object) -> Result:
@@ -72,7 +72,10 @@ def test_every_command_explains_itself(command):
     [
         # The options of a command are made of the configuration, which the help of all and of `inspect` needs not.
         ([[], ["inspect"]], {"onnx", "onnxruntime", "numpy", "torch", "pydantic", "yaml", "rich"}),
-        ([["quantize"], ["plan"], ["diff"], ["annotate-bits"]], {"onnx", "onnxruntime", "numpy", "torch", "rich"}),
+        (
+            [["quantize"], ["plan"], ["diff"], ["annotate-bits"], ["variants"]],
+            {"onnx", "onnxruntime", "numpy", "torch", "rich"},
+        ),
     ],
 )
 def test_help_loads_nothing_of_the_engine(commands, unwanted):

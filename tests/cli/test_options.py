@@ -25,6 +25,7 @@ COMMANDS = {
     "profile": Command.PROFILE,
     "import-calibration": Command.IMPORT,
     "annotate-bits": Command.ANNOTATE,
+    "variants": Command.VARIANTS,
 }
 CONTEXT = click.Context(cli)
 Given = dict[str, Any]

@@ -46,6 +46,7 @@ STEPS = {
     "inspect": ["looking for pairs"],
     "annotate-bits": ["looking for pairs", "writing"],
     "import-calibration": [*COMMON, "planning", "observing shapes", "calibrating", "writing"],
+    "variants": ["reading samples", "making fp16", "timing the files, for at most 20 s", "writing"],
     "build-kernels": ["compiling for the CPU, about a minute", "compiling for GPUs with nvcc, some minutes"],
 }  # fmt: skip
 
@@ -106,6 +107,9 @@ def run(work: Path, command: str, progress: Progress) -> None:
         cache = work / "m.cache"
         cache.write_text("TRT-8601-EntropyCalibration2\nx: 3c010a14\n")
         pipeline.import_calibration(cache, model, data, out=work / "i.json", force=True, progress=progress)
+    elif command == "variants":
+        wanted = {"only": "fp16", "effort": "fast"}
+        pipeline.variants(model, data, overrides=wanted, out=work / "hub", progress=progress)
     elif command == "build-kernels":
         build_kernels(output=work / "kernels", progress=progress)
     else:
@@ -183,6 +187,7 @@ def test_lines_go_to_stderr_alone(work: Path, options: list[str], monkeypatch: p
         ["apply", "m.onnx", "m.json", "-o", "x.onnx", "--force"],
         ["prove", "m.q.onnx", "--engine", "ort"],
         ["profile", "m.onnx", "m.q.onnx", "--data", "d.npz", "--samples", "1", "--by", "segment"],
+        ["variants", "m.onnx", "--data", "d.npz", "--only", "fp16", "--no-latency", "-o", "quiet"],
         ["inspect", "m.q.onnx"],
         ["annotate-bits", "m.q.onnx", "-o", "x.onnx", "--force"],
     ],

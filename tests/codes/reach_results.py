@@ -180,6 +180,11 @@ def no_engine_to_time(folder: Path):
     time_engines("tensorrt-rtx", {"m": (written(folder, "no engine", "engine"), {})}, seconds=0.1)
 
 
+@reach("Q711")
+def no_variant(folder: Path):
+    return ended("variants", saved(folder, gemm(64, 64)), "--only", "int8", "--no-latency")
+
+
 @reach("Q709")
 def wish_not_met(folder: Path):
     np.savez(folder / "d.npz", **rows(16, 64))
