@@ -27,6 +27,8 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     added = bool(beside) and beside not in sys.path
     if added:
         sys.path.insert(0, beside)
+    # Nothing is written beside the user's files, Python's bytecode neither.
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     except OnnxqError:  # has its subject and fix already
@@ -40,6 +42,7 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
         text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
         raise DataError(where, f"raised {text}{_format_calls(error)}", "mend that code", code="Q213") from error
     finally:
+        sys.dont_write_bytecode = bytecode
         if added and beside in sys.path:
             sys.path.remove(beside)
 

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxq import __version__
 from onnxq.config import Command, Config, check_limits, expand_names, load_config
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
@@ -219,7 +219,7 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
         synthetic=run.dataset.synthetic,
         seed=run.config.data.seed,
         cpu=detect_cpu(),
-        versions={"onnxq": __version__, "onnx": onnx.__version__, "onnxruntime": import_onnxruntime().__version__},
+        versions={"onnxq": version("onnxq"), "onnx": onnx.__version__, "onnxruntime": import_onnxruntime().__version__},
     )
 
 

@@ -78,6 +78,7 @@ def test_the_command_ends_with_an_error_that_names_the_function(
     assert result.stderr.startswith(f"error[Q213]: {named}: {said}\n    at ")
     assert "Traceback" not in result.stderr
     assert not (work / "m.q.onnx").exists()
+    assert not (work / "__pycache__").exists()
 
 
 def test_the_calls_are_shown_from_the_function_to_the_fault(work: Path) -> None:
