@@ -71,8 +71,9 @@ def work(tmp_path: Path) -> Iterator[Path]:
     ],
 )
 def test_the_command_ends_with_an_error_that_names_the_function(
-    work: Path, given: tuple[str, ...], named: str, said: str
+    work: Path, given: tuple[str, ...], named: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     result = CliRunner().invoke(cli, ["quantize", "m.onnx", *given, "--config", "c.yaml", "--no-latency"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error[Q213]: {named}: {said}\n    at ")
