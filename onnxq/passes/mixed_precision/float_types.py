@@ -89,12 +89,12 @@ def _try_types(
 ) -> tuple[PrecisionPlan, tuple[float, float]]:
     """The first types that cost the outputs little, with ever more nodes in float32; those given if none do."""
     suspects = list(find_suspects(problem, chosen))
-    floats = ctx.data.judge.float_outputs(state.model)
+    floats = ctx.data.judges.float_outputs(state.model)
     before = floats.measure_each(trial_session(state, state.planned))
     first: tuple[float, float] | None = None
     count, tried = 0, chosen
     while True:
-        with ctx.progress("judging float types", len(ctx.data.judge.samples)) as task:
+        with ctx.progress("judging float types", len(ctx.data.judges.samples)) as task:
             after = floats.measure_each(_open_session(state, tried), tick=task.advance)
         figures = _find_worst(before), _find_worst(after)
         first = first or figures
