@@ -98,7 +98,14 @@ def test_files_of_onnxruntime_are_read(tmp_path: Path, per_channel: bool) -> Non
         value = RNG.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(value, tensor))
     onnx.save(model, tmp_path / "m.onnx")
-    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx", per_channel=per_channel, weight_type=QuantType.QInt8)
+    # Seven bits: sums of eight overflow on CPUs without VNNI.
+    quantize_dynamic(
+        tmp_path / "m.onnx",
+        tmp_path / "q.onnx",
+        per_channel=per_channel,
+        weight_type=QuantType.QInt8,
+        reduce_range=True,
+    )
     theirs = name_nodes(onnx.load(tmp_path / "q.onnx"))
     back = read_integer_products(theirs)
     verify_graph(back)
