@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.annotate.find import LOOKUP, Chain, read_row_scale
+from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.model import Origin
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
+from onnxq.plan.names import PARTS
 from onnxq.sites import TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
 
@@ -121,8 +122,11 @@ def read_clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int | N
 def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool:
     """True when the float Clip in front belongs to the quantizer: its bounds are the range of a narrower width.
 
-    A ReLU6 in front of a quantize node fills the container and belongs to the network.
+    A ReLU6 in front of a quantize node fills the container and belongs to the network. In front of a scale of each run
+    the name alone tells which one it is.
     """
+    if chain.outer is not None and is_dynamic(chain.quantize):
+        return chain.outer.outputs[0].endswith(PARTS["clipped"])
     return chain.outer is not None and _float_clip_bits(index, chain.outer, numbers) is not None
 
 

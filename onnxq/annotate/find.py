@@ -219,9 +219,14 @@ def _count_pairs(index: GraphIndex, tensor: TensorId) -> int:
     for edge in index.consumers(tensor):
         node = index.node(edge.node)
         if node.op_type == "Clip" and edge.index == 0:
-            count += sum(is_quantize(index.node(e.node)) and e.index == 0 for e in index.consumers(node.result))
-        count += (is_quantize(node) or is_dynamic(node)) and edge.index == 0
+            count += sum(_quantizes(index, e) for e in index.consumers(node.result))
+        count += _quantizes(index, edge)
     return count
+
+
+def _quantizes(index: GraphIndex, edge: Edge) -> bool:
+    node = index.node(edge.node)
+    return edge.index == 0 and (is_quantize(node) or is_dynamic(node))
 
 
 def _guess_site_name(chain: Chain) -> str:

@@ -1,7 +1,7 @@
 """One site after another written into a graph as nodes, scales and zero points.
 
 activation:  tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> readers
-dynamic:     tensor -> DynamicQuantizeLinear -> DequantizeLinear -> readers
+dynamic:     tensor -> [Clip ->] DynamicQuantizeLinear -> DequantizeLinear -> readers
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
 """
 
@@ -108,7 +108,12 @@ class PairWriter:
     def _insert_dynamic(
         self, site: SitePlan, source: str, made: str, before: str | None, after: str | None
     ) -> tuple[str, str, str, str]:
-        """A DynamicQuantizeLinear; returns the names of its three results and of the node."""
+        """[Clip ->] DynamicQuantizeLinear; returns the names of its three results and of the last node."""
+        if site.clip != (None, None):
+            low, high = site.clip
+            ends = np.float32(-np.inf if low is None else low), np.float32(np.inf if high is None else high)
+            source, clip = self._insert_clip(site, source, ends, before=before, after=after)
+            before, after = None, clip
         names = self._make_names(site, ("dynamic_node", "scale", "zero_point"))
         name, results = names["dynamic_node"], (made, names["scale"], names["zero_point"])
         self.editor.insert_node(

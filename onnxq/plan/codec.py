@@ -204,6 +204,8 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
         out["consumers"] = [_site_name(edge) for edge in site.consumers]
     if site.bound != (None, None):
         out["bound"] = list(site.bound)
+    if site.clip != (None, None):
+        out["clip"] = list(site.clip)
     if site.derived is not None:
         out["derived"] = [_site_name(part) for part in site.derived]
     if site.tensor is not None:
@@ -261,6 +263,7 @@ def _read_entry(read: JsonText, path: Path, row: SiteRow) -> SitePlan:
         reason=row.reason,
         consumers=consumers,
         bound=row.bound,
+        clip=row.clip,
         derived=None if row.derived is None else (_read_site(row.derived[0]), _read_site(row.derived[1])),
         group=row.group,
         tensor=TensorId(row.tensor, row.tensor_scope) if row.tensor else None,

@@ -49,6 +49,8 @@ def check_numbers(plan: Plan) -> None:
     """
     engines = _find_strict_targets(plan)
     for site in plan.sites:
+        if site.clip != (None, None):
+            _check_clip(site)
         numbers = site.qparams
         if numbers is None:
             continue
@@ -59,6 +61,16 @@ def check_numbers(plan: Plan) -> None:
         fault = _find_fault(site, scale, zero)
         if fault:
             raise PlanError(subject, *fault, code="Q407")
+
+
+def _check_clip(site: SitePlan) -> None:
+    low, high = (0.0 if end is None else end for end in site.clip)
+    if not site.spec.dynamic:
+        cause, fix = "`clip` is for sites on scales of each run, and this one has its range", "take `clip` out"
+        raise PlanError(str(site.site), cause, fix, code="Q403")
+    if low > 0 or high < 0 or low == high:
+        cause = f"`clip` {list(site.clip)} does not hold 0 and a value beside it"
+        raise PlanError(str(site.site), cause, "give the lowest value, at most 0, and the highest", code="Q403")
 
 
 def _find_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any]) -> tuple[str, str] | None:

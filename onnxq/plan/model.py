@@ -43,6 +43,9 @@ class SitePlan:
     consumers: tuple[Edge, ...] | None = None
     # Range of the values that a fused Relu or Clip in front guarantees; the scale must stay within.
     bound: Bound = (None, None)
+    # Where the scale is computed at each run: values beyond are clipped first, so that a rare one in a batch does not
+    # spoil the scale of all others.
+    clip: Bound = (None, None)
     # (activation, weight) of an int32 bias, whose scale is the product of theirs.
     derived: tuple[Site, Site] | None = None
     # Sites of one group, other than "", share a scale and a zero point.

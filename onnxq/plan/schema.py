@@ -46,6 +46,7 @@ class SiteRow(Frozen):
     reason: str = ""
     consumers: tuple[SiteRef, ...] | None = None
     bound: tuple[Finite | None, Finite | None] = (None, None)
+    clip: tuple[Finite | None, Finite | None] = (None, None)
     derived: tuple[SiteRef, SiteRef] | None = None
     group: str = ""
     tensor: str = ""

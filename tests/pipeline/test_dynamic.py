@@ -175,6 +175,39 @@ def test_samples_help_the_weights() -> None:
     assert promoted.report.promotion is not None
 
 
+def test_a_rare_value_does_not_spoil_the_scale_of_a_batch() -> None:
+    """Ranges chosen on samples clip in front of the quantizer: alone no sample shows the loss, in a batch all do."""
+    rng = np.random.default_rng(0)
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,T,64] x) => (float[N,T,64] y) { [mm] y = MatMul(x, w) }'
+    )
+    weight = rng.standard_normal((64, 64)).astype(np.float32)
+    # What the rare values are read by hardly counts.
+    weight[0] /= 1000
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    feeds = tokens(32)
+    feeds["x"][::8, 5, 0] = 60
+    asked = {**force("MatMul"), "skip": ["smoothquant", "sensitive_ops", "promotion"]}
+    found = {}
+    for skip in ([], ["ranges"]):
+        overrides = {**asked, "skip": [*asked["skip"], *skip]}  # type: ignore[misc]
+        result = onnxq.quantize(proto, feeds, "ort-dynamic", overrides=overrides)
+        want, got = (Session(one).run(feeds)["y"] for one in (proto, result.model))
+        found[not skip] = measure_db(want, got)
+        if skip:
+            continue
+        site = next(site for site in result.plan.sites if site.role is Role.ACTIVATION)
+        assert site.clip[1] is not None
+        assert 3 < site.clip[1] < 30
+        nodes = {node.name: node for node in result.model.graph.node}
+        assert nodes["x/DynamicQuantizeLinear"].input[0] == nodes["x/Clip"].output[0] == "x/clipped"
+        assert from_json(to_json(result.plan)) == result.plan
+        again = onnxq.apply(proto, result.plan)
+        assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+        assert [pair.clip for pair in onnxq.inspect(result.model).pairs if pair.dynamic] == ["x/Clip"]
+    assert found[True] > found[False] + 10
+
+
 def test_inspect_prove_and_profile_know_such_sites(tmp_path: Path) -> None:
     rules = force("MatMul", "Gemm")
     path = tmp_path / "q.onnx"

@@ -74,6 +74,25 @@ def test_the_site_is_named(plan: Plan, role: Role, change: Change, cause: str) -
     assert caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("dynamic", "clip", "cause"),
+    [
+        (False, (-1.0, 1.0), "has its range"),
+        (True, (0.5, 1.0), "does not hold 0"),
+        (True, (0.0, None), "a value beside it"),
+    ],
+)
+def test_a_clip_is_for_scales_of_each_run_and_holds_0(
+    dynamic: bool, clip: tuple[float, float | None], cause: str
+) -> None:
+    ort = onnxq.make_plan(residual(), images(), "ort-int8")
+    usual = QuantSpec(signed=False, symmetric=False, dynamic=dynamic)
+    wrong, site = changed(ort, Role.ACTIVATION, lambda one: replace(one, spec=usual, clip=clip))
+    with pytest.raises(PlanError, match=cause) as found:
+        onnxq.apply(residual(), wrong, images())
+    assert site in str(found.value)
+
+
 def test_an_int32_bias_is_refused(plan: Plan) -> None:
     ort = onnxq.quantize(residual(), images(), overrides={"latency": False}).plan
     bias = next(site for site in ort.sites if site.role is Role.BIAS)

@@ -181,7 +181,8 @@ def carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
         if held is not None and (held.spec, held.role) == (site.spec, site.role):
             # A bias on the scale of another input or weight has other integers.
             same = held.derived == site.derived
-            site = replace(site, qparams=held.qparams if same else None, values=held.values if same else None)
+            numbers = (held.qparams, held.values) if same else (None, None)
+            site = replace(site, qparams=numbers[0], values=numbers[1], clip=held.clip)
         sites.append(site)
     computing = {edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT}
     biases = tuple(bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge)))

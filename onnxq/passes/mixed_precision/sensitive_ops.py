@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onnxq.calibrate import calibrate
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.passes.assembly.model import write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.fixed_scales import fix_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.mixed_precision.attention import has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
 from onnxq.passes.state import State
-from onnxq.plan import Plan
 from onnxq.sites import Role
 
 NAME = "sensitive_ops"
@@ -60,7 +59,7 @@ def _exclude_next(ctx: RunContext, state: State) -> tuple[State, str] | None:
     problem, plan = state.problem, state.planned
     assert problem is not None
     with ctx.progress("putting every pair behind a switch"):
-        twin = _fix_scales(ctx, state, plan)
+        twin = fix_scales(ctx, state, plan)
         toggled = toggle_model(state.model, write_pairs(state, twin), threads=ctx.config.verify.threads)
         samples = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
         few = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
@@ -90,18 +89,6 @@ def _exclude_next(ctx: RunContext, state: State) -> tuple[State, str] | None:
     figures = f"{noise_to_db(before):.1f} -> {noise_to_db(after):.1f} dB in a trial"
     line = f"{min(keys)} stays float: activations alone {figures}"
     return replace(state, plan=calibrate_missing(ctx, state, placed), problem=ways.left(keys)), line
-
-
-def _fix_scales(ctx: RunContext, state: State, plan: Plan) -> Plan:
-    """The plan with scales that all samples share, as in one batch, in place of those of each run.
-
-    Samples that run one by one hide the operator that spoils a batch: MiniLM, in batches of 20, 19.6 dB with it.
-    """
-    if not any(site.spec.dynamic for site in plan.sites):
-        return plan
-    sites = (replace(site, spec=replace(site.spec, dynamic=False)) for site in plan.sites)
-    fixed, limit = plan.with_sites(tuple(sites)), ctx.memory_limit
-    return calibrate(state.model, fixed, ctx.data.ranges, batch=ctx.config.data.batch, memory_limit=limit)
 
 
 def _find_loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Switch | None:

@@ -27,6 +27,8 @@ OBSERVERS = (
     ObserverSpec("mse"),
     ObserverSpec("entropy"),
 )
+# Name of the candidate that clips nothing.
+WHOLE = "minmax"
 # Largest error of a candidate relative to that of the present range: one decibel less. Smaller differences are noise of
 # few samples (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
 WORTH = 0.8
@@ -68,7 +70,7 @@ class Ranges:
 def _name(one: ObserverSpec) -> str:
     share = dict(one.options).get("percentile")
     if share == 100.0:
-        return "minmax"
+        return WHOLE
     return f"{one.name} {share:g}" if share is not None else one.name
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onnxq.numerics import clip_bounds
 from onnxq.passes.base import Pass, RunContext, Stage, Trial, has_real_samples
+from onnxq.passes.fixed_scales import fix_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import ignore_rounding
 from onnxq.passes.observed import MEASURED, list_replaced
-from onnxq.passes.ranges.search import choose_ranges
+from onnxq.passes.ranges.core import WHOLE
+from onnxq.passes.ranges.search import Ranged, choose_ranges
 from onnxq.passes.rounding.samples import take_enough
 from onnxq.passes.state import State
+from onnxq.plan import Plan
 
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
@@ -26,11 +30,27 @@ def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     few = take_enough(samples.calibration, plan, ctx.config.effort, seed)
     # Others than those that candidates are made of: a range fits the values that it was made from.
     judges = samples.validation.take(_JUDGES, seed)
-    done = choose_ranges(state.model, plan, few.samples(), judges.samples(), progress=ctx.progress)
+    shared = fix_scales(ctx, state, plan)
+    done = choose_ranges(state.model, shared, few.samples(), judges.samples(), progress=ctx.progress)
     if not done.taken:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    line = f"{done.line()} {list_replaced(plan, done.plan, MEASURED, _WHY)}"
-    return replace(state, plan=done.plan), PassReport(NAME, (line,))
+    line = f"{done.line()} {list_replaced(shared, done.plan, MEASURED, _WHY)}"
+    return replace(state, plan=_keep_dynamic(plan, done)), PassReport(NAME, (line,))
+
+
+def _keep_dynamic(plan: Plan, done: Ranged) -> Plan:
+    """The plan with the numbers chosen; a site on scales of each run clips to the range that was chosen for it."""
+    chosen = {site.site: site for site in done.plan.sites}
+    sites = []
+    for site in plan.sites:
+        one = chosen[site.site]
+        if not site.spec.dynamic:
+            site = one
+        elif one.qparams is not None and done.taken.get(site.site, WHOLE) != WHOLE:
+            low, high = clip_bounds(one.qparams, one.spec)
+            site = replace(site, clip=(float(low), float(high)))
+        sites.append(site)
+    return replace(done.plan, sites=tuple(sites))
 
 
 _TRIAL = Trial(

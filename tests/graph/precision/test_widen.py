@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.graph import name_nodes
@@ -95,12 +96,24 @@ def test_what_stays_float_goes_back_to_half() -> None:
     np.testing.assert_array_equal(run(back, True), run(wide, True))
 
 
-def test_changed_weights_stay_as_they_are() -> None:
+def scale_weight(factor: float) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     model = half_model()
     wide = widen_model(model)
     weight = next(t for t in wide.graph.initializer if t.name == "w")
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.0001), "w"))
-    assert restore_stored(wide, read_types(model).stored).SerializeToString() == wide.SerializeToString()
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), "w"))
+    return wide, restore_stored(wide, read_types(model).stored)
+
+
+def test_weights_that_a_pass_scaled_are_rounded_to_half() -> None:
+    wide, back = scale_weight(1.0001)
+    assert back.ByteSize() < wide.ByteSize() * 0.6
+    np.testing.assert_allclose(run(back, True), run(wide, True), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("factor", [1e8, 1e-8])
+def test_weights_out_of_the_reach_of_half_stay_as_they_are(factor: float) -> None:
+    wide, back = scale_weight(factor)
+    assert back.SerializeToString() == wide.SerializeToString()
 
 
 def test_operators_of_other_domains_keep_their_types() -> None:
