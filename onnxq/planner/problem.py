@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from onnxq.config import Config
 from onnxq.errors import OnnxqError
@@ -13,7 +14,7 @@ from onnxq.planner.operators import QuantizableOp, QuantizableOps, find_quantiza
 from onnxq.planner.requests import Requests
 from onnxq.sites import Refusal, Role, Unquantized
 from onnxq.spec import QuantSpec
-from onnxq.targets import Output, Shapes, Target
+from onnxq.targets import Shapes, Target
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,6 +29,12 @@ class PlacementProblem:
     ops: QuantizableOps
     requests: Requests
     refused: Mapping[str, Unquantized]
+
+    @cached_property
+    def apart(self) -> frozenset[str]:
+        """Names of operators on scales of each run beside others whose scales stand in the file."""
+        own = () if self.engine.dynamic else (op for op in self.ops if is_dynamic(self.requests, op))
+        return frozenset(op.name for op in own)
 
 
 def state_problem(
@@ -55,7 +62,7 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
     # Nothing is asked of pairs that the model came with: they stay as they are.
     if op.name in ops.complete:
         return None
-    refusal = _refuse_scale(ops, requests, engine, op)
+    refusal = _refuse_scale(requests, engine, op)
     if refusal is not None:
         return refusal
     multiplied: set[bool] = set()
@@ -85,21 +92,13 @@ def is_dynamic(requests: Requests, op: QuantizableOp) -> bool:
     return any(requests.match(Role.ACTIVATION, tensor, (op.node,)).request.dynamic for _, tensor in op.data)
 
 
-def _refuse_scale(ops: QuantizableOps, requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:
-    """An operator that cannot have its data's scale in the file, or cannot do without."""
-    if requests.config.mode == "weight-only":
+def _refuse_scale(requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:
+    """The refusal of an operator that cannot have its data's scale in the file."""
+    if requests.config.mode == "weight-only" or not op.rule.dynamic or is_dynamic(requests, op):
         return None
-    dynamic = is_dynamic(requests, op)
-    if op.rule.dynamic and not dynamic:
-        reason = f"{engine.name} runs {op.node.op_type} in integers only on scales of each run"
-        fix = f"ask for it with a rule, `op: {op.node.op_type}` and `set: {{dynamic: true}}`, or take `mode: dynamic`"
-        return Refusal(op.name, reason, fix, op.rule.name, "R101")
-    makers = (ops.by_out.get(tensor) for _, tensor in op.data if dynamic and not engine.dynamic)
-    maker = next((one for one in makers if one is not None and one.rule.output is Output.PAIR), None)
-    if maker is None:
-        return None
-    reason = f"its data are to be quantized at each run, and {maker.name} makes them in integers"
-    return Refusal(op.name, reason, f"leave {maker.name} float, or take `mode: dynamic`", op.rule.name, "R103")
+    reason = f"{engine.name} runs {op.node.op_type} in integers only on scales of each run"
+    fix = f"leave `dynamic: false` out of the rule for {op.node.op_type}"
+    return Refusal(op.name, reason, fix, op.rule.name, "R101")
 
 
 def _refuse_shape(
