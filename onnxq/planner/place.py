@@ -107,7 +107,7 @@ class Placer:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.ops.by_out.get(tensor)
         pair = self.existing.pair_for(edge, tensor)
-        if pair is not None:
+        if pair is not None and op.name not in self.apart:
             return self._share(pair, tensor, readers)
         # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
         # a pair that its maker's kernel writes is read like any other.

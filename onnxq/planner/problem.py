@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from onnxq.config import Config
-from onnxq.errors import OnnxqError
+from onnxq.config import Config, TensorConfig
+from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, NodeRef
 from onnxq.planner.existing import NOTHING, Existing
 from onnxq.planner.operators import QuantizableOp, QuantizableOps, find_quantizable_ops
@@ -93,12 +93,23 @@ def is_dynamic(requests: Requests, op: QuantizableOp) -> bool:
 
 
 def _refuse_scale(requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:
-    """The refusal of an operator that cannot have its data's scale in the file."""
-    if requests.config.mode == "weight-only" or not op.rule.dynamic or is_dynamic(requests, op):
+    """The refusal of an operator whose kernel computes the scale of its data, where another is asked for."""
+    if requests.config.mode == "weight-only" or not op.rule.dynamic:
         return None
-    reason = f"{engine.name} runs {op.node.op_type} in integers only on scales of each run"
-    fix = f"leave `dynamic: false` out of the rule for {op.node.op_type}"
+    asked = (requests.match(Role.ACTIVATION, tensor, (op.node,)).request for _, tensor in op.data)
+    if all(_can_be_dynamic(request) for request in asked):
+        return None
+    kind = f"{engine.name} runs {op.node.op_type} in integers"
+    reason = f"{kind} only on scales of each run: 8-bit asymmetric uint8, one a tensor"
+    fix = "leave `dynamic`, bits, scheme, signed and granularity of its activations as they are in ort-int8"
     return Refusal(op.name, reason, fix, op.rule.name, "R101")
+
+
+def _can_be_dynamic(request: TensorConfig) -> bool:
+    try:
+        return request.spec(None).dynamic
+    except ConfigError:
+        return False
 
 
 def _refuse_shape(

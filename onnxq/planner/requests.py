@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
@@ -63,14 +63,18 @@ class Requests:
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
-        alone = bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS.get(self.config.target, ())
-        if role is not Role.WEIGHT and (self.config.mode == "dynamic" or alone):
+        if role is not Role.WEIGHT and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
+        found = Match(default)
         for rule in self.config.rules:
             if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
-                return Match(default if rule.set.float else rule.apply(default, role), rule)
-        return Match(default)
+                found = Match(default if rule.set.float else rule.apply(default, role), rule)
+                break
+        alone = bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS.get(self.config.target, ())
+        if role is Role.WEIGHT or not alone or (found.rule is not None and found.rule.set.dynamic is False):
+            return found
+        return replace(found, request=found.request.model_copy(update={"dynamic": True}))
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""

@@ -31,7 +31,12 @@ def lstm(direction: str, given: str, features: int = 9, hidden: int = 7, **attrs
     shapes = {"w": (two, 4 * hidden, features), "r": (two, 4 * hidden, hidden), "b": (two, 8 * hidden)}
     shapes["p"] = (two, 3 * hidden)
     constants = {name: rng.uniform(-1, 1, shape) / 2 for name, shape in shapes.items() if name in f"wr{given}"}
-    kinds = {"x": (1, ["T", "N", features]), "l": (6, ["N"]), "h": (1, [two, "N", hidden]), "c": (1, [two, "N", hidden])}
+    kinds = {
+        "x": (1, ["T", "N", features]),
+        "l": (6, ["N"]),
+        "h": (1, [two, "N", hidden]),
+        "c": (1, [two, "N", hidden]),
+    }
     inputs = [helper.make_tensor_value_info(name, *kinds[name]) for name in kinds if name in f"x{given}"]
     names = [name if name in f"xwr{given}" else "" for name in "xwrblhcp"]
     node = helper.make_node("LSTM", names, NAMES, "lstm", hidden_size=hidden, direction=direction, **attrs)
