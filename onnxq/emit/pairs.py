@@ -49,6 +49,8 @@ class PairWriter:
         self.tables = tables
         # A model output keeps its name on the dequantized tensor; its float values get this one.
         self.renamed: dict[TensorId, str] = {}
+        # Tensors that kernels write in integers, and the dequantized ones behind.
+        self.dequantized: dict[TensorId, str] = {}
         self.records: dict[str, Record] = {}
         # By group: the names of integers, scale and zero point that a table shares with its transpose.
         self.shared: dict[str, tuple[str, str, str]] = {}
@@ -77,18 +79,20 @@ class PairWriter:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
         tensor, scope = find_tensor(self.index, site.site), site.site.scope
         names = self._make_names(site, ("dq_node", "quantized", "dequantized"))
-        source = self.renamed.get(tensor, tensor.name)
+        floats = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
+        # A kernel writes integers only where nothing but a QuantizeLinear reads its floats.
+        source = self.dequantized.get(tensor, floats) if qparams is None else floats
         if whole and self.index.is_output(tensor):
-            source = self.editor.fresh(name_part(site.site, "float"))
+            source = floats = self.editor.fresh(name_part(site.site, "float"))
             self.editor.rename_tensor(tensor, source)
             self.renamed[tensor] = source
             names["dequantized"] = tensor.name
-        producer = self.index.producer(tensor)
+        producer = self.index.producer(tensor) if source == floats else None
         reader = self.index.node(site.consumers[0].node) if site.consumers else None
         after = producer.name if producer is not None and producer.scope == scope else None
         before = reader.name if after is None and reader is not None else None
-        made = TensorId(source, tensor.scope)
+        made = TensorId(floats, tensor.scope)
         # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
         whole_edges = (edge for edge in self.editor.consumers(made) if edge not in self.apart)
         edges = tuple(whole_edges) if whole else site.consumers or ()
@@ -104,6 +108,8 @@ class PairWriter:
             attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]), after=last,
         )  # fmt: skip
         self.editor.rewire(made, names["dequantized"], consumers=edges, outputs=whole)
+        if whole:
+            self.dequantized[tensor] = names["dequantized"]
 
     def _insert_dynamic(
         self, site: SitePlan, source: str, made: str, before: str | None, after: str | None

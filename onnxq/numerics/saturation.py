@@ -10,7 +10,8 @@ those of 7 bits. A zero point changes nothing: the kernel multiplies the stored 
 
 An order of axes defines the neighbours: the output channel first, then the axes along which products are added, slowest
 first. A Conv's weight [M, C, kh, kw] with the order (0, 2, 3, 1) is M rows of kh * kw * C weights, with neighbours 0
-and 1, 2 and 3, …; the last of an odd number is alone.
+and 1, 2 and 3, …; the last of an odd number is alone. Several axes in the place of the first are channels that no sum
+crosses: an LSTM's weight [D, M, C] with the order ((1, 0), 2) is M rows of D times C weights, each with neighbours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnxq.numerics.rounding import align_qparams, dequantize, fake_quant, quantize
 from onnxq.spec import QParams, QuantSpec
 
-SumOrder = tuple[int, ...]
+SumOrder = tuple[int | tuple[int, ...], ...]
 
 # Largest sum of the weights of one sign in one 16-bit sum.
 MOST = 128
@@ -53,13 +54,12 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> NDArray[np.bool_
 
 def find_partners(shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
     """Find the flat index of each weight's neighbour in a tensor of `shape`; -1 for a weight without one."""
-    flat = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
-    rows = _to_rows(flat, order)
-    even = rows.shape[1] // 2 * 2
-    found = np.full(flat.size, -1, np.int64)
-    found[rows[:, 0:even:2]] = rows[:, 1:even:2]
-    found[rows[:, 1:even:2]] = rows[:, 0:even:2]
-    return found.reshape(shape)
+    # Counted from 1: 0 stands beside those that are alone.
+    places = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int64).reshape(shape)
+    two = pair_neighbours(places, order)
+    found = np.zeros(places.size + 1, np.int64)
+    found[two] = two[..., ::-1]
+    return found[places] - 1
 
 
 def needs_bound(spec: QuantSpec) -> bool:
@@ -165,11 +165,30 @@ def round_within_sum(
     return one, two
 
 
+def find_channel_axis(order: SumOrder) -> int:
+    """The axis of the rows that `pair_neighbours` makes."""
+    return _split_axes(order)[0][0]
+
+
+def _split_axes(order: SumOrder) -> tuple[list[int], int]:
+    """The axes in order, and the number of those that no sum crosses."""
+    axes = [list(one) if isinstance(one, tuple) else [one] for one in order]
+    return [axis for group in axes for axis in group], len(axes[0])
+
+
 def _to_rows(array: NDArray[Any], order: SumOrder) -> NDArray[Any]:
-    return array.transpose(order).reshape(array.shape[order[0]], -1)
+    """[rows, weights]; where a row holds several runs of an odd number, a 0 ends each."""
+    axes, apart = _split_axes(order)
+    moved = array.transpose(axes)
+    runs = moved.reshape(*moved.shape[:apart], -1)
+    if apart > 1 and runs.shape[-1] % 2:
+        runs = np.pad(runs, [(0, 0)] * apart + [(0, 1)])
+    return runs.reshape(len(runs), -1)
 
 
 def _from_rows(rows: NDArray[Any], shape: tuple[int, ...], order: SumOrder) -> NDArray[Any]:
     """Invert `_to_rows`."""
-    moved = rows.reshape([shape[axis] for axis in order])
-    return np.ascontiguousarray(moved.transpose(np.argsort(order)))
+    axes, apart = _split_axes(order)
+    sizes = [shape[axis] for axis in axes]
+    runs = rows.reshape(*sizes[:apart], -1)[..., : int(np.prod(sizes[apart:]))]
+    return np.ascontiguousarray(runs.reshape(sizes).transpose(np.argsort(axes)))

@@ -15,7 +15,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.numerics.rounding import compute_block_shape, fake_quant
-from onnxq.numerics.saturation import SumOrder, choose_widening, needs_bound, pair_neighbours
+from onnxq.numerics.saturation import SumOrder, choose_widening, find_channel_axis, needs_bound, pair_neighbours
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 # (low, high) of each group.
@@ -74,7 +74,7 @@ def _widen_scales(
         two, scale = pair_neighbours(values, order), numbers.scale
         if isinstance(grain, PerTensor):
             two, scale = two.reshape(1, -1, 2), scale.reshape(1)
-        elif grain.axis % values.ndim != order[0]:
+        elif grain.axis % values.ndim != find_channel_axis(order):
             continue  # a row of sums has no scale of its own
         # Both neighbours change by half the excess, so a sum costs half its square.
         found = choose_widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)

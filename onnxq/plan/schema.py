@@ -55,7 +55,7 @@ class SiteRow(Frozen):
     anchor: str = ""
     dequantize: str = ""
     values: Any = None
-    sum_orders: tuple[tuple[Natural, ...], ...] = ()
+    sum_orders: tuple[tuple[Natural | tuple[Natural, ...], ...], ...] = ()
 
 
 class RefusalRow(Frozen):

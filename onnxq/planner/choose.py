@@ -48,7 +48,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     sides, reasons = decide_sides(problem)
     if not sized:
         sides = {**{op.name: True for op in ops if op.rule.compute}, **sides}
-    balance = find_balance(CutProblem(ops, problem.engine.dynamic), sides, cpu)
+    balance = find_balance(CutProblem(ops, problem.engine.dynamic, problem.apart), sides, cpu)
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])

@@ -80,15 +80,19 @@ class _TensorUse:
 
 @dataclass(frozen=True, eq=False)
 class CutProblem:
-    """The choice between float and integers for every operator of a model. dynamic: on scales of each run."""
+    """The choice between float and integers for every operator of a model.
+
+    dynamic: on scales of each run. apart: names of the operators that alone are so; they read float values.
+    """
 
     ops: QuantizableOps
     dynamic: bool = False
+    apart: frozenset[str] = frozenset()
 
     def costs(self, cpu: CpuCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
         return PlacementCosts(
-            ops={op.name: _find_op_cost(self.ops, op, cpu) for op in self.ops},
+            ops={op.name: self._find_op_cost(op, cpu) for op in self.ops},
             # A pair that the model came with runs in any case.
             quantize={
                 use.tensor: 0.0
@@ -135,8 +139,16 @@ class CutProblem:
     @cached_property
     def _uses(self) -> tuple[_TensorUse, ...]:
         tensors = dict.fromkeys(tensor for op in self.ops for tensor in (*(read for _, read in op.data), op.out))
-        uses = (_describe_use(self.ops, tensor) for tensor in tensors)
+        uses = (_describe_use(self.ops, tensor, self.apart) for tensor in tensors)
         return tuple(use for use in uses if use is not None)
+
+    def _find_op_cost(self, op: QuantizableOp, cpu: CpuCosts) -> Cost:
+        cost = _find_op_cost(self.ops, op, cpu)
+        if op.name not in self.apart:
+            return cost
+        shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
+        own = sum(quantize_us(None if one is None else math.prod(one), cpu, dynamic=True) for one in shapes)
+        return Cost(cost.float_us, cost.int8_us + own)
 
     def _follow(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
         """Adding, pooling and moving never start a quantized region: their inputs must be quantized without them.
@@ -150,6 +162,7 @@ class CutProblem:
                 continue
             consumers = self.ops.consumers(tensor)
             readers = [other for _, other in consumers if other is not None and other.rule.compute]
+            readers = [other for other in readers if other.name not in self.apart]
             net.edge(op.name, readers[0].name if readers else _SINK, _INFINITE)
 
 
@@ -169,9 +182,9 @@ def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost
     return op_cost(case, cpu)
 
 
-def _describe_use(ops: QuantizableOps, tensor: TensorId) -> _TensorUse | None:
+def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> _TensorUse | None:
     maker = ops.by_out.get(tensor)
-    consumers = ops.consumers(tensor)
+    consumers = [(edge, None if op is not None and op.name in apart else op) for edge, op in ops.consumers(tensor)]
     readers = [op for _, op in consumers if op is not None]
     some = maker or (readers[0] if readers else None)
     if some is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxq.config import Rule
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.operators import QuantizableOp
-from onnxq.planner.problem import PlacementProblem, is_dynamic
+from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
@@ -38,7 +38,7 @@ class Placer:
 
     def __init__(self, problem: PlacementProblem) -> None:
         self.ops, self.requests = problem.ops, problem.requests
-        self.target, self.config = problem.engine, problem.config
+        self.target, self.config, self.apart = problem.engine, problem.config, problem.apart
         self.index, self.existing = self.ops.index, self.ops.existing
         self.out = Placement()
         # The model's own pairs with the readers that this choice adds to them.
@@ -66,7 +66,7 @@ class Placer:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         found: dict[TensorId, Readers] = {}
         for op in picked:
-            for _, tensor in () if op.rule.joins else op.data:
+            for _, tensor in () if op.rule.joins or op.name in self.apart else op.data:
                 if tensor not in found:
                     found[tensor] = self._readers(tensor, chosen)
             # A Gemm writes float only from an int32 bias.
@@ -83,17 +83,14 @@ class Placer:
 
     def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...]:
         readers = ((edge, op) for edge, op in self.ops.consumers(tensor) if op is not None and op.name in chosen)
-        return tuple(edge for edge, op in readers if not self._is_apart(op))
-
-    def _is_apart(self, op: QuantizableOp) -> bool:
-        """True for an operator on scales of each run beside others whose scales stand in the file."""
-        return not self.target.dynamic and is_dynamic(self.requests, op)
+        return tuple(edge for edge, op in readers if op.name not in self.apart)
 
     def _op_sites(
         self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
     ) -> Iterator[SitePlan]:
-        wanted = [(edge, tensor) for edge, tensor in op.data if tensor in activations]
-        inputs = [self._activation(op, edge, tensor, activations[tensor], chosen) for edge, tensor in wanted]
+        apart = op.name in self.apart and self.config.mode != "weight-only"
+        wanted = [(edge, tensor) for edge, tensor in op.data if apart or tensor in activations]
+        inputs = [self._activation(op, edge, tensor, activations.get(tensor), chosen) for edge, tensor in wanted]
         yield from inputs
         weights = [self._weight(op, edge, chosen) for edge in op.weights]
         yield from weights
@@ -110,7 +107,7 @@ class Placer:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.ops.by_out.get(tensor)
         pair = self.existing.pair_for(edge, tensor)
-        if pair is not None:
+        if pair is not None and op.name not in self.apart:
             return self._share(pair, tensor, readers)
         # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
         # a pair that its maker's kernel writes is read like any other.
@@ -122,7 +119,7 @@ class Placer:
         match = match if match.request.dynamic == own.request.dynamic else own
         spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         site: Site = tensor
-        if edge is not None and (edge.scope != tensor.scope or self._is_apart(op)):
+        if edge is not None and (edge.scope != tensor.scope or op.name in self.apart):
             site, readers = edge, (edge,)
         elif readers is not None:
             readers = tuple(reader for reader in readers if reader.scope == tensor.scope)

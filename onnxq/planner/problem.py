@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from onnxq.config import Config
-from onnxq.errors import OnnxqError
+from onnxq.config import Config, TensorConfig
+from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, NodeRef
 from onnxq.planner.existing import NOTHING, Existing
 from onnxq.planner.operators import QuantizableOp, QuantizableOps, find_quantizable_ops
 from onnxq.planner.requests import Requests
 from onnxq.sites import Refusal, Role, Unquantized
 from onnxq.spec import QuantSpec
-from onnxq.targets import Output, Shapes, Target
+from onnxq.targets import Shapes, Target
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,6 +29,12 @@ class PlacementProblem:
     ops: QuantizableOps
     requests: Requests
     refused: Mapping[str, Unquantized]
+
+    @cached_property
+    def apart(self) -> frozenset[str]:
+        """Names of operators on scales of each run beside others whose scales stand in the file."""
+        own = () if self.engine.dynamic else (op for op in self.ops if is_dynamic(self.requests, op))
+        return frozenset(op.name for op in own)
 
 
 def state_problem(
@@ -55,7 +62,7 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
     # Nothing is asked of pairs that the model came with: they stay as they are.
     if op.name in ops.complete:
         return None
-    refusal = _refuse_scale(ops, requests, engine, op)
+    refusal = _refuse_scale(requests, engine, op)
     if refusal is not None:
         return refusal
     multiplied: set[bool] = set()
@@ -85,21 +92,24 @@ def is_dynamic(requests: Requests, op: QuantizableOp) -> bool:
     return any(requests.match(Role.ACTIVATION, tensor, (op.node,)).request.dynamic for _, tensor in op.data)
 
 
-def _refuse_scale(ops: QuantizableOps, requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:
-    """An operator that cannot have its data's scale in the file, or cannot do without."""
-    if requests.config.mode == "weight-only":
+def _refuse_scale(requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:
+    """The refusal of an operator whose kernel computes the scale of its data, where another is asked for."""
+    if requests.config.mode == "weight-only" or not op.rule.dynamic:
         return None
-    dynamic = is_dynamic(requests, op)
-    if op.rule.dynamic and not dynamic:
-        reason = f"{engine.name} runs {op.node.op_type} in integers only on scales of each run"
-        fix = f"ask for it with a rule, `op: {op.node.op_type}` and `set: {{dynamic: true}}`, or take `mode: dynamic`"
-        return Refusal(op.name, reason, fix, op.rule.name, "R101")
-    makers = (ops.by_out.get(tensor) for _, tensor in op.data if dynamic and not engine.dynamic)
-    maker = next((one for one in makers if one is not None and one.rule.output is Output.PAIR), None)
-    if maker is None:
+    asked = (requests.match(Role.ACTIVATION, tensor, (op.node,)).request for _, tensor in op.data)
+    if all(_can_be_dynamic(request) for request in asked):
         return None
-    reason = f"its data are to be quantized at each run, and {maker.name} makes them in integers"
-    return Refusal(op.name, reason, f"leave {maker.name} float, or take `mode: dynamic`", op.rule.name, "R103")
+    kind = f"{engine.name} runs {op.node.op_type} in integers"
+    reason = f"{kind} only on scales of each run: 8-bit asymmetric uint8, one a tensor"
+    fix = "leave `dynamic`, bits, scheme, signed and granularity of its activations as they are in ort-int8"
+    return Refusal(op.name, reason, fix, op.rule.name, "R101")
+
+
+def _can_be_dynamic(request: TensorConfig) -> bool:
+    try:
+        return request.spec(None).dynamic
+    except ConfigError:
+        return False
 
 
 def _refuse_shape(

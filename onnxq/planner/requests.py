@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
@@ -13,8 +13,8 @@ from onnxq.spec import ObserverSpec, QuantSpec
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
 _WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}
-# Operators that have no quantized kernel but one on scales of each run.
-_DYNAMIC_OPS = ("LSTM",)
+# Operators that have no quantized kernel but one on scales of each run, by target.
+_DYNAMIC_OPS = {"ort": ("LSTM",)}
 # The reduction axis, along which weights are blocked.
 _BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "LSTM": 2, "GRU": 2, "Gather": 1}
 # Tables of embeddings by `embeddings`. Least squared error brings 1 dB at 4 bits, nothing at 8 (all-MiniLM-L6).
@@ -63,14 +63,18 @@ class Requests:
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
-        automatic = self.config.mode == "auto" and bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS
-        if role is not Role.WEIGHT and (self.config.mode == "dynamic" or automatic):
+        if role is not Role.WEIGHT and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
+        found = Match(default)
         for rule in self.config.rules:
             if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
-                return Match(default if rule.set.float else rule.apply(default, role), rule)
-        return Match(default)
+                found = Match(default if rule.set.float else rule.apply(default, role), rule)
+                break
+        alone = bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS.get(self.config.target, ())
+        if role is Role.WEIGHT or not alone or (found.rule is not None and found.rule.set.dynamic is False):
+            return found
+        return replace(found, request=found.request.model_copy(update={"dynamic": True}))
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""

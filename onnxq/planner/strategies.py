@@ -51,6 +51,7 @@ STRATEGIES: Mapping[str, Test] = {
     "no-one-channel-input": lambda ops, op: not _has_one_channel(ops, op),
     "no-grouped-no-gates": lambda ops, op: not (_is_grouped(ops, op) or _has_tiny_map(ops, op)),
     "large-pointwise-and-linear": lambda ops, op: _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op),
+    "no-recurrent": lambda _ops, op: op.node.op_type != "LSTM",
     "linear-only": lambda _ops, op: op.node.op_type in ("MatMul", "Gemm"),
 }
 
@@ -64,7 +65,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
         return _list_by_rules(problem)
     ops, refused = problem.ops, problem.refused
     sides, reasons = decide_sides(problem)
-    cut = CutProblem(ops)
+    cut = CutProblem(ops, apart=problem.apart)
     rules = find_balance(cut, sides, problem.config.cpu)
     found: dict[str, frozenset[str]] = {"rules": rules.chosen, "none": frozenset()}
     # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.

@@ -119,12 +119,8 @@ def _check_recurrent(c: Candidate) -> str | None:
 
 
 def _check_lstm(c: Candidate) -> str | None:
-    weights = [c.shape(k) for k in (1, 2)]
     if c.attr("layout", 0):
         return "its batch comes first (layout 1): no quantized kernel takes it"
-    # One order of sums serves both directions only where their rows begin alike.
-    if any(one is not None and one[0] > 1 and one[2] % 2 for one in weights):
-        return "it has two directions and an odd number of features, whose 16-bit sums nobody has laid out"
     return _check_recurrent(c)
 
 
@@ -344,8 +340,8 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
         exact = shape[1] == 1 and shape[0] == int(node.attrs.get("group", 1))
         return None if exact else (0, *range(2, len(shape)), 1)
     if node.op_type == "LSTM" and len(shape) == 3:
-        # [directions, rows, features]; the check of the rule sees that no pair of features parts.
-        return (1, 2, 0) if shape[0] == 1 else (1, 0, 2)
+        # [directions, rows, features]: each direction is a matrix, and they share the scale of a row.
+        return ((1, 0), 2)
     if node.op_type in _GEMMS and len(shape) == 2:
         return (0, 1) if node.attrs.get("transB", 0) else (1, 0)
     if node.op_type in _MATRICES and len(shape) == 2:

@@ -33,8 +33,9 @@ INT8 = QuantSpec(bits=8, granularity=PerChannel(0))
 
 
 def orders_of(rank: int) -> list[SumOrder]:
-    """Those that kernels have: of a matrix as stored and transposed, of a Conv channel by channel."""
-    return [(0, 1), (1, 0)] if rank == 2 else [(0, *range(2, rank), 1)]
+    """Those that kernels have: of a matrix as stored and transposed, of a Conv channel by channel, of an LSTM."""
+    lstm: list[SumOrder] = [((1, 0), 2)]
+    return [(0, 1), (1, 0)] if rank == 2 else [(0, *range(2, rank), 1), *(lstm if rank == 3 else [])]
 
 
 @st.composite
@@ -52,13 +53,17 @@ def weights(draw: st.DrawFn) -> tuple[Array, Array, list[SumOrder]]:
 def slow_sums(values: Array, order: SumOrder) -> list[list[tuple[int, ...]]]:
     """Row by row the places of the weights of each sum, the obvious way."""
     first, *others = order
+    channel, *apart = first if isinstance(first, tuple) else (first,)
     found = []
-    for row in range(values.shape[first]):
-        places = []
-        for at in itertools.product(*(range(values.shape[axis]) for axis in others)):
-            place = dict(zip(order, (row, *at), strict=True))
-            places.append(tuple(place[axis] for axis in range(values.ndim)))
-        found.append([tuple(places[k : k + 2]) for k in range(0, len(places), 2)])
+    for row in range(values.shape[channel]):
+        sums = []
+        for run in itertools.product(*(range(values.shape[axis]) for axis in apart)):
+            places = []
+            for at in itertools.product(*(range(values.shape[axis]) for axis in others)):
+                place = dict(zip((channel, *apart, *others), (row, *run, *at), strict=True))
+                places.append(tuple(place[axis] for axis in range(values.ndim)))
+            sums += [tuple(places[k : k + 2]) for k in range(0, len(places), 2)]
+        found.append(sums)
     return found  # type: ignore[return-value]
 
 

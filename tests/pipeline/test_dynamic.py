@@ -283,15 +283,56 @@ def test_an_lstm_runs_in_the_kernel_of_onnx_runtime(directions: int) -> None:
     assert not any(one.unmet for one in proof.requirements)
 
 
-def test_a_static_plan_takes_an_lstm_by_a_rule_and_tells_how_without() -> None:
+def test_a_static_plan_takes_an_lstm_where_it_pays() -> None:
     x = {"x": np.random.default_rng(3).standard_normal((8, 20, 1, 32)).astype(np.float32)}
     left = onnxq.quantize(tagger(1), x, overrides=QUIET)
-    [refusal] = [one for one in left.report.refusals if one.subject == "lstm"]
-    assert "dynamic: true" in refusal.fix
-    rules = [{"op": "LSTM", "set": {"dynamic": True, "quantize": True}}]
-    result = onnxq.quantize(tagger(1), x, overrides={**QUIET, "rules": rules})
+    assert ["int8 would not pay" in one.reason for one in left.report.left_float if one.subject == "lstm"] == [True]
+    result = onnxq.quantize(tagger(1), x, overrides=force("LSTM"))
     assert count_ops(result.model) == {"DynamicQuantizeLSTM": 1}
     assert result.report.checks[0].sqnr_db[0] > 25
+    rules = [{"op": "LSTM", "set": {"dynamic": False, "quantize": True}}]
+    refused = onnxq.make_plan(tagger(1), x, overrides={"rules": rules})
+    assert ["only on scales of each run" in one.reason for one in refused.refusals] == [True]
+
+
+READER = """g (float[N,8,4,24] x) => (float[24,1,N,32] y) {
+    [first] a = Conv <pads=[1,1,1,1]> (x, v)
+    [second] b = Conv (a, u)
+    [squeeze] s = Squeeze (b, axis)
+    [turn] t = Transpose <perm=[2,0,1]> (s)
+    [lstm] y = LSTM <hidden_size=32> (t, w, r)
+}"""
+
+
+def test_an_lstm_behind_integers_reads_their_values() -> None:
+    """A text recognizer: convolutions on scales in the file, their result to an LSTM on scales of each run."""
+    rng, proto = np.random.default_rng(0), parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{READER}')
+    shapes = {"v": (32, 8, 3, 3), "u": (32, 32, 4, 1), "w": (1, 128, 32), "r": (1, 128, 32)}
+    values = {name: (rng.standard_normal(shape) / 12).astype(np.float32) for name, shape in shapes.items()}
+    for name, value in {**values, "axis": np.int64([2])}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    x = {"x": rng.standard_normal((12, 8, 4, 24)).astype(np.float32)}
+    rules = [{"op": ["Conv", "LSTM"], "set": {"quantize": True}}]
+    result = onnxq.quantize(proto, x, overrides={**QUIET, "effort": "fast", "rules": rules})
+    fused = count_ops(optimize_graph(result.model))
+    assert (fused["QLinearConv"], fused["DynamicQuantizeLSTM"], fused["DequantizeLinear"]) == (2, 1, 1)
+    assert all(min(check.sqnr_db) > 25 and check.agreement_db > 40 for check in result.report.checks)
+    assert {str(site.site) for site in result.plan.sites if site.spec.dynamic} == {"lstm/in0"}
+    again = onnxq.apply(proto, from_json(to_json(result.plan)))
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+    proof = onnxq.prove(result.model, overrides={"engine": "ort", "require": [("int8", "*")]})
+    assert not any(one.unmet for one in proof.requirements)
+
+
+def test_what_is_read_by_an_lstm_alone_stays_float() -> None:
+    """No pair is put in front of a Transpose because of an LSTM, which quantizes its input itself."""
+    text = LSTM.replace("float[T,N,32] x", "float[N,T,32] x").replace("(x,", "(t,").replace("KIND", "forward")
+    text = text.replace("[T,D,", "[T,1,").replace("[lstm]", "t = Transpose <perm=[1,0,2]> (x)\n    [lstm]")
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
+    proto.graph.initializer.extend(tagger(1).graph.initializer)
+    x = {"x": np.random.default_rng(3).standard_normal((8, 20, 32)).astype(np.float32)}
+    result = onnxq.quantize(proto, x, overrides={**force("LSTM"), "effort": "fast"})
+    assert count_ops(result.model) == {"Transpose": 1, "DynamicQuantizeLSTM": 1}
 
 
 def test_a_gru_is_smaller_and_no_faster() -> None:

@@ -24,9 +24,6 @@ from tests.pipeline.models import EVERYTHING, images, residual
 from tests.pipeline.requantized import assert_kept, by_onnxruntime, kernels, pair_bytes
 from tests.targets.graphs import GRAPHS, model
 
-RECURRENT = EVERYTHING.model_copy(
-    update={"rules": (Rule(op="LSTM", set={"quantize": True, "dynamic": True}), *EVERYTHING.rules)}  # type: ignore[arg-type]
-)
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 
 
@@ -76,7 +73,7 @@ def test_a_quantized_file_is_refused_and_nothing_is_written(target: str, tmp_pat
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_rule_asks_for_more_the_second_time(name: str) -> None:
-    done = quantized(named(name), RECURRENT if name == "lstm" else EVERYTHING)
+    done = quantized(named(name), EVERYTHING)
     with pytest.raises(onnxq.OnnxqError, match="already quantized: "):
         quantized(done.model)
 

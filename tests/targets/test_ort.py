@@ -15,8 +15,6 @@ from tests.targets.graphs import GRAPHS, judge, model
 
 ALL = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
 EVERYTHING = Config(effort="fast", rules=(ALL,))
-# A rule that matches nothing is an error.
-RECURRENT = Config(effort="fast", rules=(Rule(op="LSTM", set={"quantize": True, "dynamic": True}), ALL))  # type: ignore[arg-type]
 
 
 def feeds(shape: tuple[int | str | None, ...], count: int = 48) -> np.ndarray:
@@ -31,9 +29,7 @@ def quantized(name: str) -> onnxq.Result:
     shape = tuple(
         dim.dim_value if dim.HasField("dim_value") else None for dim in proto.graph.input[0].type.tensor_type.shape.dim
     )
-    return onnxq.quantize(
-        proto, {"x": feeds(shape)}, RECURRENT if "LSTM" in text else EVERYTHING, overrides={"latency": False}
-    )
+    return onnxq.quantize(proto, {"x": feeds(shape)}, EVERYTHING, overrides={"latency": False})
 
 
 def test_every_rule_has_a_graph() -> None:
