@@ -95,7 +95,9 @@ def _refuse_scale(ops: QuantizableOps, requests: Requests, engine: Target, op: Q
         fix = f"ask for it with a rule, `op: {op.node.op_type}` and `set: {{dynamic: true}}`, or take `mode: dynamic`"
         return Refusal(op.name, reason, fix, op.rule.name, "R101")
     makers = (ops.by_out.get(tensor) for _, tensor in op.data if dynamic and not engine.dynamic)
-    maker = next((one for one in makers if one is not None and one.rule.output is Output.PAIR), None)
+    # Those that compute nothing give way: they go on in float.
+    pairs = (one for one in makers if one is not None and one.rule.output is Output.PAIR)
+    maker = next((one for one in pairs if one.rule.compute), None)
     if maker is None:
         return None
     reason = f"its data are to be quantized at each run, and {maker.name} makes them in integers"
