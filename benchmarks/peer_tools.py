@@ -4,7 +4,8 @@ may contradict onnxq's, so nothing of onnxq is imported here and each tool only 
     python benchmarks/peer_tools.py TOOL SOURCE.onnx SAMPLES.npz TARGET.onnx     the last line is the tool's version
     python benchmarks/peer_tools.py count FILE.onnx                              operators that hold or make integers
 
-All with what they do by themselves at W8A8: int8 weights and activations, Q/DQ, no search.
+All with what they do by themselves at W8A8: int8 weights and activations, Q/DQ, no search; "dynamic" ones
+take no samples.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import onnx
 
-OPS = ("QuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "MatMulNBits")
+OPS = ("QuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "MatMulNBits")
 
 
 def samples(source: str, data: str) -> Iterator[dict[str, np.ndarray]]:
@@ -47,10 +50,9 @@ def reader(source: str, data: str) -> Any:
     return Reader()
 
 
-def ort(source: str, data: str, target: str, method: str, symmetric: bool = False) -> str:
-    """quantize_static after its own preprocessing: weights per channel, activations asymmetric unless asked."""
-    import onnxruntime
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+@contextmanager
+def preprocess(source: str, target: str) -> Iterator[str]:
+    """The model after onnxruntime's own preprocessing, which folds casts of weights too."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     ready = f"{target}.pre.onnx"
@@ -58,19 +60,65 @@ def ort(source: str, data: str, target: str, method: str, symmetric: bool = Fals
         quant_pre_process(source, ready)
     except Exception:  # its symbolic shape inference does not know every operator; its own advice is to skip it
         quant_pre_process(source, ready, skip_symbolic_shape=True)
-    quantize_static(
-        ready,
-        target,
-        reader(source, data),
-        quant_format=QuantFormat.QDQ,
-        per_channel=True,
-        activation_type=QuantType.QInt8,
-        weight_type=QuantType.QInt8,
-        calibrate_method=getattr(CalibrationMethod, method),
-        extra_options={"ActivationSymmetric": symmetric},
-    )
+    yield ready
     Path(ready).unlink()
+
+
+def ort(source: str, data: str, target: str, method: str, symmetric: bool = False) -> str:
+    """quantize_static after its own preprocessing: weights per channel, activations asymmetric unless asked."""
+    import onnxruntime
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    with preprocess(source, target) as ready:
+        quantize_static(
+            ready,
+            target,
+            reader(source, data),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=getattr(CalibrationMethod, method),
+            extra_options={"ActivationSymmetric": symmetric},
+        )
     return f"onnxruntime {onnxruntime.__version__}"
+
+
+def ort_dynamic(source: str, target: str) -> str:
+    """quantize_dynamic with its own defaults, which are those of Olive's OnnxDynamicQuantization too."""
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+
+    with preprocess(source, target) as ready:
+        quantize_dynamic(ready, target)
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+def optimum(source: str, target: str) -> str:
+    """Optimum's dynamic configuration for CPUs with VNNI: weights per channel."""
+    import optimum.onnxruntime as tool
+    from optimum.version import __version__
+
+    with preprocess(source, target) as ready, TemporaryDirectory(dir=Path(target).parent) as folder:
+        config = tool.AutoQuantizationConfig.avx512_vnni(is_static=False)
+        made = tool.ORTQuantizer.from_pretrained(Path(ready).parent, file_name=Path(ready).name)
+        made.quantize(config, save_dir=folder)
+        (file,) = Path(folder).glob("*.onnx")
+        file.replace(target)
+    return f"optimum {__version__}"
+
+
+def quark_dynamic(source: str, target: str) -> str:
+    """Quark's dynamic configuration, the only one it has: uint8 weights."""
+    import quark
+    from quark.onnx import ModelQuantizer
+    from quark.onnx.quantization.config.config import Config
+    from quark.onnx.quantization.config.custom_config import get_default_config
+
+    with preprocess(source, target) as ready:
+        config = Config(global_quant_config=get_default_config("UINT8_DYNAMIC_QUANT"))
+        ModelQuantizer(config).quantize_model(ready, target)
+    return f"quark {quark.__version__}"
 
 
 def modelopt(source: str, data: str, target: str, method: str) -> str:
@@ -136,6 +184,9 @@ TOOLS: dict[str, Callable[[str, str, str], str]] = {
     "modelopt-entropy": lambda *files: modelopt(*files, "entropy"),
     "nncf": nncf,
     "quark": quark,
+    "ort-dynamic": lambda source, _, target: ort_dynamic(source, target),
+    "optimum-dynamic": lambda source, _, target: optimum(source, target),
+    "quark-dynamic": lambda source, _, target: quark_dynamic(source, target),
 }
 
 

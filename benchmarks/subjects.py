@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,14 @@ class Subject:
     data: Path
     corpus: Path | None
 
-    def score(self, target: Path | None = None, *, optimize: bool = True) -> Score:
-        """The scorer's figures for a file, or for the float model; without a scorer there are none."""
+    def score(self, target: Path | None = None, *, optimize: bool = True, prefix: Sequence[str] = ()) -> Score:
+        """The scorer's figures for a file, or for the float model; without a scorer there are none.
+
+        prefix: a command that runs the scorer.
+        """
         if self.corpus is None:
             return Score()
-        command: list[str | Path] = [sys.executable, self.corpus / "evaluate.py", self.name]
+        command: list[str | Path] = [*prefix, sys.executable, self.corpus / "evaluate.py", self.name]
         done = run([*command, *([] if target is None else [target]), *([] if optimize else ["--no-optimize"])])
         if done.code:
             return Score(error=f"refused: {done.last_line}")
@@ -58,9 +62,11 @@ class Subject:
         return Score(found["main"], found.get("sqnr_db"))
 
     def quantized(self, target: Path, *options: str | Path) -> tuple[Run, dict[str, Any]]:
-        """One `onnxq quantize` to `target`, and its report; {} if it failed."""
+        """One `onnxq quantize` to `target`, and its report; {} if it failed. `--no-data` among options: no samples."""
+        data = () if "--no-data" in options else ("--data", self.data)
+        options = tuple(each for each in options if each != "--no-data")
         made = run(
-            onnxq("quantize", self.source, "--data", self.data, "-o", target, "--force", "--no-latency", "--json",
+            onnxq("quantize", self.source, *data, "-o", target, "--force", "--no-latency", "--json",
                   *options)
         )  # fmt: skip
         return made, {} if made.code else report_in(made.output)

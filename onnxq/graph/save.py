@@ -30,7 +30,7 @@ def save_model(
 ) -> None:
     """Write a model atomically: first beside the target, then renamed over it. Same model, same bytes.
 
-    external: put initializers over 4 KB, if there are any, into `<file name>.data`; by default only over 2 GB.
+    external: put initializers over 4 KB, if there are any, into `<file name>_data`; by default only over 2 GB.
     inputs: files that are never written over.
     Raises OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
@@ -55,8 +55,8 @@ def save_model(
 
 
 def name_data_file(path: str | Path) -> Path:
-    """Where the weights of a model at `path` go when they get a file of their own."""
-    return Path(path).with_name(f"{Path(path).name}.data")
+    """Where the weights of a model at `path` go when they get a file of their own, by the name that hubs look for."""
+    return Path(path).with_name(f"{Path(path).name}_data")
 
 
 def check_data_name(target: Path) -> None:

@@ -23,7 +23,7 @@ from onnxq.report.diffs import difference_json
 
 REPORT = "diff.json"
 # Files that bisection may write for a run: a model and its inputs.
-_PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx.data", ".inputs.json"))
+_PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx_data", ".inputs.json"))
 
 
 def diff(

@@ -157,7 +157,7 @@ def test_bits_attribute_is_written_on_request_with_a_warning(work):
 def test_external_data_is_written_beside(work):
     result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--external-data")
     assert result.exit_code == 0, result.stderr
-    assert (work / "m.q.onnx.data").exists()
+    assert (work / "m.q.onnx_data").exists()
     onnxruntime.InferenceSession(work / "m.q.onnx", providers=["CPUExecutionProvider"])
 
 

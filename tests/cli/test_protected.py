@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     onnx.save(network(), folder / "m.onnx")
     os.symlink("m.onnx", folder / "soft.onnx")
-    onnx.save(network(), folder / "in.onnx", save_as_external_data=True, location="o2.onnx.data", size_threshold=0)
+    onnx.save(network(), folder / "in.onnx", save_as_external_data=True, location="o2.onnx_data", size_threshold=0)
     np.savez(folder / "d.npz", x=_X)
     (folder / "samples").mkdir()
     for k in range(3):
@@ -86,9 +86,9 @@ _CASES = {
     "hard link": ("quantize m.onnx -o hard.onnx", "is the input model"),
     "symbolic link": ("quantize soft.onnx -o m.onnx", "is the input model"),
     "plan over model": ("quantize m.onnx --plan m.onnx", "is the input model"),
-    "external data": ("quantize in.onnx --data d.npz -o o2.onnx --external-data", "o2.onnx.data: is read by"),
+    "external data": ("quantize in.onnx --data d.npz -o o2.onnx --external-data", "o2.onnx_data: is read by"),
     "external data, apply": ("apply m.onnx p.json -o p.json", "p.json: is read by"),
-    "external data, annotate": ("annotate-bits in.onnx -o o2.onnx --external-data", "o2.onnx.data: is read by"),
+    "external data, annotate": ("annotate-bits in.onnx -o o2.onnx --external-data", "o2.onnx_data: is read by"),
     "data": ("quantize m.onnx --data d.npz -o d.npz", "d.npz: is read by"),
     "sample": ("quantize m.onnx --data samples -o samples/1.npz", "samples/1.npz: is read by"),
     "plan over sample": ("quantize m.onnx --data samples --plan samples/1.npz", "samples/1.npz: is read by"),
@@ -143,9 +143,9 @@ def test_python_callers_are_kept_from_it_too(work: Path) -> None:
 
 
 def test_a_data_file_in_the_way_is_told_before_the_work(work: Path) -> None:
-    (work / "n.onnx.data").write_text("precious")
+    (work / "n.onnx_data").write_text("precious")
     result = run(work, "quantize", "m.onnx", "--data", "none.npz", "-o", "n.onnx", "--external-data")
-    assert "n.onnx.data: exists" in result.stderr
+    assert "n.onnx_data: exists" in result.stderr
 
 
 def test_a_model_for_nobody(work: Path) -> None:

@@ -27,7 +27,7 @@ def test_weights_may_lie_beside(tmp_path) -> None:
     proto = scripts.make_net(scripts.CLASSIFIER)
     with pytest.warns(CompatWarning, match="external_data_location means nothing here"):
         quant_pre_process(proto, tmp_path / "p.onnx", save_as_external_data=True, external_data_location="weights.bin")
-    assert (tmp_path / "p.onnx.data").exists()
+    assert (tmp_path / "p.onnx_data").exists()
 
 
 def test_a_model_is_needed(tmp_path) -> None:

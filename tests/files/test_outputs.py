@@ -42,7 +42,7 @@ def test_no_output_is_an_input_by_any_name(tmp_path: Path, link) -> None:
 
 
 def test_what_a_command_has_read_is_not_written_over_under_a_name_found_late(tmp_path: Path) -> None:
-    weights = tmp_path / "q.onnx.data"
+    weights = tmp_path / "q.onnx_data"
     weights.write_text("precious")
     with guard_outputs("", tmp_path / "q.onnx", force=True):
         register_input(weights)

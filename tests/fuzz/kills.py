@@ -104,7 +104,7 @@ def faults(out: Path) -> list[str]:
 def litter(out: Path) -> list[str]:
     """What lies in the folder of the outputs and in that for temporary files and does not belong there."""
     # .ses: ONNX Runtime's own, written by each process that imports it, and by none twice.
-    mine = {"q.onnx", "q.onnx.data", "p.json", ".ses"}
+    mine = {"q.onnx", "q.onnx_data", "p.json", ".ses"}
     temporary = out.with_name(f"{out.name}-tmp")
     return [f"left: {path}" for path in (*out.iterdir(), *temporary.iterdir()) if path.name not in mine]
 

@@ -49,10 +49,10 @@ def test_a_model_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_external_data_comes_back_and_runs(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     save_model(wide(), path, external=True)
-    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx.data"]
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx_data"]
     assert path.stat().st_size < 2000
     raw = onnx.load(path, load_external_data=False)
-    assert {e.key: e.value for e in raw.graph.initializer[0].external_data}["location"] == "m.onnx.data"
+    assert {e.key: e.value for e in raw.graph.initializer[0].external_data}["location"] == "m.onnx_data"
     assert not raw.graph.initializer[1].external_data
     again = load_model(path).proto
     assert again.graph.initializer[0] == wide().graph.initializer[0]
@@ -84,8 +84,8 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         save_model(wide(), path)
     assert path.read_text() == "precious"
-    (tmp_path / "n.onnx.data").write_text("precious")
-    with pytest.raises(OutputError, match=r"n\.onnx\.data"):
+    (tmp_path / "n.onnx_data").write_text("precious")
+    with pytest.raises(OutputError, match=r"n\.onnx_data"):
         save_model(wide(), tmp_path / "n.onnx", external=True)
     assert not (tmp_path / "n.onnx").exists()
     save_model(wide(), path, overwrite=True)

@@ -192,7 +192,7 @@ def test_what_no_output_needs_is_removed() -> None:
 def test_a_part_of_a_model_with_external_data_needs_no_file(tmp_path: Path) -> None:
     save_model(network(), tmp_path / "m.onnx", external=True)
     loaded = load_model(tmp_path / "m.onnx")
-    (tmp_path / "m.onnx.data").unlink()
+    (tmp_path / "m.onnx_data").unlink()
     part = Cutter(loaded.proto).cut(["a/MatMul"], [declare("x", values(True))], [ValueInfoProto(name="a")])
     assert loaded.external
     assert [tensor.name for tensor in part.graph.initializer] == ["w"]

@@ -89,7 +89,7 @@ def model(tmp_path: Path) -> Path:
         (Command.QUANTIZE, {"plan_out": "there.json"}, "there.json: exists"),
         (Command.QUANTIZE, {"plan_out": "m.q.onnx"}, "asked for twice"),
         (Command.QUANTIZE, {"plan_out": "c.yaml"}, "is an input of this command"),
-        (Command.ANNOTATE, {"external_data": True}, "m.q.onnx.data: exists"),
+        (Command.ANNOTATE, {"external_data": True}, "m.q.onnx_data: exists"),
     ],
 )
 def test_outputs_are_found_wanting_before_the_work(
@@ -98,7 +98,7 @@ def test_outputs_are_found_wanting_before_the_work(
     folder = model.parent
     monkeypatch.chdir(folder)
     (folder / "there.json").touch()
-    (folder / "m.q.onnx.data").touch()
+    (folder / "m.q.onnx_data").touch()
     (folder / "c.yaml").write_text("effort: fast\n")
     force = said == "is an input of this command"
     with (

@@ -335,6 +335,29 @@ def test_what_is_read_by_an_lstm_alone_stays_float() -> None:
     assert count_ops(result.model) == {"Transpose": 1, "DynamicQuantizeLSTM": 1}
 
 
+@pytest.mark.parametrize("front", ["", "[conv] c = Conv <pads=[1,1]> (u, v)"])
+def test_an_lstm_runs_in_integers_behind_a_transpose_as_exporters_put_it_there(front: str) -> None:
+    text = (
+        LSTM.replace("KIND", "forward")
+        .replace("[T,D,", "[T,1,")
+        .replace("x) =>", "u) =>")
+        .replace("[T,N,32]", "[N,32,T]")
+    )
+    moved = f"{front} [move] x = Transpose <perm=[2,0,1]> ({'c' if front else 'u'}) [lstm]"
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text.replace("[lstm]", moved)}')
+    proto.graph.initializer.extend(tagger(1).graph.initializer)
+    if front:
+        value = np.random.default_rng(0).standard_normal((32, 32, 3)).astype(np.float32) / 10
+        proto.graph.initializer.append(numpy_helper.from_array(value, "v"))
+    u = {"u": np.random.default_rng(3).standard_normal((8, 1, 32, 20)).astype(np.float32)}
+    result = onnxq.quantize(proto, u, overrides={**force("Conv", "LSTM"), "mode": "auto"})
+    ops = count_ops(optimize_graph(result.model))
+    assert ops["DynamicQuantizeLSTM"] == 1
+    assert ops["QLinearConv"] == len(front[:1])
+    assert [one.subject for one in result.report.left_float] == ["move"] * len(front[:1])
+    assert result.report.checks[0].sqnr_db[0] > 25
+
+
 def test_a_gru_is_smaller_and_no_faster() -> None:
     rng = np.random.default_rng(0)
     text = "g (float[T,N,16] x) => (float[T,1,N,32] y) { [gru] y = GRU <hidden_size=32> (x, w, r) }"

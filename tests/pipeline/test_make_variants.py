@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.errors import ConfigError, ModelError, OutputError
+from onnxq.graph import save
 from onnxq.pipeline import make_variants
 from onnxq.report.variants import State, variants_json
 from tests.pipeline.models import images, residual
@@ -162,6 +163,23 @@ def test_the_record_is_what_was_found_and_makes_the_files_again(tmp_path: Path) 
         again = onnxq.quantize(tmp_path / "cnn.onnx", images(8), one["preset"], overrides=options)
         again.save(tmp_path / "again.onnx", overwrite=True)
         assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "hub" / "onnx" / one["file"]).read_bytes()
+
+
+def test_weights_too_large_for_one_file_lie_where_transformers_js_looks(tmp_path: Path) -> None:
+    onnx.save(transformer(), tmp_path / "model.onnx")
+    feeds = {"ids": np.random.default_rng(1).integers(0, 512, (1, 8))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save, "_ONE_FILE", 20_000)
+        options = {**FAST, "only": "fp16,q4"}
+        found = onnxq.variants(tmp_path / "model.onnx", overrides=options, out=tmp_path / "hub")
+    names = ["model.onnx", "model_fp16.onnx", "model_q4.onnx"]
+    there = {path.name for path in (tmp_path / "hub" / "onnx").iterdir()}
+    assert there == {*names, *(f"{name}_data" for name in names), "model_quantize_config.json"}
+    for one in (found.original, *found.variants):
+        path = Path(one.file)
+        assert one.size_bytes == path.stat().st_size + path.with_name(f"{path.name}_data").stat().st_size
+        assert path.stat().st_size < 50_000
+        assert run_file(path, feeds).shape == (1, 8, 64)
 
 
 def test_without_samples_the_rest_is_made() -> None:

@@ -120,7 +120,7 @@ def test_external_data_in_and_out(tmp_path: Path) -> None:
     )
     good(result)
     assert {path: path.read_bytes() for path in source.parent.iterdir()} == files
-    assert {path.name for path in target.parent.iterdir()} == {"m.onnx", "m.onnx.data"}
+    assert {path.name for path in target.parent.iterdir()} == {"m.onnx", "m.onnx_data"}
     onnx.checker.check_model(target)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
 
 import onnxq
 from onnxq.annotate import annotate_model, find_pairs
+from onnxq.passes.mixed_precision.embeddings import add_noises
 from onnxq.spec import PerBlock, PerChannel
 from tests.tables import make_table, model, quantize, tokens, words
 
@@ -30,6 +33,24 @@ def test_tables_that_cost_the_outputs_too_much_stay_float() -> None:
     (left,) = (one for one in made.report.left_float if one.code == "F109")
     assert "cost too much" in left.reason
     assert any(line.startswith("embeddings: rolled back") for line in made.report.accounts)
+
+
+def test_their_noise_is_judged_alone_and_added_to_that_of_the_rest() -> None:
+    # With the rest, a handful of samples shows chance instead: the outputs may even come nearer.
+    rules = [{"op": "MatMul", "role": "weight", "set": {"bits": 4}}, {"op": "MatMul", "set": {"quantize": True}}]
+    proto = model("e = Gather(w, ids) y = MatMul(e, m)", w=make_table(), m=make_table(48, 48, seed=5))
+    for seed in range(3):
+        ids = {"ids": np.random.default_rng(seed).integers(0, 300, (8, 1, 1))}
+        (told,) = (line for line in quantize(proto, ids, rules=rules).report.accounts if line.startswith("embeddings"))
+        before, after = re.findall(r"(\S+) to (\S+) dB in a trial", told)[0]
+        assert 0 <= float(before) - float(after) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"), [(20, 20, 16.99), (20, 40, 19.957), (20, np.inf, 20), (np.inf, np.inf, np.inf)]
+)
+def test_noises_add_up(one: float, other: float, both: float) -> None:
+    assert add_noises(one, other) == pytest.approx(both, abs=0.001)
 
 
 def test_tables_that_were_asked_for_are_not_judged() -> None:
