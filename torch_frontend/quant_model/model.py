@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from onnxq.config import Config, load_config
+from onnxq.config import Config, list_presets, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement.pairs import Decision
@@ -30,7 +30,8 @@ class QuantModel(nn.Module):
     model: the float module; it does not change. config: as for the engine: a preset's name, a YAML file, a mapping of
     keys, or a Config; the section `torch` is for this class. example_inputs: one batch (a tensor, a tuple, or a
     mapping by name), from which shapes and types are read. target: "ort", "trt" or "virtual", in place of the
-    configuration's. copy=False: train the given module's own Parameters instead of copies.
+    configuration's; with it, or with keys that name it, come the defaults of its preset. copy=False: train the given
+    module's own Parameters instead of copies.
 
     state: float, observing, calibrated, quantized, frozen or exported. refusals: sites that should be quantized and
     cannot be, with reasons. left_float: sites that stay float because int8 does not pay, or by a rule. decisions:
@@ -277,13 +278,14 @@ class QuantModel(nn.Module):
 
 
 def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:
-    overrides: dict[str, Any] = {} if target is None else {"target": target}
-    if isinstance(config, Mapping):
-        values = dict(config)
-        base = values.pop("extends", None)
-        return load_config(base, {**values, **overrides})
-    if config is not None and not isinstance(config, (Config, str, Path)):
+    values = dict(config) if isinstance(config, Mapping) else {}
+    values |= {} if target is None else {"target": target}
+    # A target brings the defaults of its preset, as in the commands.
+    preset = f"{values.get('target')}-int8"
+    if config is None or isinstance(config, Mapping):
+        return load_config(values.pop("extends", preset if preset in list_presets() else None), values)
+    if not isinstance(config, (Config, str, Path)):
         raise ConfigError(
             "config", f"{type(config).__name__} is no configuration", "give a preset, a file or keys", code="Q301"
         )
-    return load_config(config, overrides)
+    return load_config(config, values)
