@@ -18,6 +18,7 @@ from torch_frontend.quant_model.attach import attach_quantizers
 from torch_frontend.quant_model.eager import CallsOutside, convert_layers
 from torch_frontend.tracing.arguments import find_given_arguments
 from torch_frontend.tracing.attention import take_apart
+from torch_frontend.tracing.batch_norms import keep_batch_counts, replace_batch_norms
 from torch_frontend.tracing.fold import fold_batch_norms
 from torch_frontend.tracing.names import name_calls
 from torch_frontend.tracing.simplify import simplify_graph
@@ -41,7 +42,8 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Bu
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
     given = find_given_arguments(model, args, kwargs) if example is not None else None
-    traced = trace_model(model, config.torch.skip_trace, given)
+    with keep_batch_counts(model):
+        traced = trace_model(model, config.torch.skip_trace, given)
     if isinstance(traced, Untraceable):
         return _build_untraced(model, config, example, traced.reason)
     return _build_traced(traced, config, None if example is None else (args, kwargs))
@@ -50,6 +52,7 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Bu
 def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
     model = _make_graph_module(traced.root, traced.graph)
     # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
+    functional_norms = replace_batch_norms(model, traced.root)
     simplify_graph(model)
     if config.target == "trt" and config.attention == "quantized":
         take_apart(model)
@@ -60,6 +63,7 @@ def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | Non
     shaped = "its control flow on shapes and types goes the way it went for example_inputs"
     decisions += [Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped]
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
+    decisions += [Decision(*left, "batch-norm") for left in functional_norms]
     if config.torch.fuse_bn:
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
     graph = lower_model(model, config, traced.skipped)
