@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
@@ -14,6 +14,7 @@ from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
+from torch_frontend.qmodules import multiply_weight_norms
 from torch_frontend.quant_model.attach import attach_quantizers
 from torch_frontend.quant_model.eager import CallsOutside, convert_layers
 from torch_frontend.tracing.arguments import find_given_arguments
@@ -42,11 +43,15 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Bu
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
     given = find_given_arguments(model, args, kwargs) if example is not None else None
+    model, normed = multiply_weight_norms(model)
     with keep_batch_counts(model):
         traced = trace_model(model, config.torch.skip_trace, given)
     if isinstance(traced, Untraceable):
-        return _build_untraced(model, config, example, traced.reason)
-    return _build_traced(traced, config, None if example is None else (args, kwargs))
+        built = _build_untraced(model, config, example, traced.reason)
+    else:
+        built = _build_traced(traced, config, None if example is None else (args, kwargs))
+    done = [Decision(path, "its weight norm is multiplied out: it trains the plain weight", "weight-norm") for path in normed]
+    return replace(built, decisions=(*done, *built.decisions))
 
 
 def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from onnxq.config import Config, list_presets, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement.pairs import Decision
-from torch_frontend.qmodules import WeightQuantized
+from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
 from torch_frontend.quant_model.build import build_quantized
 from torch_frontend.quant_model.mermaid import draw_mermaid
@@ -49,7 +48,7 @@ class QuantModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = _load_config(config, target)
-        built = build_quantized(deepcopy(model) if copy else model, self.config, example_inputs)
+        built = build_quantized(copy_with_tensors(model) if copy else model, self.config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
