@@ -8,7 +8,8 @@
 //     per block     `block` elements along channels, the last may be shorter   scale[(o * blocks + c / block) * inner + i]
 // scale, zero_point, dscale and dzero_point are float, for double tensors double, dense, in that order.
 //
-// Forward   q = clip(rint(x / s) + rint(z), qmin, qmax),  y = (q - rint(z)) * s;  NaN stays NaN, +-inf saturates.
+// Forward   q = clip(rint(x / s) + rint(z), qmin, qmax),  y = (q - rint(z)) * s;  NaN stays NaN, +-inf saturates;
+//           all NaN unless s > 0
 // Backward  dx = inside ? dy : 0
 //           dscale      = grad_scale            * sum dy * (inside ? rint(x / s) - x / s : the level cut to, less rint(z))
 //           dzero_point = zero_point_grad_scale * sum inside ? 0 : -s * dy

@@ -112,12 +112,14 @@ struct FqLevels {
     A scale, low, high;
 };
 
-// T is the type of x: a float16 model stores its scale as float16.
+// T is the type of x: a float16 model stores its scale as float16. Of a scale that is not above 0 every result is NaN,
+// which shows in the loss; to raise an error a GPU would have to be waited for.
 template <class T, class A>
 FQ_FN FqLevels<A> fq_levels(A scale, A zero_point, int qmin, int qmax, unsigned flags) {
     const A zero = fq_rint(zero_point);
     FqLevels<A> levels;
     levels.scale = flags & FQ_SCALE_AS_X ? fq_read(fq_write(scale, T())) : scale;
+    if (!(scale > 0)) levels.scale = (A)fq_float(0x7fc00000u);
     levels.low = (A)qmin - zero;
     levels.high = (A)qmax - zero;
     return levels;

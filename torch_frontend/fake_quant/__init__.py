@@ -57,7 +57,8 @@ def fake_quantize(
     edge: gradient mask. "clip" is LSQ's (Esser et al. 2020: clip, then round). "round" is that of a fixed scale: the
         gradient passes wherever x rounds to an integer of the range.
     sum_orders: the 16-bit sums that an int8 weight keeps, see `sums`; then as `onnxq.numerics.fake_quant_weight`.
-    Raises ConfigError if shapes, dtypes, devices or the integer range do not fit.
+    Raises ConfigError if shapes, dtypes, devices or the integer range do not fit, and on the CPU for a scale of 0 or
+    below; on a GPU, which it would have to wait for, such a scale makes its values NaN.
     """
     # LSQ+ multiplies both gradients by one factor.
     zero_factor = grad_scale if zero_point_grad_scale is None else zero_point_grad_scale

@@ -46,6 +46,21 @@ def check_call(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> None
         raise ConfigError("fake_quantize", *wrong, code="Q318")
 
 
+def check_scale(scale: Tensor) -> None:
+    """Raise ConfigError for a scale on the CPU that is 0 or negative. On other devices kernels make NaN of its values.
+
+    NaN passes: it shows in the result.
+    """
+    # Reading a value of another device would wait for all that is queued there.
+    if scale.device.type == "cpu" and (least := float(scale.min())) <= 0:
+        raise ConfigError(
+            "fake_quantize",
+            f"scale {least:g} is not above 0",
+            "keep learned scales legal: attach a PostStep or a Pacer to the optimizer",
+            code="Q318",
+        )
+
+
 def _find_fault(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[str, str] | None:
     """(cause, fix) of a wrong call."""
     # Reads shapes, types and devices but no value: reading one would wait for the GPU at every call.

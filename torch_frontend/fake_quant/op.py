@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_frontend.fake_quant import batching
-from torch_frontend.fake_quant.grid import Grid, check_call
+from torch_frontend.fake_quant.grid import Grid, check_call, check_scale
 from torch_frontend.fake_quant.kernels import choose_kernels
 
 _SHARED = (
@@ -37,6 +37,7 @@ def _run_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -
     # Empty tensors are settled here, so that no kernel needs a case for them.
     if x.numel() == 0:
         return torch.empty_like(x)
+    check_scale(scale)
     return choose_kernels(x).forward(x, scale, zero_point, grid)
 
 

@@ -11,7 +11,7 @@ With g the gradient of y, and t = x / s, n = qmin - z, p = qmax - z:
 These are LSQ's (Esser et al. 2020) and LSQ+'s (Bhalgat et al. 2020) gradients; LSQ+'s offset is -z s, and z is rounded
 so that what was trained is what ONNX can hold. x is divided in float32 (float64 for float64), by a scale that float16
 tensors round to float16, as `onnxq.numerics` and ONNX Runtime do. NaN stays NaN, counts as inside, and makes the
-gradient of the scale NaN; infinities saturate.
+gradient of the scale NaN; infinities saturate. A scale that is not above 0 makes all of its values NaN.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def align_operands(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> 
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
     # ONNX stores the scale of float16 tensors as float16.
     stored = scale.to(torch.float16) if x.dtype == torch.float16 else scale
+    stored = stored.where(scale > 0, torch.nan)
     qparams = (stored.to(width), zero_point.to(width).round())
     steps, zero = (spread_over(t, x.shape, grid.axis, grid.block_size) for t in qparams)
     return x.to(width), steps, zero

@@ -27,7 +27,7 @@ from torch_frontend.placement.types import (
 )
 from torch_frontend.qmodules import UNKNOWN, WeightQuantized, explain_unconvertible
 from torch_frontend.tracing.modules import find_module
-from torch_frontend.tracing.names import CallName, element_of, is_constant, is_plain, read_name, read_op, site_of
+from torch_frontend.tracing.names import CallName, element_of, is_constant, is_plain, list_readers, read_name, read_op, site_of
 from torch_frontend.tracing.values import compute_constant, is_float, shape_of
 
 
@@ -301,7 +301,8 @@ class _Lowering:
 
     def _close_with_norm(self, node: fx.Node) -> None:
         """Where a batch norm alone reads the product, the two are one kernel, and the pair stands behind the norm."""
-        reader = next(iter(node.users)) if len(node.users) == 1 else None
+        readers = list_readers(node)
+        reader = readers[0] if len(readers) == 1 else None
         if reader is not None and read_op(reader) == "batch_norm" and reader.args[:1] == (node,):
             self._make(node, behind=reader)
 

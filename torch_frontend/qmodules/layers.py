@@ -132,7 +132,9 @@ def swap_class(module: nn.Module) -> nn.Module:
 
 def copy_shallowly(module: nn.Module) -> nn.Module:
     """A copy that shares tensors and children, with tables of its own for parameters, buffers, children and hooks."""
-    made = copy.copy(module)
+    # copy.copy would ask for a state to pickle, which parametrized modules refuse.
+    made = object.__new__(type(module))
+    made.__dict__ = dict(module.__dict__)
     for name, table in module.__dict__.items():
         # Shared tables would let a quantizer added here appear in the user's model.
         if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks") or "_hooks_" in name:
@@ -140,11 +142,29 @@ def copy_shallowly(module: nn.Module) -> nn.Module:
     return made
 
 
+def copy_module_tree(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
+    """A copy of the module tree with the same tensors. memo: id of a module -> its copy."""
+    memo = {} if memo is None else memo
+    if id(model) not in memo:
+        memo[id(model)] = made = copy_shallowly(model)
+        for name, child in made._modules.items():
+            made._modules[name] = None if child is None else copy_module_tree(child, memo)
+    return memo[id(model)]
+
+
+def copy_with_tensors(model: nn.Module) -> nn.Module:
+    """A copy of a module and its tensors; those that it computed for its next call, as pruned weights, as values."""
+    # deepcopy refuses tensors that have a gradient function.
+    computed = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)]
+    return copy.deepcopy(model, {id(one): one.detach().clone() for one in computed if not one.is_leaf})
+
+
 def explain_unconvertible(module: nn.Module) -> str | None:
     """Reason why a layer cannot take its quantized class, or None."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "max_norm writes into the table at every call"
     # weight_norm and prune of torch.nn.utils keep weight_g and weight_orig; parametrizations leave no "weight".
-    if any(hasattr(module, name) for name in ("weight_g", "weight_orig")) or "weight" not in module._parameters:
+    computing = ("weight_g", "weight_orig", "parametrizations")
+    if any(hasattr(module, name) for name in computing) or "weight" not in module._parameters:
         return "its weight is computed (parametrized, weight-normed or lazy)"
     return None

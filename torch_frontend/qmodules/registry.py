@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
@@ -81,6 +82,9 @@ def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = (
 
 def find_entry(target: Any) -> Entry | None:
     """The entry of a module class, a function or the name of a tensor method; None where nothing is known of it."""
+    # torch makes a class for each parametrized layer, which computes as the layer's own.
+    if isinstance(target, type) and target.__module__ == parametrize.__name__:
+        target = target.__base__
     # The exact class: a subclass may compute something else.
     return _ENTRIES.get(target) if isinstance(target, Hashable) else None
 

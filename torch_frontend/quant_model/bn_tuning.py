@@ -22,6 +22,7 @@ from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.fold import compute_factors, fold_layer
 from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.names import list_readers
 from torch_frontend.tracing.values import use_eval_mode
 
 Pair = tuple[str, str]  # layer, batch norm
@@ -50,7 +51,7 @@ def find_pairs(model: nn.Module) -> list[Pair]:
 
 def _find_layer_call(model: fx.GraphModule, node: Any) -> fx.Node | None:
     """The call that makes a value, seen through quantizers that are off for good; None behind an active one."""
-    while (module := find_module(model, node)) is not None and len(node.users) == 1:
+    while (module := find_module(model, node)) is not None and len(list_readers(node)) == 1:
         if not isinstance(module, Quantizer):
             found: fx.Node = node
             return found

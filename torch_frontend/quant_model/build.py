@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
@@ -14,10 +14,12 @@ from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
+from torch_frontend.qmodules import multiply_weight_norms
 from torch_frontend.quant_model.attach import attach_quantizers
 from torch_frontend.quant_model.eager import CallsOutside, convert_layers
 from torch_frontend.tracing.arguments import find_given_arguments
 from torch_frontend.tracing.attention import take_apart
+from torch_frontend.tracing.batch_norms import keep_batch_counts, replace_batch_norms
 from torch_frontend.tracing.fold import fold_batch_norms
 from torch_frontend.tracing.names import name_calls
 from torch_frontend.tracing.simplify import simplify_graph
@@ -41,15 +43,21 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Bu
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
     given = find_given_arguments(model, args, kwargs) if example is not None else None
-    traced = trace_model(model, config.torch.skip_trace, given)
+    model, normed = multiply_weight_norms(model)
+    with keep_batch_counts(model):
+        traced = trace_model(model, config.torch.skip_trace, given)
     if isinstance(traced, Untraceable):
-        return _build_untraced(model, config, example, traced.reason)
-    return _build_traced(traced, config, None if example is None else (args, kwargs))
+        built = _build_untraced(model, config, example, traced.reason)
+    else:
+        built = _build_traced(traced, config, None if example is None else (args, kwargs))
+    done = [Decision(path, "its weight norm is multiplied out: it trains the plain weight", "weight-norm") for path in normed]
+    return replace(built, decisions=(*done, *built.decisions))
 
 
 def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
     model = _make_graph_module(traced.root, traced.graph)
     # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
+    functional_norms = replace_batch_norms(model, traced.root)
     simplify_graph(model)
     if config.target == "trt" and config.attention == "quantized":
         take_apart(model)
@@ -60,6 +68,7 @@ def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | Non
     shaped = "its control flow on shapes and types goes the way it went for example_inputs"
     decisions += [Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped]
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
+    decisions += [Decision(*left, "batch-norm") for left in functional_norms]
     if config.torch.fuse_bn:
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
     graph = lower_model(model, config, traced.skipped)

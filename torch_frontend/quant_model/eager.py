@@ -14,7 +14,7 @@ from torch_frontend.placement.graph import CallGraph
 from torch_frontend.placement.layers import name_input
 from torch_frontend.placement.pairs import plan_pairs
 from torch_frontend.placement.rules import CallRequests
-from torch_frontend.qmodules import Entry, WeightQuantized, copy_shallowly, find_entry
+from torch_frontend.qmodules import Entry, WeightQuantized, copy_module_tree, find_entry
 from torch_frontend.quant_model.attach import bind_sums, make_quantizers, swap_layers
 from torch_frontend.quantizers import Quantizer
 
@@ -66,16 +66,6 @@ def convert_layers(
             paths |= _hold_inputs(made.get_submodule(path), entry, full, path, inputs)
     bind_sums(made, placed.pairs, inputs, weights)
     return made, paths | weights, placed.reasons
-
-
-def copy_module_tree(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
-    """A copy of the module tree with the same tensors. memo: id of a module -> its copy."""
-    memo = {} if memo is None else memo
-    if id(model) not in memo:
-        memo[id(model)] = made = copy_shallowly(model)
-        for name, child in made._modules.items():
-            made._modules[name] = None if child is None else copy_module_tree(child, memo)
-    return memo[id(model)]
 
 
 def _hold_inputs(

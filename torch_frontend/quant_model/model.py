@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from onnxq.config import Config, load_config
+from onnxq.config import Config, list_presets, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement.pairs import Decision
-from torch_frontend.qmodules import WeightQuantized
+from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
 from torch_frontend.quant_model.build import build_quantized
 from torch_frontend.quant_model.mermaid import draw_mermaid
@@ -30,7 +29,8 @@ class QuantModel(nn.Module):
     model: the float module; it does not change. config: as for the engine: a preset's name, a YAML file, a mapping of
     keys, or a Config; the section `torch` is for this class. example_inputs: one batch (a tensor, a tuple, or a
     mapping by name), from which shapes and types are read. target: "ort", "trt" or "virtual", in place of the
-    configuration's. copy=False: train the given module's own Parameters instead of copies.
+    configuration's; with it, or with keys that name it, come the defaults of its preset. copy=False: train the given
+    module's own Parameters instead of copies.
 
     state: float, observing, calibrated, quantized, frozen or exported. refusals: sites that should be quantized and
     cannot be, with reasons. left_float: sites that stay float because int8 does not pay, or by a rule. decisions:
@@ -48,7 +48,7 @@ class QuantModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = _load_config(config, target)
-        built = build_quantized(deepcopy(model) if copy else model, self.config, example_inputs)
+        built = build_quantized(copy_with_tensors(model) if copy else model, self.config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
@@ -277,13 +277,14 @@ class QuantModel(nn.Module):
 
 
 def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:
-    overrides: dict[str, Any] = {} if target is None else {"target": target}
-    if isinstance(config, Mapping):
-        values = dict(config)
-        base = values.pop("extends", None)
-        return load_config(base, {**values, **overrides})
-    if config is not None and not isinstance(config, (Config, str, Path)):
+    values = dict(config) if isinstance(config, Mapping) else {}
+    values |= {} if target is None else {"target": target}
+    # A target brings the defaults of its preset, as in the commands.
+    preset = f"{values.get('target')}-int8"
+    if config is None or isinstance(config, Mapping):
+        return load_config(values.pop("extends", preset if preset in list_presets() else None), values)
+    if not isinstance(config, (Config, str, Path)):
         raise ConfigError(
             "config", f"{type(config).__name__} is no configuration", "give a preset, a file or keys", code="Q301"
         )
-    return load_config(config, overrides)
+    return load_config(config, values)

@@ -252,7 +252,7 @@ class Quantizer(nn.Module):
         """Return x fake-quantized when active and calibrated, else x; observe it first when observing.
 
         Inside torch.onnx.export: x through the marker node of this quantizer.
-        Raises PlanError naming the site if the scale's shape does not fit x.
+        Raises PlanError naming the site if the scale's shape does not fit x, on the CPU ConfigError if it is not above 0.
         """
         if torch.onnx.is_in_onnx_export():
             return self.marked(x)
@@ -265,7 +265,11 @@ class Quantizer(nn.Module):
             raise PlanError(
                 self.site, wrong, "calibrate again with tensors of this shape, or change the granularity", code="Q407"
             )
-        return self.fake_quantize(x)
+        # A compiler follows no handler of errors.
+        if torch.compiler.is_compiling():
+            return self.fake_quantize(x)
+        y: Tensor = self._named(lambda: self.fake_quantize(x))
+        return y
 
     def round_to_grid(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
         """`torch_frontend.fake_quant.fake_quantize` with this quantizer's spec, qparams and sums.

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
 from torch_frontend.tracing.modules import find_module
-from torch_frontend.tracing.names import read_name
+from torch_frontend.tracing.names import list_readers, read_name
 from torch_frontend.tracing.values import shape_of
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -56,7 +56,7 @@ def _explain_conflict(
     node: fx.Node, source: fx.Node, norm: nn.Module, layer: nn.Module, calls: Counter[str], holders: Counter[int]
 ) -> str | None:
     """Reason why folding would change another result, or None."""
-    if len(source.users) > 1:
+    if len(list_readers(source)) > 1:
         return "others read its result too"
     if calls[str(source.target)] > 1 or calls[str(node.target)] > 1:
         return "one of the two is called more than once"

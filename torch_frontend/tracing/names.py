@@ -57,6 +57,11 @@ def is_plain(node: fx.Node) -> bool:
     return bool(node.meta.get(_PLAIN, False))
 
 
+def list_readers(node: fx.Node) -> list[fx.Node]:
+    """Nodes that read a node's values, and not its size or type alone, as a check of its rank does."""
+    return [user for user in node.users if not is_plain(user)]
+
+
 def is_constant(node: fx.Node) -> bool:
     """True for parameters, buffers and values computed from them alone."""
     return bool(node.meta.get(_CONSTANT, False))

@@ -15,6 +15,7 @@ from onnxq.sites import Refusal
 from torch_frontend.qmodules import find_entry
 from torch_frontend.tracing.arguments import find_fixed_arguments, require_default
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
+from torch_frontend.tracing.batch_norms import compare_batch_norms
 from torch_frontend.tracing.example import Example, KnowingProxy, forget_example
 from torch_frontend.tracing.values import keep_modes
 
@@ -191,6 +192,7 @@ def _compare_modes(
     # The targets of get_attr nodes are left out: fx goes on numbering constants from trace to trace.
     calls = [[(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in one.nodes] for one in (graph, other)]
     if calls[0] == calls[1]:
+        compare_batch_norms(graph, other)
         return ()
     kept, lost = ("train", "eval") if root.training else ("eval", "train")
     reason = f"its forward does other things in {lost} mode, which are lost: it was traced in {kept} mode"

@@ -151,6 +151,25 @@ def test_an_address_that_is_not_aligned(kernels: _Emulated) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("shape", "axis", "block"), [((9000,), None, 0), ((200, 33), 1, 0), ((3, 37, 6), 1, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_a_scale_that_is_not_above_zero_makes_nan_of_its_values(
+    kernels: _Emulated, shape: tuple[int, ...], axis: int | None, block: int, dtype: Any
+) -> None:
+    grid = Grid(-8, 7, axis, block)
+    x, scale, zero, dy = _data(shape, grid, dtype)
+    scale.view(-1)[0], scale.view(-1)[-1] = 0.0, -0.1
+    y, wanted = kernels.forward(x, scale, zero, grid), reference.compute_forward(x, scale, zero, grid)
+    assert wanted.isnan().any()
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+    for one, other in zip(
+        kernels.backward(dy, x, scale, zero, grid, (True, True, False))[:2],
+        reference.compute_backward(dy, x, scale, zero, grid, (True, True, False))[:2],
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def test_same_bits_again(kernels: _Emulated) -> None:
     grid = Grid(-8, 7, 1)
     x, scale, zero, dy = _data((9, 5, 40, 10), grid, torch.float32)

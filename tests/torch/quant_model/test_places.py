@@ -261,9 +261,18 @@ def test_a_rule_that_matches_nothing_is_an_error_with_the_nearest_name(rule: dic
 
 def test_a_target_that_cannot_hold_what_is_asked_says_so_at_once() -> None:
     with pytest.raises(ConfigError, match="asymmetric"):
-        QuantModel(ResNet(), target="trt")
+        QuantModel(ResNet(), "ort-int8", target="trt")
     with pytest.raises(ConfigError, match="no configuration"):
         QuantModel(ResNet(), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
+def test_a_target_brings_the_defaults_of_its_preset(target: str) -> None:
+    preset, net = load_config(f"{target}-int8"), nn.Linear(3, 2)
+    alone, keys = QuantModel(net, target=target), QuantModel(net, {"target": target})
+    both, named = QuantModel(net, {"mode": "static"}, target=target), QuantModel(net, {"extends": f"{target}-int8"})
+    for model in (alone, keys, both, named):
+        assert model.config.model_dump() == preset.model_dump()
 
 
 def test_transposed_convolutions_are_refused_for_engines_without_a_kernel() -> None:

@@ -192,3 +192,14 @@ def test_compiles_without_a_graph_break(name: str) -> None:
     quantizer(twin).square().sum().backward()
     assert torch.equal(graph(w), quantizer(w))
     assert torch.equal(w.grad, twin.grad)
+
+
+@pytest.mark.parametrize("name", ["lsq", "lsq+"])
+def test_a_scale_that_training_made_illegal_is_an_error_that_names_the_site(name: str) -> None:
+    quantizer, x = calibrated(name, QuantSpec(), weight()), weight()
+    with torch.no_grad():
+        quantizer.scale.zero_()
+    with pytest.raises(ConfigError, match=r"conv\.weight.*scale 0 is not above 0"):
+        quantizer(x)
+    quantizer.keep_legal()
+    assert quantizer(x).isfinite().all()
