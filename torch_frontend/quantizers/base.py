@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Role
-from onnxq.spec import GRAIN_NAMES, ObserverSpec, PerTensor, QParams, QuantSpec
+from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
 from torch_frontend.quantizers import groups, limits
@@ -224,7 +224,7 @@ class Quantizer(nn.Module):
         Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
         scale, zero = (gather_shards(values.detach()).float().cpu().numpy() for values in self._read_qparams())
-        if isinstance(self.spec.granularity, PerTensor):
+        if self.axis is None:
             scale, zero = scale.reshape(()), zero.reshape(())
         if not np.isfinite(zero).all():
             raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
@@ -232,8 +232,10 @@ class Quantizer(nn.Module):
         return limits.check_qparams(found, self.spec, self.site, self.target)
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
-        """(lowest, highest) value that can be represented, of the scale's shape."""
+        """(lowest, highest) value that can be represented, of the shape of `qparams`."""
         scale, zero = self._read_qparams()
+        if self.axis is None:
+            scale, zero = scale.reshape(()), zero.reshape(())
         zero = zero.round()  # learned zero points lie between integers
         return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
 
@@ -398,7 +400,7 @@ class Quantizer(nn.Module):
 
 
 def gather_shards(values: Tensor) -> Tensor:
-    """The whole of a tensor that ranks hold in shards (a DTensor), for which all of them must call this; else itself."""
+    """The whole of a tensor that ranks hold in shards (DTensor), for which all of them must call this; else itself."""
     whole = getattr(values, "full_tensor", None)
     return values if whole is None else whole()
 
