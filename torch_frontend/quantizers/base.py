@@ -139,6 +139,11 @@ class Quantizer(nn.Module):
         return self.enabled and self.disabled_reason is None
 
     @property
+    def marks(self) -> bool:
+        """True if the exported model has pairs for this site."""
+        return True
+
+    @property
     def axis(self) -> int | None:
         """Axis of the channels or blocks; None per tensor."""
         return groups.axis_of(self.spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import socket
-import warnings
 from pathlib import Path
 
 import pytest
