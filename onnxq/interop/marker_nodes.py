@@ -1,6 +1,7 @@
 """One `ai.onnxq::FakeQuantize` node: float values in, the same values rounded to the quantizer's grid out.
 
     y = FakeQuantize(x, scale, zero_point)     site, role, qmin, qmax, bits, scheme [, storage] [, axis [, block_size]]
+    y = FakeQuantize(x)                        the same, and dynamic = 1: scale and zero point are computed at each run
 
 It stands where a quantizer stood in the network that was exported. site: the name of the quantizer, never of a tensor.
 No axis: one scale for the tensor, of shape [] or [1]; axis: one a channel; block_size with it: one a block. scale:
@@ -30,7 +31,7 @@ OPERATOR = "FakeQuantize"
 ORIGIN = "marker"
 # Attributes that a marker must have, and all that it may have.
 _NEEDED = ("site", "role", "qmin", "qmax", "bits", "scheme")
-_KNOWN = (*_NEEDED, "storage", "axis", "block_size")
+_KNOWN = (*_NEEDED, "storage", "axis", "block_size", "dynamic")
 # Biases are derived when the plan is made; they have no quantizer.
 _ROLES = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
 _fault = partial(ModelError, code="Q119")
@@ -48,6 +49,7 @@ class _MarkerRow(Loose):
     storage: str = ""
     axis: Axis | None = None
     block_size: Natural = 0
+    dynamic: Natural = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +60,13 @@ class Marker:
     site: str
     role: Role
     spec: QuantSpec
-    qparams: QParams
+    qparams: QParams | None
     source: TensorId
     result: TensorId
 
     def agrees(self, other: Marker) -> bool:
         """True when both round a tensor to the same values."""
-        mine, theirs = self.qparams, other.qparams
-        return (
-            self.spec == other.spec
-            and np.array_equal(mine.scale, theirs.scale)
-            and np.array_equal(mine.zero_point, theirs.zero_point)
-        )
+        return self.spec == other.spec and self.qparams == other.qparams
 
 
 def read_markers(index: GraphIndex) -> Iterator[Marker]:
@@ -92,13 +89,15 @@ def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
     if strange:
         raise _fault(subject, f"its marker has an unknown {strange[0]!r}", suggest_names(strange[0], _KNOWN))
     row = check_values(attrs, _MarkerRow, subject, ModelError)
-    if len(node.inputs) != 3 or not all(node.inputs) or len(node.outputs) != 1:
-        raise _fault(subject, "its marker needs a tensor, a scale and a zero point", "export the model again")
+    if len(node.inputs) != (1 if row.dynamic else 3) or not all(node.inputs) or len(node.outputs) != 1:
+        needed = "a tensor alone" if row.dynamic else "a tensor, a scale and a zero point"
+        raise _fault(subject, f"its marker needs {needed}", "export the model again")
     source = index.input(node, 0)
     if source is None:
         raise _fault(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
     spec = _make_spec(subject, row)
-    qparams = _make_qparams(subject, spec, *(_read_constant(index, node, k, subject) for k in (1, 2)))
+    numbers = [_read_constant(index, node, k, subject) for k in (() if spec.dynamic else (1, 2))]
+    qparams = _make_qparams(subject, spec, *numbers) if numbers else None
     return Marker(node, subject, _read_role(subject, row.role), spec, qparams, source, node.result)
 
 
@@ -127,6 +126,7 @@ def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
             narrow_range=signed and bits > 0 and low == 1 - (1 << (bits - 1)),
             granularity=_make_granularity(row),
             storage=row.storage,
+            dynamic=bool(row.dynamic),
         )
     except OnnxqError as error:
         raise _fault(site, f"{error.subject}: {error.cause}", error.fix) from error
@@ -169,6 +169,8 @@ def _make_qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray
 
 def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> None:
     """Raise ModelError when scale and zero point do not fit a tensor of this shape; unknown dims fit anything."""
+    if marker.qparams is None:
+        return
     grain, found = marker.spec.granularity, marker.qparams.scale.shape
     if isinstance(grain, PerTensor):
         if found != ():

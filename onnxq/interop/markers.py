@@ -54,20 +54,21 @@ def strip_markers(
     model: str | Path | onnx.ModelProto,
     *,
     target: str = "ort",
+    mode: str = "static",
     quantizers: Iterable[str] | None = None,
     name: str = "",
     saturation: Saturation = "avoid",
 ) -> Marked:
     """Take the `ai.onnxq::FakeQuantize` markers out of a model, and make a plan with their numbers.
 
-    target: "ort", "trt" or "virtual": the engine that the plan is for. quantizers: the sites that must be marked, no
-    more and no fewer; None: any. name: the model's, for the plan. saturation: "allow" keeps weights that overflow
+    target: "ort", "trt" or "virtual": the engine that the plan is for. mode: the configuration's.
+    quantizers: the sites that must be marked, no more and no fewer; None: any. name: the model's, for the plan. saturation: "allow" keeps weights that overflow
     16-bit sums in the target's kernels.
     Quantized tensors get the names of their sites, weights are stored in their readers' order of axes, and weights of 4
     bits or fewer in a 4-bit type where the target accepts one. `onnxq.apply` carries the plan out.
     Raises ModelError naming a site that is lost in the graph or unknown, or whose numbers are not constant or wrong.
     """
-    engine = engine_of(target)
+    engine = engine_of(target, mode)
     loaded = load_model(model).proto
     # Before markers are removed: they keep weights from being folded, and so in the shape that is quantized.
     proto = fold_constants(inline_functions(name_nodes(loaded)))
@@ -85,7 +86,7 @@ def strip_markers(
     kept = _keeps_sites(sites, folded)
     final = folded if kept else stripped
     assert kept or _keeps_sites(sites, stripped)
-    plan = _make_plan(final, sites, target, name, ("constants",) if kept else (), saturation)
+    plan = _make_plan(final, sites, engine, name, ("constants",) if kept else (), saturation)
     where: dict[str, list[Site]] = {}
     for one, site in zip(placed, plan.sites, strict=True):
         for quantizer in one.group.sites:
@@ -209,7 +210,7 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     if group.first.role is Role.WEIGHT and placed.constant:
         role = Role.WEIGHT
     spec, numbers = group.spec, group.first.qparams
-    if group.perm and isinstance(spec.granularity, PerBlock):
+    if group.perm and isinstance(spec.granularity, PerBlock) and numbers is not None:
         numbers = QParams(numbers.scale.transpose(group.perm), numbers.zero_point.transpose(group.perm), numbers.origin)
     if role is Role.WEIGHT and placed.consumers:
         spec = _choose_storage(spec, engine, index.node(placed.consumers[0].node).op_type)
@@ -246,18 +247,17 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
 def _make_plan(
     proto: onnx.ModelProto,
     sites: tuple[SitePlan, ...],
-    target: str,
+    engine: Target,
     name: str,
     prepare: tuple[str, ...],
     saturation: Saturation,
 ) -> Plan:
     typed = infer_shapes(proto)
     index = GraphIndex(typed)
-    engine = engine_of(target)
     floats = find_float_nodes(index, sites) if engine.quantizes_alone else ()
     anchors, nodes = anchor_sites(index, sites, floats, compute_structural_ids(typed))
     plan = Plan(
-        target=target,
+        target=engine.name,
         model=name,
         saturation=saturation,
         warnings=(ALLOWED,) if saturation == "allow" and engine.saturates else (),

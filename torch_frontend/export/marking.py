@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from onnxq.errors import ModelError, PlanError
 from onnxq.sites import Role
-from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.values import use_eval_mode
 
 
 def active_quantizers(model: nn.Module) -> list[Quantizer]:
-    """The quantizers that are on.
+    """The quantizers that are on and leave a marker.
 
     Raises CalibrationError naming one without qparams, PlanError if none is on, ModelError if two have one site.
     """
-    found = [quantizer for quantizer in quantizers_of(model) if quantizer.active]
+    found = [quantizer for quantizer in quantizers_of(model) if quantizer.active and quantizer.marks]
     if not found:
         raise PlanError(
             type(model).__name__,
@@ -31,7 +31,8 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
     seen: set[str] = set()
     # Markers are found by site alone.
     for quantizer in found:
-        quantizer.qparams()
+        if not isinstance(quantizer, Dynamic):
+            quantizer.qparams()
         if quantizer.site in seen:
             raise ModelError(
                 quantizer.site, "two quantizers have this site", "give every quantizer a site of its own", code="Q120"

@@ -69,7 +69,7 @@ def to_onnx(
     Raises PlanError before calibration, CalibrationError for qparams that cannot be stored, ModelError naming a
     quantizer that the graph lost, for a model in bfloat16, or if torch cannot export it.
     """
-    inner, wanted = _begin_export(model, target)
+    inner, wanted, mode = _begin_export(model, target)
     quantizers = active_quantizers(inner)
     _check_types(inner)
     args, kwargs = as_inputs(example_inputs)
@@ -82,7 +82,7 @@ def to_onnx(
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.
     saturation = model.config.saturation if isinstance(model, QuantModel) else "avoid"
-    marked = onnxq.strip_markers(proto, target=wanted, quantizers=sites, name=name, saturation=saturation)
+    marked = onnxq.strip_markers(proto, target=wanted, mode=mode, quantizers=sites, name=name, saturation=saturation)
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
     done = onnxq.apply(marked.model, plan)
@@ -116,15 +116,15 @@ def export_onnx(
     return replace(done, files=files)
 
 
-def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str]:
-    """(module to export, target). Raises PlanError for a QuantModel that is not calibrated."""
+def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str, str]:
+    """(module to export, target, mode). Raises PlanError for a QuantModel that is not calibrated."""
     if not isinstance(model, QuantModel):
-        return model, target or "ort"
+        return model, target or "ort", "static"
     model.begin_export()
     # calc_qparams leaves everything off.
     if model.state is State.CALIBRATED:
         model.set_quant()
-    return model.model, target or model.config.target
+    return model.model, target or model.config.target, model.config.mode
 
 
 def _check_types(model: nn.Module) -> None:

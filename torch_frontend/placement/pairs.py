@@ -20,6 +20,9 @@ from torch_frontend.placement.graph import Argument, CallGraph, Weight, read_cal
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
 from torch_frontend.tracing.names import is_constant, read_op
 
+# The quantizer of activations on scales of each run.
+_DYNAMIC = "dynamic"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -98,6 +101,8 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
         if site.role is Role.WEIGHT:
             # One pair for each call that reads the weight.
             out.pairs += [_make_weight(graph, site, edge, placement, problem) for edge in site.consumers or ()]
+    if config.mode == "weight-only" and config.torch.activations.quantizer.name == _DYNAMIC:
+        out.pairs = [*_find_engine_data(graph, placement, problem), *out.pairs]
     if config.torch.disable_redundant and config.target == "virtual":
         _disable_redundant(out)
     return out
@@ -106,7 +111,14 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
 def _find_quantizer(placement: Placement, site: SitePlan, config: Config) -> QuantizerSpec:
     rule = placement.rules.get(site.site)
     default = config.torch.weights if site.role is Role.WEIGHT else config.torch.activations
-    return default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
+    found = default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
+    if site.role is Role.WEIGHT or (found.name == _DYNAMIC) is site.spec.dynamic:
+        return found
+    if site.spec.dynamic and found == QuantizerSpec():
+        return QuantizerSpec(_DYNAMIC)
+    cause = f"{found.name} in mode {config.mode}: scales either stand in the file or are computed at each run"
+    fix = "write `mode: dynamic` or `mode: weight-only` for the quantizer dynamic, `mode: static` for others"
+    raise ConfigError(config.where("torch.activations.quantizer"), cause, fix, code="Q307")
 
 
 def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, config: Config) -> Pair:
@@ -132,6 +144,27 @@ def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placem
         value=weight.value, readers=None if weight.argument is None else [weight.argument],
         sums=_find_sums(graph, edge, weight, problem),
     )  # fmt: skip
+
+
+def _find_engine_data(graph: CallGraph, placement: Placement, problem: PlacementProblem) -> list[Pair]:
+    """Data of quantized weights, which an engine quantizes by itself as it multiplies: trained so, and not exported."""
+    config, found = problem.config, dict[str, Pair]()
+    spec, observer = config.activations.spec(None), config.activations.observer
+    quantizer, options = config.torch.activations.quantizer, dict(config.torch.activations.quantizer.options)
+    # MatMulNBits has the same blocks for both.
+    if options.get("scales") == "block" and config.weights.block_size is not None:
+        options = {"block_size": config.weights.block_size, **options}
+        quantizer = QuantizerSpec(quantizer.name, tuple(sorted(options.items())))
+    for site in placement.sites:
+        for edge in site.consumers or ():
+            data, tensor = problem.ops.by_name[edge.node].data[0]
+            argument = graph.arguments.get((data.node, data.index))
+            value = graph.values.get(tensor.name)
+            pair = Pair(tensor.name, Role.ACTIVATION, spec, observer, quantizer, value=value, readers=[])
+            readers = found.setdefault(tensor.name, pair).readers
+            if argument is not None and readers is not None and argument not in readers:
+                readers.append(argument)
+    return list(found.values())
 
 
 def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementProblem) -> Sums | None:

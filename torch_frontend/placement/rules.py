@@ -84,12 +84,12 @@ class FrontEndTarget(Target):
 def front_end_target(config: Config) -> FrontEndTarget:
     """The configuration's target with the front end's additions.
 
-    Raises ConfigError where activations are asked for on scales of each run, which nothing trains.
+    Raises ConfigError where some activations are asked for on scales of each run beside others.
     """
-    asked = config.mode in ("dynamic", "auto") or any(rule.set.dynamic for rule in config.rules)
-    if asked or config.activations.dynamic:
-        cause = "the PyTorch front end trains scales that stand in the file, and none of each run"
-        fix = "write `mode: static`, or export the float model and quantize that"
+    apart = config.activations.dynamic or any(rule.set.dynamic for rule in config.rules)
+    if config.mode == "auto" or (apart and config.mode != "dynamic"):
+        cause = "the PyTorch front end trains all activations on scales of the file, or all on scales of each run"
+        fix = "write `mode: static` or `mode: dynamic`, or export the float model and quantize that"
         raise ConfigError(config.where("mode"), cause, fix, code="Q307")
     engine = find_target(config.target, config.mode)
     # Targets are shared by all that plan for an engine, so the additions go into a copy.

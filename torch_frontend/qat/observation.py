@@ -72,7 +72,7 @@ def share_qparams(module: nn.Module, *, source: int = 0) -> None:
     mine = {found.site: found for found in quantizers_of(module)}
     sent: list[object] = [None]
     if dist.get_rank() == source:
-        sent = [{site: found.qparams() if found.calibrated else None for site, found in mine.items()}]
+        sent = [{site: found.qparams() if found.slots and found.calibrated else None for site, found in mine.items()}]
     dist.broadcast_object_list(sent, src=source)
     qparams = sent[0]
     if not isinstance(qparams, dict) or set(qparams) != set(mine):

@@ -1,14 +1,16 @@
 """QuantModel, a quantized and trainable copy of a float module.
 
-model      the class: lifecycle and switches
-state      the states, and the steps allowed in each
-build      trace, simplify, convert, place, attach
-attach     carries out a placement
+model        the class: lifecycle and switches
+state        the states, and the steps allowed in each
+float_state  checkpoints of the float network, by their own names
+build        trace, simplify, convert, place, attach
+attach       carries out a placement
 """
 
 from torch_frontend.placement.pairs import Decision
+from torch_frontend.quant_model.float_state import PartialStateWarning
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quant_model.model import QuantModel
 from torch_frontend.quant_model.state import State
 
-__all__ = ["Decision", "Follower", "QuantModel", "State"]
+__all__ = ["Decision", "Follower", "PartialStateWarning", "QuantModel", "State"]

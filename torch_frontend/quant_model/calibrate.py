@@ -14,7 +14,7 @@ from onnxq.sites import Role
 from onnxq.spec import PerTensor
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model.follower import Follower
-from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.values import bind_inputs, use_eval_mode
 
@@ -41,8 +41,8 @@ def calibrate_activations(quantizers: Iterable[Quantizer]) -> None:
     """Calibrate all activations. Raises CalibrationError that lists the sites no batch reached."""
     missing = []
     for quantizer in quantizers:
-        # A follower has its leader's qparams.
-        if isinstance(quantizer, Follower) or quantizer.disabled_reason is not None:
+        # A follower has its leader's qparams, a dynamic quantizer none.
+        if not quantizer.slots or quantizer.disabled_reason is not None:
             continue
         try:
             quantizer.calc_qparams()
@@ -64,7 +64,7 @@ def keep_bound(quantizer: Quantizer) -> None:
     """
     lowest, highest = quantizer.bound
     unbounded = lowest is None and highest is None
-    if unbounded or not quantizer.calibrated or quantizer.spec.granularity != PerTensor():
+    if unbounded or not quantizer.slots or not quantizer.calibrated or quantizer.spec.granularity != PerTensor():
         return
     low, high = (end.detach().cpu().numpy() for end in quantizer.dequantized_range())
     if (lowest is not None and low < lowest) or (highest is not None and high > highest):
@@ -76,7 +76,7 @@ def check_qparams(quantizers: Iterable[Quantizer]) -> None:
     """Raise CalibrationError naming the sites without legal qparams: none, NaN, inf, or a scale not above 0."""
     wrong: list[OnnxqError] = []
     for quantizer in quantizers:
-        if quantizer.disabled_reason is None:
+        if quantizer.disabled_reason is None and not isinstance(quantizer, Dynamic):
             try:
                 quantizer.qparams()
             except OnnxqError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch_frontend.placement.pairs import Decision
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
 from torch_frontend.quant_model.build import build_quantized
+from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names, list_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import State, check_step
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
@@ -48,13 +50,15 @@ class QuantModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = _load_config(config, target)
-        built = build_quantized(copy_with_tensors(model) if copy else model, self.config, example_inputs)
+        source = copy_with_tensors(model) if copy else model
+        built = build_quantized(source, self.config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
         self.decisions: tuple[Decision, ...] = built.decisions
         self.state = State.FLOAT
         self._paths = built.paths
+        self._float_names = find_float_names(source, built.model)
         self._seen: list[calibrate.Batch] | None = None
         # nn.Module starts in train mode; the copy has the mode of the given model.
         self.training = self.model.training
@@ -253,10 +257,35 @@ class QuantModel(nn.Module):
         switches.switch_kinds(self.quantizers, True, True)
         with bn_tuning.tune_statistics(self.model):
             yield self
+        known = self._float_names.find_own(self.model)
         self.decisions = (*self.decisions, *bn_tuning.fold_tuned(self.model, pairs))
+        self._float_names.note_folds(self.model, known)
         self.state = State.QUANTIZED
 
     # -- state -------------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state of a QuantModel, or of the float model by its own names, which changes no quantizer.
+
+        Batch norms that were folded are folded again. Warns (PartialStateWarning) of all that was not loaded, where
+        `strict` does not raise, and of scales from before new weights.
+        """
+        unread = self._float_names.find_unread(self._float_names.find_float_keys(state_dict))
+        result = super().load_state_dict(state_dict, strict, assign)
+        lines = [f"the model does not read {list_names(unread)}"] if unread else []
+        lines += [f"the state lacks {list_names(result.missing_keys)}"] if result.missing_keys else []
+        lines += [f"it has no {list_names(result.unexpected_keys)}"] if result.unexpected_keys else []
+        if lines:
+            warnings.warn(f"not loaded: {'; '.join(lines)}", PartialStateWarning, stacklevel=2)
+        return result
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Rename a float model's values before torch looks for its own names."""
+        is_float = self._float_names.translate(self, state_dict, prefix, rest[2])
+        if is_float and any(quantizer.calibrated for quantizer in self.quantizers.values()):
+            text = "a float state gives new weights, and scales are from before: call prepare_calibration() and observe"
+            warnings.warn(text, PartialStateWarning, stacklevel=2)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def get_extra_state(self) -> dict[str, Any]:
         """State and switches, for the state dict."""

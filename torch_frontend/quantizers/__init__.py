@@ -6,6 +6,7 @@ uniform     fixed scale from an observer
 lsq         learned scale
 lsq_plus    learned scale and offset
 pact        learned clipping level
+dynamic     activations on scales of each run
 dorefa      weights through tanh, activations in [0, 1]
 adaround    learned rounding
 upkeep      legal values, NaN checks and penalties after each training step
@@ -19,6 +20,7 @@ groups      tensor, channel and block
 from torch_frontend.quantizers.adaround import AdaRound, Rounding
 from torch_frontend.quantizers.base import DisabledBy, Quantizer
 from torch_frontend.quantizers.dorefa import DoReFa
+from torch_frontend.quantizers.dynamic import Dynamic
 from torch_frontend.quantizers.lsq import LSQ
 from torch_frontend.quantizers.lsq_plus import LSQPlus
 from torch_frontend.quantizers.pact import PACT
@@ -32,6 +34,7 @@ __all__ = [
     "AdaRound",
     "DisabledBy",
     "DoReFa",
+    "Dynamic",
     "LSQPlus",
     "PostStep",
     "Quantizer",

@@ -39,7 +39,7 @@ class Quantizer(nn.Module):
     observer: gives the first qparams; None: minmax. options: the algorithm's own, checked against `defaults`.
     target: "virtual", "ort" or "trt". A spec it cannot hold is a ConfigError here, qparams a CalibrationError later.
 
-    scale, zero_point: float32, of shape [] / [channels] / blocked, buffers or parameters; None until calibrated.
+    scale, zero_point: float32, of shape [1] / [channels] / blocked, buffers or parameters; None until calibrated.
     enabled: the switch of the user or of QuantModel. disabled_reason: why it is off for good, whatever the switch;
     disabled_by: who decided that. observing: collect statistics in forward. frozen: scale and zero point do not learn.
 
@@ -139,6 +139,11 @@ class Quantizer(nn.Module):
         return self.enabled and self.disabled_reason is None
 
     @property
+    def marks(self) -> bool:
+        """True if the exported model has pairs for this site."""
+        return True
+
+    @property
     def axis(self) -> int | None:
         """Axis of the channels or blocks; None per tensor."""
         return groups.axis_of(self.spec)
@@ -223,20 +228,25 @@ class Quantizer(nn.Module):
 
         Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
-        scale, zero = (values.detach().float().cpu().numpy() for values in self._read_qparams())
+        scale, zero = (gather_shards(values.detach()).float().cpu().numpy() for values in self._read_qparams())
+        if self.axis is None:
+            scale, zero = scale.reshape(()), zero.reshape(())
         if not np.isfinite(zero).all():
             raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
         found = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
         return limits.check_qparams(found, self.spec, self.site, self.target)
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
-        """(lowest, highest) value that can be represented, of the scale's shape."""
+        """(lowest, highest) value that can be represented, of the shape of `qparams`."""
         scale, zero = self._read_qparams()
+        if self.axis is None:
+            scale, zero = scale.reshape(()), zero.reshape(())
         zero = zero.round()  # learned zero points lie between integers
         return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
 
     def put(self, slot: str, value: Tensor) -> None:
         """Set a slot, in place where it has this shape already."""
+        value = self._shape_slot(value)
         # In place, an optimizer made before keeps training the parameter that forward uses.
         held = getattr(self, slot)
         if held is not None and held.shape == value.shape:
@@ -245,6 +255,10 @@ class Quantizer(nn.Module):
             setattr(self, slot, nn.Parameter(value, requires_grad=not self.frozen))
         else:
             setattr(self, slot, value)
+
+    def _shape_slot(self, value: Tensor) -> Tensor:
+        # Sharded data parallelism (FSDP2) takes no parameters of shape [].
+        return value.reshape(1) if value.dim() == 0 else value
 
     # -- forward -----------------------------------------------------------------------------------------------
 
@@ -360,7 +374,8 @@ class Quantizer(nn.Module):
         unless asked for strict=False.
         """
         metadata, missing = rest[0], rest[2]
-        found = {slot: state[prefix + slot] for slot in self.slots if prefix + slot in state}
+        found = {slot: self._shape_slot(state[prefix + slot]) for slot in self.slots if prefix + slot in state}
+        state.update({prefix + slot: value for slot, value in found.items()})
         for slot in self.slots:
             held = getattr(self, slot)
             if slot in found:
@@ -391,6 +406,12 @@ class Quantizer(nn.Module):
             return f"{text}, not calibrated"
         scale, zero = (_format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
         return f"{text}, scale={scale}, zero_point={zero}{', frozen' if self.frozen else ''}"
+
+
+def gather_shards(values: Tensor) -> Tensor:
+    """The whole of a tensor that ranks hold in shards (DTensor), for which all of them must call this; else itself."""
+    whole = getattr(values, "full_tensor", None)
+    return values if whole is None else whole()
 
 
 def _format_range(values: Tensor) -> str:

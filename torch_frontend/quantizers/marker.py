@@ -16,11 +16,13 @@ from onnxq.spec import PerBlock, PerTensor, QuantSpec
 MARKER = "ai.onnxq::FakeQuantize"
 
 
-def mark_tensor(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, *, site: str, role: Role) -> Tensor:
+def mark_tensor(
+    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, spec: QuantSpec, *, site: str, role: Role
+) -> Tensor:
     """Return x through a marker node; only inside torch.onnx.export.
 
     scale, zero_point: [] or [1] per tensor, [channels] per channel, blocked per block, as in `onnxq.spec.QParams`;
-    the reader of the marker rounds the zero point.
+    the reader of the marker rounds the zero point. Both None for a spec that is dynamic.
     """
     attrs: dict[str, Any] = {
         "site": site,
@@ -37,7 +39,8 @@ def mark_tensor(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, *
         attrs["axis"] = grain.axis % x.dim()
     if isinstance(grain, PerBlock):
         attrs["block_size"] = grain.size
-    result: Tensor = torch.onnx.ops.symbolic(
-        MARKER, (x, scale, zero_point), attrs, dtype=x.dtype, shape=x.shape, version=1
-    )
+    if spec.dynamic:
+        attrs["dynamic"] = 1
+    inputs = (x,) if scale is None or zero_point is None else (x, scale, zero_point)
+    result: Tensor = torch.onnx.ops.symbolic(MARKER, inputs, attrs, dtype=x.dtype, shape=x.shape, version=1)
     return result

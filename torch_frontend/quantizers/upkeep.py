@@ -94,7 +94,9 @@ class PostStep:
         learned = self._list_learned()
         if not learned:
             return [], None
-        flags = [held.detach().isfinite().all() for _, held in learned]
+        # Of a sharded tensor (DTensor) each rank checks its own part: gathering would make all ranks wait at each step.
+        parts = [held.detach().to_local() if hasattr(held, "to_local") else held.detach() for _, held in learned]
+        flags = [part.isfinite().all() for part in parts]
         return [name for name, _ in learned], torch.stack([flag.to(flags[0].device) for flag in flags])
 
     def _send_flags(self) -> tuple[list[str], Tensor, Any] | None:

@@ -6,6 +6,8 @@ f = γ / √(σ² + ε), one factor an output channel.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,16 +80,22 @@ def _explain_conflict(
 
 def compute_factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
     """(f, shift) of the batch norm as y = f x + shift, one value per channel, float64."""
-    var, mean = norm.running_var.double(), norm.running_mean.double()  # type: ignore[operator]
-    gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()  # type: ignore[operator]
-    beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()  # type: ignore[operator]
-    factor = gamma / torch.sqrt(var + norm.eps)
-    return factor, beta - mean * factor
+    return _find_factors(_read_norm(norm), norm.eps)  # type: ignore[arg-type]
 
 
-def _spread_factors(layer: nn.Module, factor: Tensor) -> Tensor:
+def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
+    return {key: getattr(norm, key) for key in ("weight", "bias", "running_mean", "running_var")}
+
+
+def _find_factors(norm: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
+    held = {key: value.detach().double() for key, value in norm.items() if value is not None}
+    mean, ones = held["running_mean"], torch.ones_like(held["running_mean"])
+    factor = held.get("weight", ones) / torch.sqrt(held["running_var"] + eps)
+    return factor, held.get("bias", 0 * ones) - mean * factor
+
+
+def _spread_factors(layer: nn.Module, weight: Tensor, factor: Tensor) -> Tensor:
     """One factor per output channel, in a shape that broadcasts over the layer's weight."""
-    weight: Tensor = layer.weight  # type: ignore[assignment]
     if not isinstance(layer, _TRANSPOSED):
         return factor.reshape(-1, *[1] * (weight.dim() - 1))
     # [in, out / groups, ...]: rows of group g hold the output channels of group g.
@@ -95,14 +103,35 @@ def _spread_factors(layer: nn.Module, factor: Tensor) -> Tensor:
     return rows.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2))
 
 
-def fold_layer(layer: nn.Module, norm: nn.Module) -> nn.Module:
-    """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own, in float64 inside."""
+@dataclass(frozen=True)
+class Folded:
+    """The tensors of a layer and of the batch norm folded into it, by their names there."""
+
+    layer: Mapping[str, Tensor | None]
+    norm: Mapping[str, Tensor | None]
+    eps: float
+
+
+def fold_tensors(layer: nn.Module, folded: Folded) -> tuple[Tensor, Tensor]:
+    """(weight, bias) of a layer of this kind that computes layer and batch norm, in float64 inside."""
+    factor, shift = _find_factors(folded.norm, folded.eps)
+    weight, bias = folded.layer["weight"], folded.layer.get("bias")
+    assert weight is not None
     # float64, rounded once at the end.
-    factor, shift = compute_factors(norm)
+    made = (weight.detach().double() * _spread_factors(layer, weight, factor)).to(weight.dtype)
+    shifted = shift if bias is None else shift + bias.detach().double() * factor
+    return made, shifted.to(weight.dtype)
+
+
+def fold_layer(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own.
+
+    Its attribute `folded` holds the tensors of both.
+    """
     made = copy_shallowly(layer)
     old: Any = layer
-    weight = (old.weight.detach().double() * _spread_factors(layer, factor)).to(old.weight.dtype)
-    bias = shift if old.bias is None else shift + old.bias.detach().double() * factor
+    made.folded = Folded({"weight": old.weight, "bias": old.bias}, _read_norm(norm), norm.eps)  # type: ignore
+    weight, bias = fold_tensors(layer, made.folded)  # type: ignore[arg-type]
     made.weight = nn.Parameter(weight, requires_grad=old.weight.requires_grad)
-    made.bias = nn.Parameter(bias.to(old.weight.dtype), requires_grad=old.weight.requires_grad)
+    made.bias = nn.Parameter(bias, requires_grad=old.weight.requires_grad)
     return made

@@ -78,7 +78,7 @@ def test_lsq_starts_as_in_the_paper(bits: int) -> None:
     for batch in w.abs().split(3):
         relu.observe(batch)
     relu.calc_qparams()
-    torch.testing.assert_close(relu.scale.detach(), 2 * w.abs().mean() / math.sqrt(2**bits - 1))
+    torch.testing.assert_close(relu.scale.detach(), 2 * w.abs().mean().reshape(1) / math.sqrt(2**bits - 1))
     assert float(relu.zero_point) == 0
 
     both = create_quantizer("lsq", unsigned, site="s")
