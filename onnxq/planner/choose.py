@@ -10,7 +10,7 @@ from onnxq.planner.balance import ANY, find_balance
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.exclusions import find_excluded
 from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
-from onnxq.planner.problem import PlacementProblem, is_dynamic
+from onnxq.planner.problem import PlacementProblem
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
 from onnxq.targets import Output
 from onnxq.targets.costs import Cost
@@ -157,24 +157,12 @@ def _decide_side(
         return False, problem.refused[op.name]
     if rule is not None:
         return False, _leave_by_rule(op, rule)
-    reader = None if op.rule.compute else _find_dynamic_reader(problem, op)
-    if reader is not None:
-        reason = f"{reader.name} quantizes it at each run, from float"
-        return False, LeftFloat(op.name, reason, reader.rule.name) if _is_fed(ops, op, sides) else None
     if not requests.is_forced(op.node, roles):
         return None
     if op.rule.compute or _is_fed(ops, op, sides):
         return True, None
     reason = f"a {op.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
     return False, Refusal(op.name, reason, _FORCE, op.rule.name, "R105")
-
-
-def _find_dynamic_reader(problem: PlacementProblem, op: QuantizableOp) -> QuantizableOp | None:
-    """An operator that is to quantize, on scales of each run, the tensor that this one makes in a static plan."""
-    if problem.engine.dynamic:
-        return None
-    readers = (other for _, other in problem.ops.consumers(op.out) if other is not None)
-    return next((one for one in readers if one.name not in problem.refused and is_dynamic(problem.requests, one)), None)
 
 
 def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
