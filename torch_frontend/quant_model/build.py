@@ -18,11 +18,12 @@ from torch_frontend.quant_model.attach import attach_quantizers
 from torch_frontend.quant_model.eager import CallsOutside, convert_layers
 from torch_frontend.tracing.arguments import find_given_arguments
 from torch_frontend.tracing.attention import take_apart
+from torch_frontend.tracing.capture import capture_model, take_graph
 from torch_frontend.tracing.fold import fold_batch_norms
 from torch_frontend.tracing.names import name_calls
 from torch_frontend.tracing.simplify import simplify_graph
-from torch_frontend.tracing.tracer import Traced, Untraceable, trace_model
-from torch_frontend.tracing.values import as_inputs, record_shapes, use_eval_mode
+from torch_frontend.tracing.tracer import Origin, Traced, Untraceable, trace_model
+from torch_frontend.tracing.values import as_inputs, compare_outputs, record_shapes, use_eval_mode
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,45 @@ class Built:
     refusals: tuple[Refusal, ...]
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
+    origin: Origin = Origin.LAYERS
 
 
 def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Built:
     """Convert a module. Its own modules do not change; Parameters are shared, save those of folded layers."""
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
+    skip, inputs = config.torch.skip_trace, None if example is None else (args, kwargs)
+    if isinstance(model, fx.GraphModule):
+        taken = take_graph(model, skip)
+        return _build_traced(taken, _simplify_traced(taken), config, inputs)
     given = find_given_arguments(model, args, kwargs) if example is not None else None
-    traced = trace_model(model, config.torch.skip_trace, given)
+    traced = trace_model(model, skip, given)
+    # A run on the example may follow what symbols cannot.
+    if inputs is not None and (isinstance(traced, Untraceable) or traced.opaque):
+        captured = capture_model(model, skip, *inputs)
+        why = None
+        if isinstance(captured, Traced):
+            made = _simplify_traced(captured)
+            why = compare_outputs(model, made, *inputs)
+            if why is None:
+                return _build_traced(captured, made, config, inputs)
+        else:
+            why = captured.reason
+        if isinstance(traced, Untraceable):
+            traced = Untraceable(f"{traced.reason}; nor by torch.export: {why}")
     if isinstance(traced, Untraceable):
         return _build_untraced(model, config, example, traced.reason)
-    return _build_traced(traced, config, None if example is None else (args, kwargs))
+    return _build_traced(traced, _simplify_traced(traced), config, inputs)
 
 
-def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
+def _simplify_traced(traced: Traced) -> fx.GraphModule:
     model = _make_graph_module(traced.root, traced.graph)
-    # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
     simplify_graph(model)
+    return model
+
+
+def _build_traced(traced: Traced, model: fx.GraphModule, config: Config, example: tuple[Any, Any] | None) -> Built:
+    # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
     if config.target == "trt" and config.attention == "quantized":
         take_apart(model)
     name_calls(model, traced.skipped)
@@ -77,7 +100,7 @@ def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | Non
         inner += reasons
     model.recompile()
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
-    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions))
+    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions), traced.origin)
 
 
 def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:

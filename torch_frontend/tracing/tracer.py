@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,17 @@ from torch_frontend.tracing.values import keep_modes
 _TRIES = 64
 
 
+class Origin(Enum):
+    """Where the graph of a model comes from."""
+
+    SYMBOLIC = "torch.fx"
+    EXPORTED = "torch.export"
+    # A GraphModule's own.
+    GIVEN = "given"
+    # None: layer by layer.
+    LAYERS = "layers"
+
+
 @dataclass(frozen=True)
 class Traced:
     """A graph over the modules of `root`.
@@ -38,6 +50,7 @@ class Traced:
     fixed: tuple[str, ...] = ()
     modes: tuple[Refusal, ...] = ()
     shaped: tuple[str, ...] = ()
+    origin: Origin = Origin.SYMBOLIC
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,7 @@ def trace_model(
             if example is None and given is not None:
                 example = given
                 continue
-            reason = _shorten_error(error)
+            reason = shorten_error(error)
             if tracer.failed is None or tracer.failed in failed:
                 return Untraceable(reason)
             failed[tracer.failed] = reason
@@ -192,10 +205,15 @@ def _compare_modes(
     calls = [[(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in one.nodes] for one in (graph, other)]
     if calls[0] == calls[1]:
         return ()
-    kept, lost = ("train", "eval") if root.training else ("eval", "train")
+    return (refuse_mode(root),)
+
+
+def refuse_mode(model: nn.Module) -> Refusal:
+    """A Refusal for a model whose graph holds the calls of one mode, train or eval, and whose other mode has others."""
+    kept, lost = ("train", "eval") if model.training else ("eval", "train")
     reason = f"its forward does other things in {lost} mode, which are lost: it was traced in {kept} mode"
     fix = "take `if self.training` out of its forward, or trace it in the mode you need"
-    return (Refusal(type(root).__name__, reason, fix, "mode", "R108"),)
+    return Refusal(type(model).__name__, reason, fix, "mode", "R108")
 
 
 def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
@@ -208,9 +226,9 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
             )
 
 
-def _shorten_error(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """The error's class and first sentence; fx's messages are a page long."""
-    text = (str(error).splitlines() or [""])[0].split(". ")[0]
+    text = (str(error).strip().splitlines() or [""])[0].split(". ")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
