@@ -26,11 +26,11 @@ from torch_frontend.qmodules import copy_shallowly
 from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given
 from torch_frontend.tracing.aten import convert_calls
 from torch_frontend.tracing.leaves import LeafCall, mark_leaves, restore_leaves
+from torch_frontend.tracing.modes import list_calls
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import make_unique_path
-from torch_frontend.tracing.simplify import ATTENTION_DROPOUT, find_dropout
+from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
 from torch_frontend.tracing.tracer import Origin, Traced, Tracer, Untraceable, check_patterns, refuse_mode, shorten_error
-from torch_frontend.tracing.values import keep_modes
 
 IsLeaf = Callable[[nn.Module, str], bool]
 
@@ -95,34 +95,18 @@ def _read_aten_name(node: fx.Node) -> str:
 
 def _follow_modes(model: nn.Module, graph: fx.Graph, args: Any, kwargs: Any, is_leaf: IsLeaf) -> tuple[Refusal, ...]:
     """Let the dropout of attention follow the mode; a Refusal if the other mode (train or eval) does other things."""
-    with keep_modes(model):
-        model.train(not model.training)
-        try:
-            _, other = _capture_graph(model, args, kwargs, is_leaf)
-        except NotCaptured:
-            return (refuse_mode(model),)
-    pairs = list(zip(graph.nodes, other.nodes, strict=False))
-    if len(graph.nodes) != len(other.nodes) or any(_describe_call(a) != _describe_call(b) for a, b in pairs):
+    inputs = _widen_batch(args, kwargs)
+    calls = [list_calls(model, *inputs, is_leaf, training=mode) for mode in (model.training, not model.training)]
+    found = [node for node in graph.nodes if node.target is functional.scaled_dot_product_attention]
+    if calls[0] is None or calls[1] is None or [call.name for call in calls[0]] != [call.name for call in calls[1]]:
         return (refuse_mode(model),)
-    for node, twin in pairs:
-        probability = max(_read_dropout(node), _read_dropout(twin))
-        if node.target is functional.scaled_dot_product_attention and probability:
+    dropouts = [max(a.dropout, b.dropout) for a, b in zip(*calls, strict=True) if a.attends]
+    if any(dropouts) and len(dropouts) != len(found):
+        return (refuse_mode(model),)
+    for node, probability in zip(found, dropouts, strict=False):
+        if probability:
             node.meta[ATTENTION_DROPOUT] = probability
     return ()
-
-
-def _read_dropout(node: fx.Node) -> float:
-    given = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
-    return float(given.get("dropout_p", 0.0)) if node.target is functional.scaled_dot_product_attention else 0.0
-
-
-def _describe_call(node: fx.Node) -> Any:
-    """All of a call that must be the same in both modes."""
-    if node.op in ("get_attr", "placeholder"):
-        return node.op
-    if node.target is functional.scaled_dot_product_attention or find_dropout(node) is not None:
-        return node.target
-    return node.op, str(node.target), str(fx.map_arg((node.args, node.kwargs), lambda _: None))
 
 
 def _capture_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf) -> tuple[nn.Module, fx.Graph]:
@@ -285,6 +269,8 @@ def _inline_body(module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inp
         reader.replace_all_uses_with(results[reader.args[1]])
         graph.erase_node(reader)
     graph.erase_node(node)
+    if not body.users:
+        graph.erase_node(body)
 
 
 def _follow_device(graph: fx.Graph) -> None:

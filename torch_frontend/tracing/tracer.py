@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -97,6 +98,9 @@ class Tracer(fx.Tracer):
 
     def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
         """Give forward the default of a fixed argument, and the graph an input that is checked against it."""
+        # Arguments that the forward does not name: none, see trace_model.
+        if name.startswith("**"):
+            return {}
         if name not in self.fixed:
             return super()._proxy_placeholder(name, *rest)
         default = self.fixed[name]
@@ -162,6 +166,9 @@ def trace_model(
     root = make_traceable(model)
     fixed = find_fixed_arguments(root, given)
     failed: dict[str, str] = {}
+    parameters = inspect.signature(root.forward).parameters
+    if any(parameters[name].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) for name in given or ()):
+        return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
     example: Mapping[str, Any] | None = None
     for _ in range(_TRIES):
