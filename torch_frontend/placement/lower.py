@@ -26,6 +26,7 @@ from torch_frontend.placement.types import (
     find_slice_type,
 )
 from torch_frontend.qmodules import UNKNOWN, WeightQuantized, explain_unconvertible
+from torch_frontend.tracing.arguments import PackOutputs
 from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import CallName, element_of, is_constant, is_plain, list_readers, read_name, read_op, site_of
 from torch_frontend.tracing.values import compute_constant, is_float, shape_of
@@ -69,7 +70,9 @@ class _Lowering:
         """Add the nodes of one value; those before it are there."""
         name = read_name(node)
         if node.op == "output":
-            self.graph.outputs.update(self._read(node, Slot(0), value).tensor for value in node.all_input_nodes)
+            for value in node.all_input_nodes:
+                parts = value.all_input_nodes if isinstance(find_module(self.model, value), PackOutputs) else [value]
+                self.graph.outputs.update(self._read(node, Slot(0), part).tensor for part in parts)
         elif node.op == "placeholder":
             tensor = self._make(node)
             info = ValueInfo(tensor, self.graph.dtype(TensorId(tensor)), None)

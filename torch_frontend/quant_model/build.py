@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,12 @@ from torch_frontend.quant_model.eager import CallsOutside, convert_layers
 from torch_frontend.tracing.arguments import find_given_arguments
 from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.batch_norms import keep_batch_counts, replace_batch_norms
+from torch_frontend.tracing.capture import capture_model, take_graph
 from torch_frontend.tracing.fold import fold_batch_norms
 from torch_frontend.tracing.names import name_calls
 from torch_frontend.tracing.simplify import simplify_graph
-from torch_frontend.tracing.tracer import Traced, Untraceable, trace_model
-from torch_frontend.tracing.values import as_inputs, record_shapes, use_eval_mode
+from torch_frontend.tracing.tracer import Origin, Traced, Untraceable, trace_model
+from torch_frontend.tracing.values import as_inputs, compare_outputs, record_shapes, use_eval_mode
 
 
 @dataclass(frozen=True)
@@ -36,29 +37,66 @@ class Built:
     refusals: tuple[Refusal, ...]
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
+    origin: Origin = Origin.LAYERS
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A traced network, simplified. norms: functions of batch norms that stayed functions, and why."""
+
+    traced: Traced
+    model: fx.GraphModule
+    norms: tuple[tuple[str, str], ...]
 
 
 def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Built:
     """Convert a module. Its own modules do not change; Parameters are shared, save those of folded layers."""
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
+    inputs = None if example is None else (args, kwargs)
+    if isinstance(model, fx.GraphModule):
+        return _build_traced(_simplify_traced(take_graph(model, config.torch.skip_trace)), config, inputs)
     given = find_given_arguments(model, args, kwargs) if example is not None else None
     model, normed = multiply_weight_norms(model)
     with keep_batch_counts(model):
-        traced = trace_model(model, config.torch.skip_trace, given)
-    if isinstance(traced, Untraceable):
-        built = _build_untraced(model, config, example, traced.reason)
+        found = _trace_network(model, config.torch.skip_trace, given, inputs)
+    if isinstance(found, Untraceable):
+        built = _build_untraced(model, config, example, found.reason)
     else:
-        built = _build_traced(traced, config, None if example is None else (args, kwargs))
+        built = _build_traced(found, config, inputs)
     done = [Decision(path, "its weight norm is multiplied out: it trains the plain weight", "weight-norm") for path in normed]
     return replace(built, decisions=(*done, *built.decisions))
 
 
-def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
+def _trace_network(
+    model: nn.Module, skip: Sequence[str], given: Any, inputs: tuple[Any, Any] | None
+) -> _Network | Untraceable:
+    """The network as symbols or, where they cannot follow, a run on the inputs find it."""
+    traced = trace_model(model, skip, given)
+    if inputs is not None and (isinstance(traced, Untraceable) or traced.opaque):
+        captured = capture_model(model, skip, *inputs)
+        if isinstance(captured, Traced):
+            made = _simplify_traced(captured)
+            why = compare_outputs(model, made.model, *inputs)
+            if why is None:
+                return made
+        else:
+            why = captured.reason
+        if isinstance(traced, Untraceable):
+            return Untraceable(f"{traced.reason}; nor by torch.export: {why}")
+    return traced if isinstance(traced, Untraceable) else _simplify_traced(traced)
+
+
+def _simplify_traced(traced: Traced) -> _Network:
     model = _make_graph_module(traced.root, traced.graph)
-    # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
-    functional_norms = replace_batch_norms(model, traced.root)
+    norms = replace_batch_norms(model, traced.root)
     simplify_graph(model)
+    return _Network(traced, model, tuple(norms))
+
+
+def _build_traced(network: _Network, config: Config, example: tuple[Any, Any] | None) -> Built:
+    traced, model = network.traced, network.model
+    # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
     if config.target == "trt" and config.attention == "quantized":
         take_apart(model)
     name_calls(model, traced.skipped)
@@ -68,7 +106,7 @@ def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | Non
     shaped = "its control flow on shapes and types goes the way it went for example_inputs"
     decisions += [Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped]
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
-    decisions += [Decision(*left, "batch-norm") for left in functional_norms]
+    decisions += [Decision(*left, "batch-norm") for left in network.norms]
     if config.torch.fuse_bn:
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
     graph = lower_model(model, config, traced.skipped)
@@ -86,7 +124,7 @@ def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | Non
         inner += reasons
     model.recompile()
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
-    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions))
+    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions), traced.origin)
 
 
 def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:

@@ -1,4 +1,4 @@
-"""Arguments that keep their default: fixed while tracing, and checked when the model runs."""
+"""Arguments and results of a traced forward: what is fixed while tracing is checked when the model runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.fx.node import has_side_effect
+from torch.utils import _pytree as pytree
 
 from onnxq.errors import DataError
 
@@ -51,3 +52,23 @@ def require_default(value: Any, name: str, default: Any) -> None:
             "give example_inputs that hold it",
             code="Q205",
         )
+
+
+@has_side_effect
+def require_given(value: Any, name: str) -> None:
+    """Raise DataError if an argument that was traced with a value is missing."""
+    if value is None:
+        raise DataError(f"input {name!r}", "is missing: example_inputs have it", "give it by position or name", code="Q207")
+
+
+class PackOutputs(nn.Module):
+    """Makes the model's own kind of result of its tensors, for instance a data class."""
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__()
+        # Numbers in the places of tensors: torch warns of copies of its own specification.
+        self.form = pytree.tree_unflatten(range(spec.num_leaves), spec)
+
+    def forward(self, leaves: list[Any]) -> Any:
+        """The result of which these are the leaves."""
+        return pytree.tree_unflatten(leaves, pytree.tree_structure(self.form))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from torch_frontend.qmodules import Call, copy_shallowly, register_qmodule
+from torch_frontend.qmodules import Call, copy_shallowly, register_qmodule, register_targets
 from torch_frontend.tracing.modules import name_arguments
 
 
@@ -175,6 +175,22 @@ def run_transformer(
     memory = m.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask)
     masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
     return m.decoder(tgt, memory, *masks)
+
+
+class AttentionDropout(nn.Module):
+    """F.scaled_dot_product_attention whose dropout follows the mode, train or eval."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the function."""
+        dropout = self.dropout if self.training else 0.0
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout, **options)
+
+
+register_targets(AttentionDropout, op="attention")
 
 
 def take_apart(model: fx.GraphModule) -> None:

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import reduce
+from keyword import iskeyword
 from typing import Any
 
+import torch
 from torch import fx
 
 from torch_frontend.qmodules import UNKNOWN, Call, Entry, find_entry
-from torch_frontend.tracing.arguments import require_default
+from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given
+from torch_frontend.tracing.modules import find_module
 
 # Keys of a node's meta.
 _NAMED, _PLAIN, _CONSTANT = "onnxq_name", "onnxq_plain", "onnxq_constant"
@@ -126,6 +129,8 @@ def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
         # Nodes come in topological order, so sources are settled before their readers.
         if _computes_no_tensor(node):
             node.meta[_PLAIN] = True
+        elif isinstance(find_module(model, node), PackOutputs):
+            node.meta[_PLAIN] = True
         elif node.op == "call_module":
             path = str(node.target)
             known = None if path in skipped else find_entry(type(model.get_submodule(path)))
@@ -140,13 +145,15 @@ def _computes_no_tensor(node: fx.Node) -> bool:
         return node.target in _FACT_METHODS
     if node.op != "call_function":
         return False
-    if node.target is require_default:
+    # Checks give nothing that is read.
+    if node.target in (require_default, require_given, torch._assert):
         return True
     if node.target is getattr:
         return node.args[1] in _FACTS
     sources = node.all_input_nodes
     # Python's own arithmetic on sizes gives sizes.
-    plainly = getattr(node.target, "__module__", "") in ("builtins", "_operator", "operator", "math")
+    name, place = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", "")
+    plainly = place in ("builtins", "_operator", "operator", "math") or (place == "torch" and name.startswith("sym_"))
     return plainly and bool(sources) and all(is_plain(source) for source in sources)
 
 
@@ -165,7 +172,8 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
     known = find_entry(node.target)
     scope = scope_of(node)
     base = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "call")
-    path = make_unique_path(model, scope, base.strip("_") or "call", taken)  # __matmul__ -> matmul
+    base = base.strip("_") or "call"  # __matmul__ -> matmul
+    path = make_unique_path(model, scope, f"{base}_" if iskeyword(base) else base, taken)
     if known is not None:
         made = (known.qmodule or Call)(node.target)
         made.train(model.training)

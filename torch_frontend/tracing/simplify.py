@@ -10,8 +10,10 @@ from torch import fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import copy_shallowly
+from torch_frontend.tracing.attention import AttentionDropout
 from torch_frontend.tracing.modules import find_module, name_arguments
 from torch_frontend.tracing.names import make_unique_path, scope_of
+from torch_frontend.tracing.products import split_products
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
     functional.dropout: nn.Dropout,
@@ -21,6 +23,8 @@ _DROPOUTS: dict[Any, type[nn.Module]] = {
     functional.dropout3d: nn.Dropout3d,
     functional.alpha_dropout: nn.AlphaDropout,
 }
+# Key of a node's meta: the probability in train mode of a dropout inside attention.
+ATTENTION_DROPOUT = "onnxq_dropout"
 _IN_PLACE: dict[Any, Any] = {functional.relu_: functional.relu, torch.relu_: torch.relu}
 
 
@@ -31,6 +35,7 @@ def simplify_graph(model: fx.GraphModule) -> None:
     replace_dropouts(model)
     remove_in_place_writes(model)
     replace_unbind(model)
+    split_products(model.graph)
     model.graph.eliminate_dead_code()
     model.delete_all_unused_submodules()
     model.graph.lint()
@@ -50,7 +55,14 @@ def replace_dropouts(model: fx.GraphModule) -> None:
     A call with another mode than the model's keeps it: `training=True` in a model traced in eval mode.
     """
     for node in list(model.graph.nodes):
-        made = _DROPOUTS.get(node.target) if node.op == "call_function" else None
+        if ATTENTION_DROPOUT in node.meta:
+            path = make_unique_path(model, scope_of(node), "scaled_dot_product_attention")
+            model.add_submodule(path, AttentionDropout(node.meta[ATTENTION_DROPOUT]).train(model.training))
+            given = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
+            node.op, node.target, node.args = "call_module", path, tuple(given.pop(k) for k in ("query", "key", "value"))
+            node.kwargs = {key: value for key, value in given.items() if key != "dropout_p"}
+            continue
+        made = find_dropout(node)
         if made is None:
             continue
         args = name_arguments(node, "input", "p", "training")
@@ -62,6 +74,11 @@ def replace_dropouts(model: fx.GraphModule) -> None:
         model.add_submodule(path, module)
         node.op, node.target = "call_module", path
         node.args, node.kwargs = (args["input"],), {}
+
+
+def find_dropout(node: fx.Node) -> type[nn.Module] | None:
+    """The module class of a dropout's function; None for other nodes."""
+    return _DROPOUTS.get(node.target) if node.op == "call_function" else None
 
 
 def remove_in_place_writes(model: fx.GraphModule) -> None:

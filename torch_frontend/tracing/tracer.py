@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,17 @@ from torch_frontend.tracing.values import keep_modes
 _TRIES = 64
 
 
+class Origin(Enum):
+    """Where the graph of a model comes from."""
+
+    SYMBOLIC = "torch.fx"
+    EXPORTED = "torch.export"
+    # A GraphModule's own.
+    GIVEN = "given"
+    # None: layer by layer.
+    LAYERS = "layers"
+
+
 @dataclass(frozen=True)
 class Traced:
     """A graph over the modules of `root`.
@@ -39,6 +52,7 @@ class Traced:
     fixed: tuple[str, ...] = ()
     modes: tuple[Refusal, ...] = ()
     shaped: tuple[str, ...] = ()
+    origin: Origin = Origin.SYMBOLIC
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,9 @@ class Tracer(fx.Tracer):
 
     def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
         """Give forward the default of a fixed argument, and the graph an input that is checked against it."""
+        # Arguments that the forward does not name: none, see trace_model.
+        if name.startswith("**"):
+            return {}
         if name not in self.fixed:
             return super()._proxy_placeholder(name, *rest)
         default = self.fixed[name]
@@ -150,6 +167,9 @@ def trace_model(
     root = make_traceable(model)
     fixed = find_fixed_arguments(root, given)
     failed: dict[str, str] = {}
+    parameters = inspect.signature(root.forward).parameters
+    if any(parameters[name].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) for name in given or ()):
+        return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
     example: Mapping[str, Any] | None = None
     for _ in range(_TRIES):
@@ -160,7 +180,7 @@ def trace_model(
             if example is None and given is not None:
                 example = given
                 continue
-            reason = _shorten_error(error)
+            reason = shorten_error(error)
             if tracer.failed is None or tracer.failed in failed:
                 return Untraceable(reason)
             failed[tracer.failed] = reason
@@ -194,10 +214,15 @@ def _compare_modes(
     if calls[0] == calls[1]:
         compare_batch_norms(graph, other)
         return ()
-    kept, lost = ("train", "eval") if root.training else ("eval", "train")
+    return (refuse_mode(root),)
+
+
+def refuse_mode(model: nn.Module) -> Refusal:
+    """A Refusal for a model whose graph holds the calls of one mode, train or eval, and whose other mode has others."""
+    kept, lost = ("train", "eval") if model.training else ("eval", "train")
     reason = f"its forward does other things in {lost} mode, which are lost: it was traced in {kept} mode"
     fix = "take `if self.training` out of its forward, or trace it in the mode you need"
-    return (Refusal(type(root).__name__, reason, fix, "mode", "R108"),)
+    return Refusal(type(model).__name__, reason, fix, "mode", "R108")
 
 
 def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
@@ -210,9 +235,9 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
             )
 
 
-def _shorten_error(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """The error's class and first sentence; fx's messages are a page long."""
-    text = (str(error).splitlines() or [""])[0].split(". ")[0]
+    text = (str(error).strip().splitlines() or [""])[0].split(". ")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

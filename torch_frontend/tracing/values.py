@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from onnxq.errors import DataError
 from torch_frontend.quantizers import Quantizer
@@ -66,6 +67,25 @@ def record_shapes(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
             raise DataError(
                 "example_inputs", f"the model does not run on them: {error}", "give one batch", code="Q205"
             ) from error
+
+
+def compare_outputs(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Reason why a captured graph is not the model, or None: both are run in eval mode on the same inputs."""
+    found = []
+    for one in (model, graph):
+        with use_eval_mode(one), torch.random.fork_rng():
+            torch.manual_seed(0)
+            try:
+                found.append([leaf for leaf in pytree.tree_leaves(one(*args, **kwargs)) if isinstance(leaf, Tensor)])
+            except Exception as error:  # the captured calls may not fit torch's functions
+                return f"its graph does not run ({type(error).__name__}: {error})"
+    # One thousandth of the largest value: float32 sums in another order are far below it.
+    for plain, made in zip(*found, strict=False):
+        if plain.shape != made.shape or not torch.allclose(
+            plain.double(), made.double(), 0.0, 1e-3 * (float(plain.double().abs().max()) if plain.numel() else 0.0) + 1e-6, equal_nan=True
+        ):
+            return "its graph computes something else"
+    return None
 
 
 def bind_inputs(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -1,0 +1,167 @@
+"""ATen's operators as the torch functions and tensor methods that call them, which the registry knows."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from torch_frontend.qmodules import find_entry
+
+F: Any = functional
+Rewrite = Callable[[dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]]]
+
+
+class _Open(Exception):
+    """A call has no form here; ATen's own stays."""
+
+
+def convert_calls(graph: fx.Graph) -> None:
+    """Turn calls of ATen's operators into functions and methods; one that has none stays as it is."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.name in _CHECKS:
+            graph.erase_node(node)
+        elif node.target._schema.name == "aten::contiguous":
+            # Recorded where the example's tensor was not: it differs from mode to mode.
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        else:
+            _convert_call(node)
+
+
+def _convert_call(node: fx.Node) -> None:
+    target: Any = node.target
+    namespace, _, name = target._schema.name.partition("::")
+    if namespace != "aten":
+        return
+    rewrite = _REWRITES.get(name)
+    if rewrite is not None:
+        names = [argument.name for argument in target._schema.arguments]
+        given = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+        given |= dict(zip(names, node.args, strict=False)) | node.kwargs
+        if node.meta.get("val") is not None and hasattr(node.meta["val"], "dim"):
+            given["rank"] = node.meta["val"].dim()
+        try:
+            node.target, node.args, node.kwargs = rewrite(given)
+        except _Open:
+            return
+        node.op = "call_method" if isinstance(node.target, str) else "call_function"
+        return
+    # torch.nn's activations in place, of which there are no methods.
+    plain = name.removesuffix("_")
+    if plain in _SHORTENED and plain != name and not hasattr(torch.Tensor, name):
+        name, node.kwargs = plain, {**node.kwargs, "inplace": True}
+    made = _find_function(name)
+    if made is None:
+        return
+    if name in _SHORTENED:
+        node.args = node.args[: _SHORTENED[name]]
+    # Options that were not given.
+    node.kwargs = {key: value for key, value in node.kwargs.items() if value is not None}
+    node.target = made
+    node.op = "call_method" if isinstance(made, str) else "call_function"
+
+
+def _find_function(name: str) -> Any:
+    """The function or the name of the method that calls an operator, one that is registered where there is one."""
+    if name.startswith("__"):
+        return getattr(operator, name, None)
+    if hasattr(torch.Tensor, name) and name.endswith("_"):
+        return name
+    name = _SAME.get(name, name)
+    places = [getattr(torch, name, None), name if hasattr(torch.Tensor, name) else None]
+    # torch.nn.functional has functions in Python, whose arguments may differ.
+    if name in _SHORTENED or isinstance(getattr(F, name, None), type(torch.add)):
+        places.insert(0, getattr(F, name, None))
+    places = [one for one in places if one is not None]
+    return next((one for one in places if find_entry(one) is not None), places[0] if places else None)
+
+
+def _slice(a: dict[str, Any]) -> Any:
+    dim = a["dim"] or 0
+    dim = dim + a["rank"] if dim < 0 else dim
+    end = None if isinstance(a["end"], int) and a["end"] >= 2**62 else a["end"]
+    start = None if isinstance(a["start"], int) and a["start"] == 0 else a["start"]
+    part = slice(start, end, None if a["step"] == 1 else a["step"])
+    return operator.getitem, (a["self"], (*[slice(None)] * dim, part)), {}
+
+
+def _index(a: dict[str, Any]) -> Any:
+    return operator.getitem, (a["self"], tuple(slice(None) if k is None else k for k in a["indices"])), {}
+
+
+def _convert_type(a: dict[str, Any]) -> Any:
+    if a.get("other") is not None:
+        return "to", (a["self"], a["other"]), {}
+    return "to", (a["self"],), {key: a[key] for key in ("device", "dtype") if a.get(key) is not None}
+
+
+def _look_up(a: dict[str, Any]) -> Any:
+    padding = None if a["padding_idx"] < 0 else a["padding_idx"]
+    return F.embedding, (a["indices"], a["weight"]), {} if padding is None else {"padding_idx": padding}
+
+
+def _normalize_batch(a: dict[str, Any]) -> Any:
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    return F.batch_norm, tuple(a[name] for name in names), {}
+
+
+def _resize(mode: str) -> Rewrite:
+    def convert(a: dict[str, Any]) -> Any:
+        aligned = {"align_corners": a["align_corners"]} if "align_corners" in a else {}
+        # One of the two is given. By scale torch takes the factors themselves, as the person wrote them.
+        size = {"size": a["output_size"]} if a.get("output_size") is not None else {"scale_factor": a["scale_factors"]}
+        if "scale_factors" not in a:
+            raise _Open
+        return F.interpolate, (a["input"],), {**size, "mode": mode, **aligned}
+
+    return convert
+
+
+def _activate_elu(a: dict[str, Any]) -> Any:
+    if a["scale"] != 1 or a["input_scale"] != 1:
+        raise _Open
+    return F.elu, (a["self"], a["alpha"]), {}
+
+
+def _read_size(a: dict[str, Any]) -> Any:
+    return "size", (a["self"], a["dim"]), {}
+
+
+# Checks of torch.export: the graph is taken for what the person's example showed.
+_CHECKS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    )
+)  # fmt: skip
+# Functions of torch.nn.functional that take the first so many arguments in the same order.
+_SHORTENED: Mapping[str, int] = {
+    "layer_norm": 5, "group_norm": 5, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1, "hardtanh": 3,
+    "leaky_relu": 2, "glu": 2, "adaptive_avg_pool1d": 2, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 2,
+    "pad": 4, "relu6": 1, "rms_norm": 4, "softplus": 3,
+}  # fmt: skip
+# Operators with another name in Python.
+# A view needs a layout in memory, which may be another one in the other mode.
+_SAME: Mapping[str, str] = {"view": "reshape", "split_with_sizes": "split", "lift_fresh_copy": "clone", "alias": "detach"}
+_REWRITES: Mapping[str, Rewrite] = {
+    "to": _convert_type,
+    "slice": _slice,
+    "index": _index,
+    "embedding": _look_up,
+    "batch_norm": _normalize_batch,
+    "elu": _activate_elu,
+    "_to_copy": _convert_type,
+    "sym_size": _read_size,
+    **{f"upsample_{kind}{rank}d": _resize(mode) for kind, rank, mode in (
+        ("nearest", 1, "nearest"), ("nearest", 2, "nearest"), ("nearest", 3, "nearest"), ("linear", 1, "linear"),
+        ("bilinear", 2, "bilinear"), ("bicubic", 2, "bicubic"), ("trilinear", 3, "trilinear"),
+    )},
+}  # fmt: skip

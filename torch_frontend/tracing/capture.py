@@ -1,0 +1,371 @@
+"""Capture of a forward that symbolic tracing cannot follow: torch.export runs it on an example and records the calls.
+
+The graph that comes out has the layers of the model as calls again, and torch's functions in place of ATen's operators,
+so that everything behind it reads one form of graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.graph import CodeGen, _PyTreeCodeGen
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from onnxq.config import matches_any
+from onnxq.sites import Refusal
+from torch_frontend.qmodules import copy_shallowly
+from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given
+from torch_frontend.tracing.aten import convert_calls
+from torch_frontend.tracing.leaves import LeafCall, mark_leaves, restore_leaves
+from torch_frontend.tracing.modes import list_calls
+from torch_frontend.tracing.modules import name_arguments
+from torch_frontend.tracing.names import make_unique_path
+from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
+from torch_frontend.tracing.tracer import Origin, Traced, Tracer, Untraceable, check_patterns, refuse_mode, shorten_error
+
+IsLeaf = Callable[[nn.Module, str], bool]
+
+
+class NotCaptured(Exception):
+    """torch.export cannot record this forward, or not in a form that trains."""
+
+
+def capture_model(model: nn.Module, skip: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | Untraceable:
+    """The graph of the model's forward, in the mode (train or eval) of the model, as torch.export records it.
+
+    skip: patterns of names of modules that stay single calls. args, kwargs: one batch. Untraceable where torch.export
+    fails, too. Raises ConfigError for a pattern that matches no module.
+    """
+    check_patterns(model, skip)
+    # Its choice of leaves, so that both ways give the same calls.
+    tracer = Tracer(skip)
+    try:
+        root, graph = _capture_graph(model, args, kwargs, tracer.is_leaf_module)
+    except NotCaptured as error:
+        return Untraceable(str(error))
+    modes = _follow_modes(model, graph, args, kwargs, tracer.is_leaf_module)
+    fixed = [str(node.args[1]) for node in graph.nodes if node.target is require_default]
+    return Traced(root, graph, skipped=tuple(tracer.skipped), fixed=tuple(fixed), modes=modes, origin=Origin.EXPORTED)
+
+
+def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
+    """The graph of a GraphModule as it is, with ATen's operators as torch's functions.
+
+    skip: patterns of names of modules that stay float. Raises ConfigError for a pattern that matches no module.
+    """
+    check_patterns(model, skip)
+    skipped = [name for name, _ in model.named_modules() if name and matches_any(skip, name)]
+    graph = _copy_graph(model.graph)
+    # Not the GraphModule itself: that of torch.export cannot change its mode.
+    root = nn.Module()
+    for table in ("_parameters", "_buffers", "_modules"):
+        root.__dict__[table].update(model.__dict__[table])
+    root.training = model.training
+    flags = [name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1]) for node in graph.nodes if (name := _read_aten_name(node)) in _FLAGS]
+    modes: tuple[Refusal, ...] = ()
+    if any(_read_aten_name(node) for node in graph.nodes):
+        root.training = any(flags)
+        reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
+        modes = (Refusal(type(model).__name__, reason, "give the module that was exported, with example_inputs", "mode", "R108"),)
+    _restore_graph(root, graph, model, [], None)
+    return Traced(root, graph, skipped=tuple(skipped), modes=modes, origin=Origin.GIVEN)
+
+
+# Operators that know the mode: names of their arguments up to that which tells it.
+_FLAGS = {
+    "dropout": ("input", "p", "train"),
+    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training"),
+}
+
+
+def _read_aten_name(node: fx.Node) -> str:
+    """Name of the operator of ATen that a node calls; "" for others."""
+    target: Any = node.target
+    return target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _follow_modes(model: nn.Module, graph: fx.Graph, args: Any, kwargs: Any, is_leaf: IsLeaf) -> tuple[Refusal, ...]:
+    """Let the dropout of attention follow the mode; a Refusal if the other mode (train or eval) does other things."""
+    inputs = _widen_batch(args, kwargs)
+    calls = [list_calls(model, *inputs, is_leaf, training=mode) for mode in (model.training, not model.training)]
+    found = [node for node in graph.nodes if node.target is functional.scaled_dot_product_attention]
+    if calls[0] is None or calls[1] is None or [call.name for call in calls[0]] != [call.name for call in calls[1]]:
+        return (refuse_mode(model),)
+    dropouts = [max(a.dropout, b.dropout) for a, b in zip(*calls, strict=True) if a.attends]
+    if any(dropouts) and len(dropouts) != len(found):
+        return (refuse_mode(model),)
+    for node, probability in zip(found, dropouts, strict=False):
+        if probability:
+            node.meta[ATTENTION_DROPOUT] = probability
+    return ()
+
+
+def _capture_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf) -> tuple[nn.Module, fx.Graph]:
+    """(root, graph) of the model's forward in its mode, train or eval; raises NotCaptured.
+
+    root: a shallow copy of the model, with the constants of its forward.
+    """
+    given, (args, kwargs) = (args, kwargs), _widen_batch(args, kwargs)
+    failures: list[Exception] = []
+    # Sizes that may differ from call to call first; some models have only fixed ones.
+    for inputs, dynamic in (((args, kwargs), True), (given, True), (given, False)):
+        try:
+            with _silence_export(), _drop_unknown_results(model), mark_leaves(model, is_leaf) as calls:
+                program = torch.export.export(model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False)
+                module = program.module(check_guards=False)
+            break
+        except Exception as error:  # torch.export may raise anything in the user's forward
+            failures.append(error)
+    else:
+        raise NotCaptured(shorten_error(failures[0])) from failures[0]
+    root = copy_shallowly(model)
+    graph = _copy_graph(module.graph)
+    _restore_graph(root, graph, module, calls, inspect.signature(model.forward))
+    return root, graph
+
+
+def _restore_graph(
+    root: nn.Module, graph: fx.Graph, module: nn.Module, calls: list[LeafCall], signature: inspect.Signature | None
+) -> None:
+    """Rewrite the graph of an exported module in torch's functions; in place.
+
+    root: gets the tensors that only `module` has. calls: of layers. signature: of the forward; None: the graph's own.
+    """
+    for node in graph.find_nodes(op="call_module", target="_guards_fn"):  # of torch.export
+        graph.erase_node(node)
+    _inline_regions(module, graph)
+    restore_leaves(graph, calls)
+    _follow_device(graph)
+    convert_calls(graph)
+    _hold_constants(root, graph, module)
+    if isinstance(graph._codegen, _PyTreeCodeGen):
+        _restore_signature(root, graph, signature or _read_signature(graph._codegen.pytree_info))
+    graph.eliminate_dead_code(_is_kept)
+
+
+def _copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy that no module owns."""
+    made = fx.Graph()
+    end = made.graph_copy(graph, {}, return_output_node=True)
+    assert isinstance(end, tuple)
+    made.output(end[0]).meta = dict(end[1].meta)
+    # The form of arguments and results; torch warns of copies of it.
+    made.set_codegen(graph._codegen)
+    return made
+
+
+def _is_kept(node: fx.Node) -> bool:
+    """True for calls that do something besides giving a result."""
+    writes = node.op == "call_method" and str(node.target).endswith("_")
+    return writes or node.op in ("placeholder", "output") or node.target in (require_default, require_given)
+
+
+# -- the example -------------------------------------------------------------------------------------------------
+
+
+def _widen_batch(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The example with a batch of two where it is one: torch.export takes a size of one for a constant."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+    if not tensors or any(tensor.shape[0] != 1 for tensor in tensors):
+        return args, kwargs
+    return pytree.tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() else x, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _free_sizes(args: Any, kwargs: Any) -> Any:
+    """Dynamic shapes in which torch.export decides which sizes may differ from call to call."""
+
+    def free(value: Any) -> Any:
+        return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO) if isinstance(value, Tensor) else None
+
+    return (*pytree.tree_map(free, args), *pytree.tree_map(free, kwargs).values()) if args or kwargs else None
+
+
+@contextmanager
+def _silence_export() -> Iterator[None]:
+    """Run a block without torch.export's warnings and notes on the person's model."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _drop_unknown_results(model: nn.Module) -> Iterator[None]:
+    """Run a block in which results that torch cannot take apart, as caches for the next token, are left out."""
+    handle = model.register_forward_hook(lambda _module, _args, output: _drop_unknown(output))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _drop_unknown(output: Any) -> Any:
+    plain = (Tensor, int, float, bool, str, type(None), torch.SymInt)
+    known = {key: isinstance(value, plain) for key, value in pytree.tree_flatten_with_path(output)[0]}
+    if all(known.values()):
+        return output
+    if isinstance(output, Mapping):
+        lost = {path[0] for path, fine in known.items() if not fine}
+        kept = {key: value for key, value in output.items() if pytree.MappingKey(key) not in lost}
+        return type(output)(**kept)  # type: ignore[call-arg]
+    if type(output) in (tuple, list):
+        lost = {path[0].idx for path, fine in known.items() if not fine and len(path) == 1}  # type: ignore[attr-defined]
+        return type(output)(value for k, value in enumerate(output) if k not in lost)
+    return output
+
+
+# -- the graph ---------------------------------------------------------------------------------------------------
+
+
+def _inline_regions(module: Any, graph: fx.Graph) -> None:
+    """Put the calls of regions without gradients, or with autocast off, in place of the regions."""
+    ops = torch.ops.higher_order
+    for node in list(graph.nodes):
+        if node.target is ops.wrap_with_set_grad_enabled:
+            enabled, body, inputs = node.args[0], node.args[1], node.args[2:]
+        elif node.target is ops.wrap_with_autocast:
+            enabled, body, inputs = True, node.args[4], node.args[5:]
+            if node.args[2]:
+                raise NotCaptured("its forward switches autocast on")
+        else:
+            continue
+        _inline_body(module, graph, node, body, inputs, detached=not enabled)
+
+
+def _inline_body(module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inputs: tuple[Any, ...], *, detached: bool) -> None:
+    held = module.get_submodule(str(body.target))
+    _inline_regions(held, held.graph)
+    env: dict[fx.Node, Any] = dict(zip(held.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    with graph.inserting_before(node):
+        for inner in held.graph.nodes:
+            if inner.op == "output":
+                results = fx.map_arg(inner.args[0], env.__getitem__)
+            elif inner.op != "placeholder":
+                env[inner] = made = graph.node_copy(inner, env.__getitem__)
+                if inner.op == "get_attr":
+                    made.target = f"{body.target}.{inner.target}"
+        results = list(results) if isinstance(results, (tuple, list)) else [results]
+        if detached:
+            # Gradients must stop where they did.
+            for k, value in enumerate(results):
+                if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor) and value.meta["val"].is_floating_point():
+                    results[k] = graph.call_function(torch.detach, (value,))
+                    results[k].meta = dict(value.meta)
+    for reader in list(node.users):
+        reader.replace_all_uses_with(results[reader.args[1]])
+        graph.erase_node(reader)
+    graph.erase_node(node)
+    if not body.users:
+        graph.erase_node(body)
+
+
+def _follow_device(graph: fx.Graph) -> None:
+    """Make tensors that the forward creates on the device of its first input, as it moves with the model."""
+    tensors = [node for node in graph.find_nodes(op="placeholder") if isinstance(node.meta.get("val"), Tensor)]
+    if not tensors:
+        return
+    device = tensors[0].meta["val"].device
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+        found = graph.call_function(getattr, (tensors[0], "device"))
+    for node in graph.nodes:
+        node.args, node.kwargs = pytree.tree_map(lambda x: found if isinstance(x, torch.device) and x == device else x, (node.args, node.kwargs))
+
+
+def _hold_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:
+    """Give the copy of the model the tensors that only the exported module has."""
+    for node in graph.find_nodes(op="get_attr"):
+        path = str(node.target)
+        value = operator.attrgetter(path)(module)
+        try:
+            known = operator.attrgetter(path)(root)
+        except AttributeError:
+            known = None
+        if isinstance(known, Tensor) and known.shape == value.shape:
+            continue
+        node.target = name = make_unique_path(root, "", path.replace(".", "_"))
+        root.register_buffer(name, value.detach() if isinstance(value, Tensor) else value, persistent=False)
+
+
+def _restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Signature) -> None:
+    """Give the graph the arguments of the model's forward and its kind of result, for flat ones."""
+    info = graph._codegen.pytree_info  # type: ignore[attr-defined]
+    flat = graph.find_nodes(op="placeholder")
+    args, kwargs = pytree.tree_unflatten(flat, info.in_spec)
+    bound = signature.bind(*args, **kwargs).arguments
+    with graph.inserting_before(next(iter(graph.nodes))):
+        inputs = _list_inputs(signature, bound)
+        made = [graph.placeholder(name, default_value=default) for name, _, default in inputs]
+    with graph.inserting_before((flat or made)[-1].next):
+        for node, (name, value, default) in zip(made, inputs, strict=True):
+            _connect_input(graph, node, name, value, default)
+    for node in flat:
+        graph.erase_node(node)
+    graph.set_codegen(CodeGen())
+    end = graph.output_node()
+    leaves, spec = pytree.tree_flatten(end.args[0])
+    result = pytree.tree_unflatten(leaves, info.out_spec)
+    if not _is_native(info.out_spec):
+        path = make_unique_path(root, "", "pack_outputs")
+        root.add_module(path, PackOutputs(info.out_spec))
+        with graph.inserting_before(end):
+            result = graph.create_node("call_module", path, (leaves,))
+    end.args = (result,)
+
+
+def _read_signature(info: Any) -> inspect.Signature:
+    """The arguments by which an exported module is called."""
+    args, kwargs = info.in_spec.children()
+    names = [*info.orig_args[: args.num_children], *kwargs.context]
+    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+
+
+def _list_inputs(signature: inspect.Signature, bound: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, value in the exported graph, default) of every argument; `empty` where there is none."""
+    empty = inspect.Parameter.empty
+    found: list[tuple[str, Any, Any]] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            found += [(f"{name}_{k}", value, empty) for k, value in enumerate(bound.get(name, ()))]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            # Behind arguments that have defaults all must have one.
+            found += [(key, value, None) for key, value in bound.get(name, {}).items()]
+        else:
+            found.append((name, bound.get(name, empty), parameter.default))
+    return found
+
+
+def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, default: Any) -> None:
+    """Let readers of an input of the exported graph read an argument of the forward, or a part of it."""
+    if value is inspect.Parameter.empty:
+        graph.call_function(require_default, (node, name, default))
+        return
+    for path, flat in pytree.tree_flatten_with_path(value)[0]:
+        held, at = flat.meta.get("val"), node
+        for key in path:
+            inside = isinstance(key, pytree.GetAttrKey)
+            at = graph.call_function(getattr if inside else operator.getitem, (at, key.name if inside else getattr(key, "idx", getattr(key, "key", None))))
+        if not isinstance(held, (Tensor, torch.SymInt)):
+            graph.call_function(require_default, (at, name, held))
+        elif default is not inspect.Parameter.empty:
+            graph.call_function(require_given, (node, name))
+        at.meta["val"] = held
+        flat.replace_all_uses_with(at)
+
+
+def _is_native(spec: Any) -> bool:
+    """True for results of tuples, lists and dicts, which a graph can make."""
+    return spec.is_leaf() or (spec.type in (tuple, list, dict) and all(map(_is_native, spec.children())))
