@@ -15,14 +15,14 @@ from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.identity import hash_topology
 from onnxq.plan import Plan
-from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, sketch_values
+from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, read_sketch, sketch_values
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
 from onnxq.runtime.shapes import list_float_tensors
 from onnxq.sites import Edge, TensorId
 
 
 def note_contents(plan: Plan, model: ModelLike) -> Plan:
-    """The plan with sketches of the tensors and nodes it names; as it is where the model cannot be run on seeded inputs.
+    """The plan with sketches of the tensors and nodes it names, or without where the model runs on no seeded inputs.
 
     model: the prepared float model, before any scaling.
     """
@@ -39,8 +39,9 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
         # The plan then goes by names and structure alone.
         return replace(plan, contents=None)
     noted = {name: _describe_node(node, index) for name, node in nodes.items()}
-    texts = {tensor.name: sketch for tensor, sketch in sorted(sketches.items())}
-    return replace(plan, contents=Contents(hash_topology(index), feeds, texts, noted))
+    # As they are read again from the plan's file.
+    figures = {tensor.name: read_sketch(str(sketch)) for tensor, sketch in sorted(sketches.items())}
+    return replace(plan, contents=Contents(hash_topology(index), feeds, figures, noted))
 
 
 def sketch_tensors(

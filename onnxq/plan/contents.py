@@ -124,7 +124,8 @@ def contents_dict(contents: Contents) -> dict[str, Any]:
 def read_sketch(text: str) -> Sketch:
     """The sketch that `str` wrote. Raises ValueError for another text."""
     size, *figures = text.removesuffix(_CONSTANT).split()
-    values = [float(figure) for figure in figures]
+    values = tuple(float(figure) for figure in figures)
     if len(values) != len(FIGURES) or not all(map(math.isfinite, values)):
         raise ValueError("must be a size and five finite figures")
-    return Sketch(int(size), *values, constant=text.endswith(_CONSTANT))
+    mean, magnitude, rms, highest, lowest = values
+    return Sketch(int(size), mean, magnitude, rms, highest, lowest, text.endswith(_CONSTANT))

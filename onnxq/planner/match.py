@@ -77,7 +77,8 @@ def fit_plan(
         floats = find_float_nodes(index, sites) if plan.float_nodes else ()
         sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
-        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, nodes=nodes, topology=now.topology, weights=weights,
+        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, nodes=nodes,
+        topology=now.topology, weights=weights,
         opset=max(plan.opset, find_needed_opset(sites, index)), precision=_move_types(plan.precision, anchors),
     )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)

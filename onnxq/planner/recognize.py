@@ -59,7 +59,9 @@ class Recognized:
             return ""
         near = sorted((wanted.measure_distance(one), str(t)) for t, one in self.sketches.items())[:_NEAREST]
         told = [f"{text!r} (off by {distance:.2g} of its size)" for distance, text in near if distance < 1.0]
-        return f"nearest by their values: {', '.join(told)}" if told else "no tensor of its size has values near its own"
+        return (
+            f"nearest by their values: {', '.join(told)}" if told else "no tensor of its size has values near its own"
+        )
 
 
 def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]) -> Recognized:

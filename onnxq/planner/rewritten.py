@@ -30,7 +30,9 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> tupl
     for site in plan.sites:
         mover.move(site)
     return tuple(
-        site if site.derived is None else replace(site, derived=(mover.find(site.derived[0]), mover.find(site.derived[1])))
+        site
+        if site.derived is None
+        else replace(site, derived=(mover.find(site.derived[0]), mover.find(site.derived[1])))
         for site in mover.done
     )
 
@@ -87,16 +89,18 @@ class _Mover:
         places: dict[TensorId, dict[Edge, None]] = {}
         for edge in edges:
             assert isinstance(edge, Edge)
-            for image in self._find_images(edge):
+            for image in self._find_images(edge, site):
                 tensor = self.index.input(self.anchors.nodes[image.node], image.index)
                 if tensor is None:
                     raise self._explain_missing(site)
                 places.setdefault(tensor, {})[image] = None
         return [(tensor, tuple(found)) for tensor, found in places.items()]
 
-    def _find_images(self, edge: Edge) -> list[Edge]:
+    def _find_images(self, edge: Edge, site: SitePlan) -> list[Edge]:
         """An input of the plan in this graph: of a lost node those that its values go to, but for other sites' own."""
         if not self.recognized.has_lost(edge.node):
+            if self.anchors.find_node(edge.node, self.anchors.known.get(edge.node, "")) is None:
+                raise self._explain_missing(site, edge.node)
             return [self.anchors.edge(edge)]
         onward = self.recognized.follow_readers(edge.node)
         return [self.anchors.edge(Edge(node, k)) for node, k in onward if (node, k) not in self.claims]
@@ -125,11 +129,21 @@ class _Mover:
             return site
         return turn_site(site)
 
-    def _explain_missing(self, site: SitePlan) -> PlanError:
+    def _explain_missing(self, site: SitePlan, reader: str = "") -> PlanError:
+        """The error of a site. reader: the node of the plan that was not found, perhaps for want of its other inputs."""
         tensor = site.tensor or site.site
-        near = self.recognized.suggest_tensors(tensor.name) if isinstance(tensor, TensorId) else ""
-        fix = near or "plan this model again"
-        return PlanError(str(site.site), "is in the plan but not in this model, under any name", fix, code="Q404")
+        node = self.recognized.contents.nodes.get(reader)
+        known = [name for name in (node.inputs if node is not None else ()) if name in self.recognized.tensors]
+        lost = next((name for name in known if not self.recognized.tensors[name]), "")
+        if node is not None and not lost:
+            cause = f"is in the plan but not in this model: nothing there computes the same as its reader {reader!r}"
+            return PlanError(str(site.site), cause, self.anchors.suggest_nodes(reader), code="Q404")
+        name = lost or (tensor.name if isinstance(tensor, TensorId) else "")
+        fix = self.recognized.suggest_tensors(name) or "plan this model again"
+        if name in self.recognized.tensors and self.recognized.contents.tensors[name].constant:
+            fix += "; weights that were trained anew need `new_weights=True` and the graph as it was exported"
+        cause = "is in the plan but not in this model, under any name"
+        return PlanError(name or str(site.site), cause, fix, code="Q404")
 
 
 def _list_claims(plan: Plan, recognized: Recognized) -> Iterator[tuple[tuple[str, int], Site]]:
