@@ -81,6 +81,10 @@ WARNINGS = (
     Code("W125", "pairs that are kept are not for this target",
          "The model came with pairs in types, or with zero points, that the target's engine does not read.",
          "Quantize the float model for this target."),
+    Code("W126", "an exported file is not its module",
+         "Run on the example inputs, the file is farther from torch than quantization is from the float model.",
+         "Look for code that runs otherwise in an export, such as branches on `torch.onnx.is_in_onnx_export()`; "
+         "`onnxq diff` compares the file with the float file beside it, tensor by tensor."),
     Code("W130", "an argument of another tool means nothing here",
          "A script made for onnxruntime.quantization gave `onnxq.compat` an argument or an extra option that nothing "
          "in onnxq answers to, or a name that the model does not have.",

@@ -47,18 +47,24 @@ def compute_fingerprint(proto: ModelLike) -> Fingerprint:
     """Hash a network's structure, and its weights; the same for every export of the same network."""
     index = _index_named(proto)
     ids = _colour_tensors(index)
-    structure = [ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name]
-    functions = sorted(
-        _hash_parts(name_function(f), *(n.SerializeToString(deterministic=True) for n in f.node))
-        for f in proto.functions
-    )
-    interface = [f"{value.dtype}" for value in (*index.inputs, *index.outputs)]
     values = (
         _hash_parts(ids[t], array.dtype.str, repr(array.shape), _read_content(array))
         for t in ids
         if (array := index.constant(t)) is not None
     )
-    return Fingerprint(_hash_parts(*sorted(structure), *interface, *functions), _hash_parts(*sorted(values)))
+    return Fingerprint(hash_topology(index), _hash_parts(*sorted(values)))
+
+
+def hash_topology(index: GraphIndex) -> str:
+    """The first half of a fingerprint, which takes no weight in hand."""
+    ids = _colour_tensors(index)
+    structure = [ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name]
+    functions = sorted(
+        _hash_parts(name_function(f), *(n.SerializeToString(deterministic=True) for n in f.node))
+        for f in index.proto.functions
+    )
+    interface = [f"{value.dtype}" for value in (*index.inputs, *index.outputs)]
+    return _hash_parts(*sorted(structure), *interface, *functions)
 
 
 def compute_structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from onnxq.calibrate.contents import note_contents
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
@@ -272,7 +273,8 @@ def _make_plan(
         data="the model's own quantizers",
     )
     narrow = read_types(proto).computes
-    return bind_sums(_narrow_plan(plan, FLOAT_TYPES[narrow]) if narrow else plan, index)
+    plan = bind_sums(_narrow_plan(plan, FLOAT_TYPES[narrow]) if narrow else plan, index)
+    return note_contents(plan, typed)
 
 
 def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import find_existing
+from onnxq.calibrate.contents import note_contents, recognize_model
 from onnxq.config import Config
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import read_text
@@ -84,9 +85,13 @@ def apply(
             progress=progress,
         )
         # Before the plan is fitted: its anchors are structural ids of the equalized model.
-        state = replay_scalings(state, found.scalings)
+        prepared, renew = state.model, config.apply.new_weights
+        # Other weights hold other values: then names and structure alone decide.
+        recognized = None if renew else recognize_model(found, prepared)
+        state = replay_scalings(state, found.scalings, recognized)
         index = GraphIndex(state.model)
-        found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=config.apply.new_weights)
+        found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=renew, recognized=recognized)
+        found = found if recognized is None else note_contents(found, prepared)
         check_specs(found, index)
         if found.existing:
             found = _with_own_numbers(found, find_existing(state.model))

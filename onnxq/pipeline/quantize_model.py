@@ -11,6 +11,7 @@ import onnx
 
 from onnxq.annotate import find_existing
 from onnxq.calibrate import calibrate
+from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
@@ -143,6 +144,7 @@ def quantize(
     if obstacle is not None:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
     ctx.budget.prepared()
+    prepared = state.model
     passes = (FLOAT_TYPES,) if config.mode == "float" else PASSES
     # Channels are scaled before there is a plan, since they change which tensors need what.
     state = run_stage(passes, Stage.EQUALIZE, ctx, state)
@@ -153,6 +155,7 @@ def quantize(
         state = _calibrate(ctx, state)
     state = run_stage(passes, Stage.REFINE, ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
+        state = replace(state, plan=note_contents(state.planned, prepared))
         quantized = build_file(state, state.planned)
     return finalize_run(ctx, state, quantized, source=model)
 
@@ -278,7 +281,7 @@ def make_plan(
     runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
     left_out = (_warn_left_out(config.effort),) if runs else ()
     warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
-    return replace(plan, data=samples.description, warnings=warnings)
+    return note_contents(replace(plan, data=samples.description, warnings=warnings), state.model)
 
 
 def _warn_left_out(effort: str) -> Caution:

@@ -17,12 +17,14 @@ from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import replace_surrogates
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
+from onnxq.plan.contents import Contents, Feed, NodeContents, contents_dict, read_sketch
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.precision import KeepReason, KeptFloat32, PrecisionPlan
 from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
 from onnxq.plan.schema import (
     AttentionRow,
     BiasRow,
+    ContentsRow,
     PlacementRow,
     PlanFile,
     PrecisionRow,
@@ -99,6 +101,7 @@ def _read_plan(text: str, source: str) -> Plan:
         saturation=row.saturation,
         existing=tuple(_read_entry(read, ("existing", k), entry) for k, entry in enumerate(row.existing)),
         precision=_read_precision(read, row.precision),
+        contents=_read_contents(read, row.contents),
     )
 
 
@@ -132,6 +135,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "saturation": plan.saturation if plan.saturation != "avoid" else None,
         "existing": [_site_dict(site) for site in plan.existing] or None,
         "precision": None if plan.precision is None else _precision_dict(plan.precision),
+        "contents": None if plan.contents is None else contents_dict(plan.contents),
     }
     return {key: value for key, value in entries.items() if value is not None}
 
@@ -180,6 +184,21 @@ def _read_precision(read: JsonText, row: PrecisionRow | None) -> PrecisionPlan |
     )
     io = None if row.io is None else FloatType(row.io)
     return PrecisionPlan(type=FloatType(row.type), nodes=row.nodes, kept=kept, limited=limited, io=io)
+
+
+def _read_contents(read: JsonText, row: ContentsRow | None) -> Contents | None:
+    if row is None:
+        return None
+    sketches = {}
+    for name, text in row.tensors.items():
+        with _locate_errors(read, ("contents", "tensors", name)):
+            sketches[name] = read_sketch(text)
+    return Contents(
+        topology=row.topology,
+        feeds={name: Feed(**dict(feed)) for name, feed in row.feeds.items()},
+        tensors=sketches,
+        nodes={name: NodeContents(**dict(node)) for name, node in row.nodes.items()},
+    )
 
 
 def _reason_dict(one: Unquantized) -> dict[str, str]:

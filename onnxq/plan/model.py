@@ -13,6 +13,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import Graph
 from onnxq.numerics import SumOrder
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
+from onnxq.plan.contents import Contents
 from onnxq.plan.precision import PrecisionPlan
 from onnxq.plan.scalings import Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
@@ -163,6 +164,8 @@ class Plan:
     existing: tuple[SitePlan, ...] = ()
     # The float types around the pairs; None: float32.
     precision: PrecisionPlan | None = None
+    # The values of its tensors on seeded inputs, in figures; None for a model that could not be run.
+    contents: Contents | None = None
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""

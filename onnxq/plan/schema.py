@@ -154,6 +154,33 @@ class PrecisionRow(Frozen):
     io: Literal["float32", "float16", "bfloat16"] | None = None
 
 
+class FeedRow(Frozen):
+    """A Feed."""
+
+    dtype: Literal["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool"]
+    shape: tuple[Natural, ...]
+    low: int = 0
+    high: int = 0
+
+
+class NodeRow(Frozen):
+    """A NodeContents."""
+
+    op_type: str
+    inputs: tuple[str, ...]
+    output: str
+    turned: bool = False
+
+
+class ContentsRow(Frozen):
+    """The Contents. tensors: size and figures of each in one text."""
+
+    topology: str
+    feeds: dict[str, FeedRow]
+    tensors: dict[str, str]
+    nodes: dict[str, NodeRow]
+
+
 class PlanFile(Frozen):
     """A Plan."""
 
@@ -180,3 +207,4 @@ class PlanFile(Frozen):
     saturation: Literal["avoid", "allow"] = "avoid"
     existing: tuple[SiteRow, ...] = ()
     precision: PrecisionRow | None = None
+    contents: ContentsRow | None = None

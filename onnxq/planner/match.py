@@ -9,7 +9,10 @@ from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex, NodeRef, compute_structural_ids
 from onnxq.nearest import suggest_names
 from onnxq.plan import Plan, PrecisionPlan, SitePlan
+from onnxq.planner.build import anchor_sites, find_float_nodes
 from onnxq.planner.edited import check_site, digest_weights, drop_orphans, find_needed_opset
+from onnxq.planner.recognize import Recognized
+from onnxq.planner.rewritten import move_rewritten
 from onnxq.planner.sums import bind_sums, mend_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 
@@ -17,12 +20,20 @@ from onnxq.sites import Edge, Role, Site, TensorId
 _DIGITS = 7
 
 
-def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool = False) -> Plan:
+def fit_plan(
+    plan: Plan,
+    index: GraphIndex,
+    now: Fingerprint,
+    *,
+    new_weights: bool = False,
+    recognized: Recognized | None = None,
+) -> Plan:
     """The plan with every site named as in this model.
 
     A site is found by its names, else by its anchor (the structural id of its tensor) when exactly one
     tensor has it. Names that the plan calls lasting hold also where no tensor has the anchor, because the graph around
-    them changed. new_weights: the weights may differ from those the plan was made for; their scales are
+    them changed. recognized: the plan's nodes and tensors by their values, in a graph that tools rewrote; these hold
+    before all names. new_weights: the weights may differ from those the plan was made for; their scales are
     then dropped so that calibration computes them again.
 
     Integers that would overflow 16-bit sums of the target's kernels are moved, and entries of a site that a
@@ -31,15 +42,22 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     Raises PlanError naming the first site that is not there, stands twice, or does not fit its tensor; or when the
     weights changed unasked.
     """
-    anchors = Anchors(index, plan.nodes, lasting=plan.lasting)
+    anchors = Anchors(index, plan.nodes, lasting=plan.lasting, recognized=recognized)
     # Pairs that the model came with are called as in it.
-    moved = {**_find_sites(plan, index, anchors), **{site.site: site.site for site in plan.existing}}
+    own = {site.site: site.site for site in plan.existing}
+    if recognized is None:
+        moved = {**_find_sites(plan, index, anchors), **own}
+        sites = tuple(_move_site(site, moved, anchors) for site in plan.sites)
+    else:
+        sites = move_rewritten(plan, anchors, recognized)
+        moved = own
     existing = tuple(_move_site(site, moved, anchors) for site in plan.existing)
-    sites, orphans = drop_orphans(tuple(_move_site(site, moved, anchors) for site in plan.sites), existing)
+    sites, orphans = drop_orphans(sites, existing)
     sites = tuple(check_site(site, index) for site in sites)
     weights = digest_weights(sites, index) if plan.lasting else now.weights
     biases = tuple(replace(bias, edge=anchors.edge(bias.edge)) for bias in plan.biases)
-    if plan.weights != weights:
+    # Weights were recognized by their values.
+    if plan.weights != weights and recognized is None:
         if not new_weights:
             # The mark of a lasting plan is of the weights it names alone.
             edited = ", or weights were added to the plan or taken out of it" if plan.lasting else ""
@@ -53,9 +71,14 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
         sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
         # Corrections are of the errors of those weights.
         biases = ()
-    floats = tuple(anchors.node(name).name for name in plan.float_nodes)
+    if recognized is None:
+        floats, nodes = tuple(anchors.node(name).name for name in plan.float_nodes), plan.nodes
+    else:
+        floats = find_float_nodes(index, sites) if plan.float_nodes else ()
+        sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
-        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
+        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, nodes=nodes,
+        topology=now.topology, weights=weights,
         opset=max(plan.opset, find_needed_opset(sites, index)), precision=_move_types(plan.precision, anchors),
     )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)
@@ -90,10 +113,18 @@ class Anchors:
     """Tensors and nodes of a model, found by the names and structural ids of a plan: a node's is that of its output 0.
 
     known: node name of the plan -> structural id. lasting: names hold also where no structural id agrees.
+    recognized: nodes and tensors by their values, which hold before all names.
     """
 
-    def __init__(self, index: GraphIndex, known: Mapping[str, str], *, lasting: bool) -> None:
-        self.index, self.known, self.lasting = index, known, lasting
+    def __init__(
+        self,
+        index: GraphIndex,
+        known: Mapping[str, str],
+        *,
+        lasting: bool,
+        recognized: Recognized | None = None,
+    ) -> None:
+        self.index, self.known, self.lasting, self.recognized = index, known, lasting, recognized
         self.ids = compute_structural_ids(index)
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in self.ids.items():
@@ -102,6 +133,10 @@ class Anchors:
 
     def find_node(self, name: str, anchor: str) -> NodeRef | None:
         """The node of this name if its anchor agrees (or is not known), else the only one with the anchor."""
+        if self.recognized is not None and name in self.recognized.contents.nodes:
+            found = self.recognized.nodes.get(name)
+            # Scaling puts other nodes in the place of some, under their names.
+            return None if found is None else self.nodes.get(found.name)
         own = self.nodes.get(name)
         if own is not None and anchor in ("", self.ids.get(own.result, "")):
             return own
@@ -120,10 +155,17 @@ class Anchors:
             raise PlanError(
                 name or "a node without a name",
                 "this node is in the plan but not in this model",
-                suggest_names(name, self.nodes),
+                self.suggest_nodes(name),
                 code="Q404",
             )
         return node
+
+    def suggest_nodes(self, name: str) -> str:
+        """The nearest nodes, for a person: by values where the plan has some, else by name."""
+        known = None if self.recognized is None else self.recognized.contents.nodes.get(name)
+        if known is None or self.recognized is None:
+            return suggest_names(name, self.nodes)
+        return f"of its output {known.output!r}, {self.recognized.suggest_tensors(known.output)}"
 
     def edge(self, edge: Edge) -> Edge:
         """The input that the plan calls so. Raises PlanError where its node is not there."""
@@ -145,6 +187,8 @@ class Anchors:
 
     def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
         """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
+        if self.recognized is not None and not tensor.scope and tensor.name in self.recognized.tensors:
+            return next(iter(self.recognized.tensors[tensor.name]), None)
         there = self.index.resolve(tensor.name, tensor.scope) == tensor
         if there and anchor in ("", self.ids.get(tensor, "")):
             return tensor
@@ -167,8 +211,10 @@ def _move_types(types: PrecisionPlan | None, anchors: Anchors) -> PrecisionPlan 
     """The float types in this model's names."""
     if types is None:
         return None
-    kept = tuple(replace(one, node=anchors.node(one.node).name) for one in types.kept)
-    return replace(types, kept=kept, limited=tuple(anchors.edge(edge) for edge in types.limited))
+    lost = anchors.recognized.has_lost if anchors.recognized is not None else lambda _: False
+    kept = tuple(replace(one, node=anchors.node(one.node).name) for one in types.kept if not lost(one.node))
+    limited = tuple(anchors.edge(edge) for edge in types.limited if not lost(edge.node))
+    return replace(types, kept=kept, limited=limited)
 
 
 def _suggest_names(site: SitePlan, index: GraphIndex) -> str:

@@ -163,3 +163,16 @@ def slow_kernels(_: Path):
     with pytest.warns(SlowFakeQuantWarning, match=r"\[W119\]") as caught:
         _fall_back("a strange device", "there is none")
     return [one.message for one in caught]
+
+
+@reach("W126")
+def another_network_in_the_export(folder: Path):
+    torch, _nn, _q = front_end()
+    from torch_frontend.export import ExportWarning, export_onnx
+
+    inner = calibrated().set_quant().model
+    other = of(lambda x: inner(x) * 2 if torch.onnx.is_in_onnx_export() else inner(x))
+    other.inner = inner
+    with pytest.warns(ExportWarning, match=r"\[W126\]") as caught:
+        export_onnx(other.eval(), folder / "net.onnx", torch.randn(8, 4), target="virtual")
+    return [one.message for one in caught if isinstance(one.message, ExportWarning)]

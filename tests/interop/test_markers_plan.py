@@ -54,11 +54,8 @@ def test_a_site_that_is_gone_is_named() -> None:
     marked = strip_markers(residual_net().model("y"), target="virtual")
     other = onnx.ModelProto()
     other.CopyFrom(marked.model)
-    for node in other.graph.node:
-        node.input[:] = ["elsewhere" if name == "relu.out" else name for name in node.input]
-        node.output[:] = ["elsewhere" if name == "relu.out" else name for name in node.output]
-    other.graph.node.append(helper.make_node("Neg", ["elsewhere"], ["extra"], name="n_extra"))
-    other.graph.output.append(helper.make_tensor_value_info("extra", 1, [None] * 4))
+    relu = next(node for node in other.graph.node if "relu.out" in node.output)
+    relu.op_type = "Abs"
     with pytest.raises(PlanError, match=r"relu\.out: is in the plan but not in this model"):
         onnxq.apply(other, marked.plan)
 

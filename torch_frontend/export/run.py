@@ -17,6 +17,7 @@ from onnxq.files import check_outputs
 from onnxq.plan import Plan, to_json
 from onnxq.sites import Site
 from onnxq.spec import PerBlock
+from torch_frontend.export.check import ExportCheck, check_export
 from torch_frontend.export.files import write_all
 from torch_frontend.export.graph import batch_dims, export_with_markers
 from torch_frontend.export.marking import active_quantizers, prepare_markers
@@ -34,7 +35,8 @@ class Exported:
     """An exported model.
 
     model: quantized. float_model: the same network without pairs. plan: turns float_model into model.
-    sites: quantizer's site -> its sites in these. files: the files written.
+    sites: quantizer's site -> its sites in these. files: the files written. check: how far the written file is from
+    torch on the example inputs; None where it was not run.
     """
 
     model: onnx.ModelProto
@@ -42,6 +44,7 @@ class Exported:
     plan: Plan
     sites: Mapping[str, tuple[Site, ...]]
     files: tuple[Path, ...] = ()
+    check: ExportCheck | None = None
 
 
 def to_onnx(
@@ -97,12 +100,14 @@ def export_onnx(
     float_path: str | Path | None = None,
     plan_path: str | Path | None = None,
     overwrite: bool = False,
+    check: bool = True,
     **options: Any,
 ) -> Exported:
     """`to_onnx`, written to files: `net.onnx`, and beside it `net.float.onnx` and `net.plan.json`, all or none.
 
     `onnxq apply net.float.onnx net.plan.json` makes the quantized model again, also from a float model that other
-    tools have rewritten. options: those of `to_onnx`.
+    tools have rewritten. check: run the written file on the example inputs, with ONNX Runtime's optimizations and
+    without, and warn where it is farther from torch than rounding takes it. options: those of `to_onnx`.
     Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)
@@ -113,7 +118,8 @@ def export_onnx(
     files = write_all({bare: done.float_model, whole: done.model}, {plan: to_json(done.plan)}, overwrite=overwrite)
     if isinstance(model, QuantModel):
         model.mark_exported()
-    return replace(done, files=files)
+    inner = model.model if isinstance(model, QuantModel) else model
+    return replace(done, files=files, check=check_export(inner, whole, example_inputs) if check else None)
 
 
 def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str, str]:

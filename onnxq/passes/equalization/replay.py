@@ -15,6 +15,7 @@ from onnxq.passes.equalization.smoothquant import write_smoothing
 from onnxq.passes.state import State
 from onnxq.plan import Scaling
 from onnxq.planner.match import Anchors
+from onnxq.planner.recognize import Recognized
 from onnxq.sites import TensorId
 
 CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"
@@ -43,9 +44,10 @@ def _write(proto: ModelLike, name: str, factors: Factors) -> ModelLike:
     return infer_shapes(_WRITERS[name](proto, single))
 
 
-def replay_scalings(state: State, scalings: Sequence[Scaling]) -> State:
+def replay_scalings(state: State, scalings: Sequence[Scaling], recognized: Recognized | None = None) -> State:
     """Repeat the scalings of a plan, on its model or on the same network exported again.
 
+    recognized: the plan's tensors in a graph that other tools rewrote.
     Raises PlanError for a tensor that is not there, or that cannot take the factors.
     """
     if not scalings:
@@ -54,7 +56,7 @@ def replay_scalings(state: State, scalings: Sequence[Scaling]) -> State:
         fix = f"use one of {', '.join(_WRITERS)}"
         raise PlanError(f"scalings: {strange}", "there is no such pass", fix, code="Q403")
     # All of them on the model before any scaling, which is what their anchors are of.
-    anchors = Anchors(get_index(state.model), {}, lasting=False)
+    anchors = Anchors(get_index(state.model), {}, lasting=False, recognized=recognized)
     for name in _WRITERS:
         factors = {_find_tensor(one, anchors): one.factors for one in scalings if one.name == name}
         if factors:

@@ -1,0 +1,118 @@
+"""Sketches of a model's tensors on seeded inputs, by which a plan is found again in a file that other tools rewrote."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from onnxq.calibrate.run import DEFAULT_MEMORY_LIMIT
+from onnxq.calibrate.taps import Taps
+from onnxq.data import Batch
+from onnxq.data.synthetic import make_synthetic
+from onnxq.errors import OnnxqError
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph.identity import hash_topology
+from onnxq.plan import Plan
+from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, read_sketch, sketch_values
+from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
+from onnxq.runtime.shapes import list_float_tensors
+from onnxq.sites import Edge, TensorId
+
+
+def note_contents(plan: Plan, model: ModelLike) -> Plan:
+    """The plan with sketches of the tensors and nodes it names, or without where the model runs on no seeded inputs.
+
+    model: the prepared float model, before any scaling.
+    """
+    index = get_index(model)
+    nodes = {name: index.node(name) for name in sorted(_list_nodes(plan, index))}
+    tensors = {TensorId(name) for node in nodes.values() for name in (*node.inputs, node.outputs[0]) if name}
+    tensors |= {site.tensor or site.site for site in plan.sites if isinstance(site.tensor or site.site, TensorId)}  # type: ignore[misc]
+    tensors |= {one.tensor for one in plan.scalings}
+    try:
+        sample = make_synthetic(index.inputs, samples=1, model=model)[0]
+        feeds = {name: _describe_feed(np.asarray(value)) for name, value in sample.items()}
+        sketches = sketch_tensors(model, feeds, tensors)
+    except OnnxqError:
+        # The plan then goes by names and structure alone.
+        return replace(plan, contents=None)
+    noted = {name: _describe_node(node, index) for name, node in nodes.items()}
+    # As they are read again from the plan's file.
+    figures = {tensor.name: read_sketch(str(sketch)) for tensor, sketch in sorted(sketches.items())}
+    return replace(plan, contents=Contents(hash_topology(index), feeds, figures, noted))
+
+
+def sketch_tensors(
+    model: ModelLike, feeds: Mapping[str, Feed], only: Collection[TensorId] | None = None
+) -> dict[TensorId, Sketch]:
+    """Sketches of the float tensors of the main graph, or of some of them.
+
+    Raises ModelError or DataError where the model does not run on these inputs.
+    """
+    index = get_index(model)
+    wanted = [t for t in list_float_tensors(index) if not t.scope and (only is None or t in only)]
+    found = {
+        tensor: sketch_values(value, constant=True)
+        for tensor in _list_constants(index, only)
+        if (value := index.constant(tensor)) is not None and value.dtype.kind in "fV"
+    }
+    taps = Taps(model, wanted, DEFAULT_MEMORY_LIMIT)
+    batch = Batch(make_feeds(feeds), 0, 1)
+    for group in taps.groups(batch) if wanted else ():
+        for _, tensor, value in taps.run(group, [batch], lambda one: [one.feeds]):
+            found[tensor] = sketch_values(value)
+    return found
+
+
+def _list_constants(index: GraphIndex, only: Collection[TensorId] | None) -> Iterable[TensorId]:
+    read = dict.fromkeys(TensorId(name) for node in index.nodes if not node.scope for name in node.inputs if name)
+    return [tensor for tensor in read if (only is None or tensor in only) and index.is_constant(tensor)]
+
+
+def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:
+    """Names of the main graph's nodes that the plan names, or that read one of its tensors."""
+    edges: list[Edge] = [bias.edge for bias in plan.biases]
+    for site in plan.sites:
+        tensor = site.site if isinstance(site.site, TensorId) else site.tensor
+        edges += [*(site.consumers or ()), *([site.site] if isinstance(site.site, Edge) else [])]
+        edges += index.consumers(tensor) if tensor is not None else ()
+    kept = () if plan.precision is None else plan.precision.kept
+    limited = () if plan.precision is None else plan.precision.limited
+    names = {edge.node for edge in (*edges, *limited)} | {*plan.float_nodes, *(one.node for one in kept)}
+    for node in index.nodes:
+        # Also the readers behind nodes that tools may take away.
+        if node.name in names and node.op_type in MOVERS:
+            names |= {edge.node for edge in index.consumers(node.result)}
+    return {node.name for node in index.nodes if node.name in names and not node.scope}
+
+
+def _describe_feed(value: np.ndarray) -> Feed:
+    whole = value.size > 0 and value.dtype.kind in "iub"
+    return Feed(
+        dtype=value.dtype.name,
+        shape=value.shape,
+        low=int(value.min()) if whole else 0,
+        high=int(value.max()) + 1 if whole else 0,
+    )
+
+
+def _describe_node(node: NodeRef, index: GraphIndex) -> NodeContents:
+    read = tuple(name if index.resolve(name, "") else "" for name in node.inputs)
+    return NodeContents(node.op_type, read, node.outputs[0], turned=bool(node.attrs.get("transB", 0)))
+
+
+def recognize_model(plan: Plan, model: ModelLike) -> Recognized | None:
+    """The plan's tensors and nodes in a model of another graph than its own; None for one of the same graph.
+
+    model: prepared, before any scaling. None also for a plan without sketches, and where the model does not run on
+    their inputs: names and structure alone then decide.
+    """
+    contents, index = plan.contents, get_index(model)
+    if contents is None or plan.existing or contents.topology == hash_topology(index):
+        return None
+    try:
+        return recognize_graph(contents, index, sketch_tensors(model, contents.feeds))
+    except OnnxqError:
+        return None

@@ -1,0 +1,131 @@
+"""The values that the tensors of a plan hold on seeded inputs: by these it knows them in a file that tools rewrote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Of the root mean square: rounding between a graph and its rewritten form stays a hundred times below this in deep
+# networks, and two tensors that are not the same differ by more in one of five figures.
+TOLERANCE = 1e-3
+# Weights are copied or folded, which takes one rounding.
+CONSTANT_TOLERANCE = 1e-5
+FIGURES = ("mean", "magnitude", "rms", "highest", "lowest")
+_CONSTANT = " constant"
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Figures of a tensor that neither Transpose nor Reshape changes: its size, and five of its values."""
+
+    size: int
+    mean: float
+    magnitude: float
+    rms: float
+    highest: float
+    lowest: float
+    # A weight, or any other constant.
+    constant: bool = False
+
+    def measure_distance(self, other: Sketch) -> float:
+        """The largest difference of two figures, over the root mean square; infinite for another size."""
+        if self.size != other.size or not self.size:
+            return math.inf
+        most = max(abs(getattr(self, name) - getattr(other, name)) for name in FIGURES)
+        return most / max(self.rms, other.rms) if most else 0.0
+
+    def is_alike(self, other: Sketch) -> bool:
+        """True where the two may be of one tensor."""
+        limit = CONSTANT_TOLERANCE if self.constant and other.constant else TOLERANCE
+        return self.measure_distance(other) <= limit
+
+    def __str__(self) -> str:
+        figures = " ".join(f"{getattr(self, name):.7g}" for name in FIGURES)
+        return f"{self.size} {figures}{_CONSTANT if self.constant else ''}"
+
+
+@dataclass(frozen=True)
+class NodeContents:
+    """A node that the plan names: its operator, the tensors it reads ("" where none), and the first it makes.
+
+    turned: it transposes its second input, as Gemm may.
+    """
+
+    op_type: str
+    inputs: tuple[str, ...]
+    output: str
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A seeded input: its type, its shape, and the bounds of integers, the upper one exclusive."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The main graph of a prepared model, before any scaling, as far as its plan names it.
+
+    topology: of that graph. feeds: inputs of the run, by name. tensors, nodes: by name.
+    """
+
+    topology: str
+    feeds: Mapping[str, Feed] = field(default_factory=dict)
+    tensors: Mapping[str, Sketch] = field(default_factory=dict)
+    nodes: Mapping[str, NodeContents] = field(default_factory=dict)
+
+
+def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, NDArray[np.generic]]:
+    """The inputs of the run, the same from every version of numpy."""
+    made: dict[str, NDArray[np.generic]] = {}
+    for name in sorted(feeds):
+        feed = feeds[name]
+        # NOTE: numpy keeps the numbers of RandomState, those of its newer generators may change.
+        random, dtype = np.random.RandomState(len(made)), np.dtype(feed.dtype)
+        if dtype.kind == "f":
+            made[name] = np.asarray(random.standard_normal(feed.shape)).astype(dtype)
+        else:
+            made[name] = np.asarray(random.randint(feed.low, max(feed.high, feed.low + 1), feed.shape)).astype(dtype)
+    return made
+
+
+def sketch_values(values: NDArray[np.generic], *, constant: bool = False) -> Sketch:
+    """The figures of an array of numbers."""
+    # Attention masks hold -inf, whose mean says nothing.
+    flat = np.nan_to_num(np.asarray(values).astype(np.float64).ravel(), nan=0.0, posinf=1e4, neginf=-1e4)
+    flat = np.clip(flat, -1e30, 1e30)
+    if not flat.size:
+        return Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, constant)
+    mean, size = float(flat.mean()), float(np.abs(flat).mean())
+    rms = math.sqrt(float(np.square(flat).mean()))
+    return Sketch(flat.size, mean, size, rms, float(flat.max()), float(flat.min()), constant)
+
+
+def contents_dict(contents: Contents) -> dict[str, Any]:
+    """The contents as JSON values."""
+    return {
+        "topology": contents.topology,
+        "feeds": {name: {**vars(feed), "shape": list(feed.shape)} for name, feed in contents.feeds.items()},
+        "tensors": {name: str(sketch) for name, sketch in contents.tensors.items()},
+        "nodes": {name: {**vars(node), "inputs": list(node.inputs)} for name, node in contents.nodes.items()},
+    }
+
+
+def read_sketch(text: str) -> Sketch:
+    """The sketch that `str` wrote. Raises ValueError for another text."""
+    size, *figures = text.removesuffix(_CONSTANT).split()
+    values = tuple(float(figure) for figure in figures)
+    if len(values) != len(FIGURES) or not all(map(math.isfinite, values)):
+        raise ValueError("must be a size and five finite figures")
+    mean, magnitude, rms, highest, lowest = values
+    return Sketch(int(size), mean, magnitude, rms, highest, lowest, text.endswith(_CONSTANT))

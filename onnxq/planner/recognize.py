@@ -1,0 +1,134 @@
+"""Nodes and tensors of a plan found in a graph that other tools rewrote, by the values that its tensors hold.
+
+Two nodes are one where they read and make tensors that are alike, and are of one operator, or of two that do the same:
+MatMul and Gemm; operators that only move values. Names decide between equals, then the order of the graph.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.plan.contents import Contents, NodeContents, Sketch
+from onnxq.sites import TensorId
+
+# Gemm adds what an Add behind MatMul added, so that their outputs differ.
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+# A bias is read at input 2, by which a Conv with one differs from a Conv with an Add behind it.
+_BIASED = frozenset({"Conv", "ConvTranspose", *_PRODUCTS})
+# Operators whose output holds exactly the values of input 0.
+MOVERS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Cast"})
+# Candidates that an error names.
+_NEAREST = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Recognized:
+    """The plan's nodes and tensors in this graph.
+
+    nodes: plan's name -> node. tensors: for each of the plan's tensors those of this graph that hold its values, the
+    likeliest first; () for none. sketches: of this graph. readers: of the plan's tensors, in the plan.
+    """
+
+    contents: Contents
+    index: GraphIndex
+    nodes: Mapping[str, NodeRef]
+    tensors: Mapping[str, tuple[TensorId, ...]]
+    sketches: Mapping[TensorId, Sketch]
+    readers: Mapping[str, Sequence[tuple[str, int]]]
+
+    def has_lost(self, name: str) -> bool:
+        """True for a node of the plan that only moved values, and that this graph does without."""
+        node = self.contents.nodes.get(name)
+        return node is not None and name not in self.nodes and node.op_type in MOVERS
+
+    def follow_readers(self, name: str) -> Iterator[tuple[str, int]]:
+        """The inputs, in the plan, to which the values went that a lost node moved."""
+        for reader, k in self.readers.get(self.contents.nodes[name].output, ()):
+            if self.has_lost(reader):
+                yield from self.follow_readers(reader)
+            else:
+                yield reader, k
+
+    def suggest_tensors(self, name: str) -> str:
+        """The tensors of this graph that come nearest to a tensor of the plan, for a person."""
+        wanted = self.contents.tensors.get(name)
+        if wanted is None:
+            return ""
+        near = sorted((wanted.measure_distance(one), str(t)) for t, one in self.sketches.items())[:_NEAREST]
+        told = [f"{text!r} (off by {distance:.2g} of its size)" for distance, text in near if distance < 1.0]
+        return (
+            f"nearest by their values: {', '.join(told)}" if told else "no tensor of its size has values near its own"
+        )
+
+
+def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]) -> Recognized:
+    """Find what the contents describe in another graph. sketches: of that graph's tensors, on the same inputs."""
+    search = _Search(contents, index, sketches)
+    nodes: dict[str, NodeRef] = {}
+    taken: set[str] = set()
+    for name, node in contents.nodes.items():
+        candidates = search.list_nodes(name, node)
+        # Two nodes of the plan may be one here, where a tool merged what was computed twice.
+        free = [one for one in candidates if one.name not in taken] or candidates
+        if free:
+            nodes[name] = free[0]
+            taken.add(free[0].name)
+    tensors = {name: search.list_tensors(name, nodes) for name in contents.tensors}
+    return Recognized(contents, index, nodes, tensors, sketches, search.readers)
+
+
+class _Search:
+    """Look-ups for one graph."""
+
+    def __init__(self, contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]) -> None:
+        self.contents, self.index, self.sketches = contents, index, sketches
+        self.by_size: defaultdict[int, list[TensorId]] = defaultdict(list)
+        for tensor, sketch in sketches.items():
+            self.by_size[sketch.size].append(tensor)
+        self.nodes = [node for node in index.nodes if not node.scope and node.op_type != "Constant"]
+        # Plan's tensor -> its readers in the plan.
+        self.readers: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        for name, node in contents.nodes.items():
+            for k, read in enumerate(node.inputs):
+                self.readers[read].append((name, k))
+
+    def list_nodes(self, name: str, wanted: NodeContents) -> list[NodeRef]:
+        """The nodes that compute the same as one of the plan, the likeliest first."""
+        found = []
+        for node in self.nodes:
+            both = {node.op_type, wanted.op_type}
+            if not (len(both) == 1 or both <= _PRODUCTS or both <= MOVERS):
+                continue
+            same = self._is_alike(wanted.output, node.result)
+            if same or both <= _BIASED:
+                inputs = [
+                    self._is_alike(read, self.index.input(node, k))
+                    for k, read in enumerate(wanted.inputs[:2] if not same else wanted.inputs)
+                    if read in self.contents.tensors
+                ]
+                if inputs and all(inputs):
+                    found.append((not same, node.name != name, len(both) > 1, node.order, node))
+        return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
+
+    def list_tensors(self, name: str, nodes: Mapping[str, NodeRef]) -> tuple[TensorId, ...]:
+        """The tensors that hold the values of the plan's: those that its readers read, else all that are alike."""
+        read = [self.index.input(nodes[reader], k) for reader, k in self.readers[name] if reader in nodes]
+        found = dict.fromkeys(t for t in read if t is not None and self._is_alike(name, t))
+        if found:
+            # The one that is made first, from which tools may have made the others by moving its values.
+            return tuple(sorted(found, key=self._order))
+        sketch = self.contents.tensors[name]
+        alike = [t for t in self.by_size[sketch.size] if self._is_alike(name, t)]
+        return tuple(sorted(alike, key=lambda t: (t.name != name, self.sketches[t].measure_distance(sketch))))
+
+    def _order(self, tensor: TensorId) -> int:
+        maker = self.index.producer(tensor)
+        return -1 if maker is None else maker.order
+
+    def _is_alike(self, name: str, tensor: TensorId | None) -> bool:
+        wanted = self.contents.tensors.get(name)
+        there = self.sketches.get(tensor) if tensor is not None else None
+        return wanted is not None and there is not None and wanted.is_alike(there)

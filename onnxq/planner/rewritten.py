@@ -1,0 +1,167 @@
+"""The sites of a plan in a graph that other tools rewrote, whose nodes and tensors were recognized by their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnxq.errors import PlanError
+from onnxq.plan import Plan, SitePlan
+from onnxq.planner.recognize import MOVERS, Recognized
+from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.spec import PerTensor
+
+if TYPE_CHECKING:
+    from onnxq.planner.match import Anchors
+
+# A tensor of this graph, and the inputs that read it dequantized; None: all of them.
+Place = tuple[TensorId, tuple[Edge, ...] | None]
+
+
+def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> tuple[SitePlan, ...]:
+    """The sites in this graph's names, each with all its readers.
+
+    A site has several places where a tool gave its readers tensors of their own, and none where it merged two tensors
+    of equal values that were both quantized. A weight that is read transposed is quantized along its other axis.
+    Raises PlanError naming the first site that is not there, with the tensors nearest by their values.
+    """
+    mover = _Mover(plan, anchors, recognized)
+    for site in plan.sites:
+        mover.move(site)
+    return tuple(
+        site
+        if site.derived is None
+        else replace(site, derived=(mover.find(site.derived[0]), mover.find(site.derived[1])))
+        for site in mover.done
+    )
+
+
+class _Mover:
+    def __init__(self, plan: Plan, anchors: Anchors, recognized: Recognized) -> None:
+        self.anchors, self.recognized, self.index = anchors, recognized, anchors.index
+        self.done: list[SitePlan] = []
+        # The plan's sites as they are called here. taken: their opposite.
+        self.moved: dict[Site, Site] = {}
+        self.taken: dict[Site, Site] = {}
+        # Inputs in the plan, with the site that they read.
+        self.claims = dict(_list_claims(plan, recognized))
+
+    def move(self, site: SitePlan) -> None:
+        """Add the site in all its places."""
+        if site.site in self.moved:
+            raise PlanError(str(site.site), "stands twice in the plan", "take one of the two sites out", code="Q403")
+        places = self._list_places(site)
+        for tensor, readers in places:
+            where: Site = tensor
+            if where in self.taken:
+                if readers is None:
+                    # Two tensors of the plan are one here, and so are their pairs.
+                    self.moved.setdefault(site.site, where)
+                    continue
+                where = readers[0]
+            self.taken[where] = site.site
+            self.moved.setdefault(site.site, where)
+            self.done.append(self._orient(replace(site, site=where, tensor=tensor, consumers=readers), site))
+
+    def find(self, site: Site) -> Site:
+        """The name here of a site that a bias derives from; of one merged into another, the other's."""
+        if site in self.moved:
+            return self.moved[site]
+        name = site.name if isinstance(site, TensorId) else ""
+        heirs = (self.claims.get(edge) for edge in self._follow(name))
+        return next((self.moved[heir] for heir in heirs if heir in self.moved), site)
+
+    def _follow(self, name: str) -> Iterator[tuple[str, int]]:
+        for reader, _ in self.recognized.readers.get(name, ()):
+            if self.recognized.has_lost(reader):
+                yield from self.recognized.follow_readers(reader)
+
+    def _list_places(self, site: SitePlan) -> list[Place]:
+        if isinstance(site.site, TensorId) and site.consumers is None:
+            first = self.anchors.find_tensor(site.site, site.anchor)
+            if first is None:
+                raise self._explain_missing(site)
+            others = self.recognized.tensors.get(site.site.name, ())[1:]
+            rest = [t for t in others if not self._is_made_from(t, first)]
+            return [(first, None), *((t, self._find_readers(site.site.name, t)) for t in rest)]
+        edges = site.consumers if site.consumers is not None else (site.site,)
+        places: dict[TensorId, dict[Edge, None]] = {}
+        for edge in edges:
+            assert isinstance(edge, Edge)
+            for image in self._find_images(edge, site):
+                tensor = self.index.input(self.anchors.nodes[image.node], image.index)
+                if tensor is None:
+                    raise self._explain_missing(site)
+                places.setdefault(tensor, {})[image] = None
+        return [(tensor, tuple(found)) for tensor, found in places.items()]
+
+    def _find_images(self, edge: Edge, site: SitePlan) -> list[Edge]:
+        """An input of the plan in this graph: of a lost node those that its values go to, but for other sites' own."""
+        if not self.recognized.has_lost(edge.node):
+            if self.anchors.find_node(edge.node, self.anchors.known.get(edge.node, "")) is None:
+                raise self._explain_missing(site, edge.node)
+            return [self.anchors.edge(edge)]
+        onward = self.recognized.follow_readers(edge.node)
+        return [self.anchors.edge(Edge(node, k)) for node, k in onward if (node, k) not in self.claims]
+
+    def _find_readers(self, name: str, tensor: TensorId) -> tuple[Edge, ...]:
+        nodes = self.recognized.nodes
+        edges = [Edge(nodes[reader].name, k) for reader, k in self.recognized.readers[name] if reader in nodes]
+        return tuple(edge for edge in edges if edge in self.index.consumers(tensor))
+
+    def _is_made_from(self, tensor: TensorId, first: TensorId) -> bool:
+        maker = self.index.producer(tensor)
+        while tensor != first and maker is not None and maker.op_type in MOVERS:
+            source = self.index.input(maker, 0)
+            if source is None:
+                return False
+            tensor, maker = source, self.index.producer(source)
+        return tensor == first
+
+    def _orient(self, site: SitePlan, known: SitePlan) -> SitePlan:
+        """The site of a weight along its other axis, where its reader transposes it and the plan's did not."""
+        if site.role is not Role.WEIGHT or not site.consumers or not known.consumers:
+            return site
+        was = self.recognized.contents.nodes.get(known.consumers[0].node)
+        node = self.anchors.nodes[site.consumers[0].node]
+        if was is None or site.consumers[0].index != 1 or was.turned == bool(node.attrs.get("transB", 0)):
+            return site
+        return turn_site(site)
+
+    def _explain_missing(self, site: SitePlan, reader: str = "") -> PlanError:
+        """The error of a site. reader: the node of the plan that was not found, perhaps for want of its other inputs."""
+        tensor = site.tensor or site.site
+        node = self.recognized.contents.nodes.get(reader)
+        known = [name for name in (node.inputs if node is not None else ()) if name in self.recognized.tensors]
+        lost = next((name for name in known if not self.recognized.tensors[name]), "")
+        if node is not None and not lost:
+            cause = f"is in the plan but not in this model: nothing there computes the same as its reader {reader!r}"
+            return PlanError(str(site.site), cause, self.anchors.suggest_nodes(reader), code="Q404")
+        name = lost or (tensor.name if isinstance(tensor, TensorId) else "")
+        fix = self.recognized.suggest_tensors(name) or "plan this model again"
+        if name in self.recognized.tensors and self.recognized.contents.tensors[name].constant:
+            fix += "; weights that were trained anew need `new_weights=True` and the graph as it was exported"
+        cause = "is in the plan but not in this model, under any name"
+        return PlanError(name or str(site.site), cause, fix, code="Q404")
+
+
+def _list_claims(plan: Plan, recognized: Recognized) -> Iterator[tuple[tuple[str, int], Site]]:
+    for site in plan.sites:
+        if site.consumers is not None:
+            yield from (((edge.node, edge.index), site.site) for edge in site.consumers)
+        elif isinstance(site.site, TensorId):
+            yield from ((edge, site.site) for edge in recognized.readers.get(site.site.name, ()))
+        if isinstance(site.site, Edge):
+            yield (site.site.node, site.site.index), site.site
+
+
+def turn_site(site: SitePlan) -> SitePlan:
+    """The site of a matrix for its transpose."""
+    grain, numbers = site.spec.granularity, site.qparams
+    if not isinstance(grain, PerTensor):
+        site = replace(site, spec=replace(site.spec, granularity=replace(grain, axis=1 - grain.axis % 2)))
+    if numbers is not None and numbers.scale.ndim == 2:
+        turned = replace(numbers, scale=numbers.scale.T.copy(), zero_point=numbers.zero_point.T.copy())
+        site = replace(site, qparams=turned)
+    return site if site.values is None else replace(site, values=site.values.T.copy())

@@ -1,0 +1,131 @@
+"""The exported file on the example inputs, compared with the module that it was made from."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from onnxq.errors import OnnxqError
+from onnxq.evaluation.accumulator import ErrorAccumulator
+from onnxq.runtime import Session
+from torch_frontend.quantizers import override_switches, quantizers_of
+from torch_frontend.tracing.values import as_inputs, use_eval_mode
+
+Arrays = list[NDArray[Any]]
+
+# dB. Float rounding alone leaves more than this; less is right only where it moved values across a level.
+_ROUNDING_DB = 60.0
+# dB by which levels that float rounding crosses may exceed the noise of quantization itself.
+_MARGIN_DB = 3.0
+_log = logging.getLogger("onnxq")
+
+
+class ExportWarning(UserWarning):
+    """The exported file computes something else than the module, beyond rounding."""
+
+    code = "W126"
+
+
+@dataclass(frozen=True)
+class ExportCheck:
+    """SQNR of the file's outputs against torch's, in dB, the lowest of all outputs.
+
+    as_written: without ONNX Runtime's optimizations. as_run: with them. max_abs: the largest difference of a value of
+    both. quantization: torch's quantized outputs against its float ones, the noise that quantization itself makes.
+    not_run: why nothing was compared; "" where it was.
+    """
+
+    as_written: float = math.nan
+    as_run: float = math.nan
+    max_abs: float = math.nan
+    quantization: float = math.nan
+    not_run: str = ""
+
+    @property
+    def beyond_rounding(self) -> bool:
+        """True where the file is farther from torch than quantization is from the float model."""
+        worst = min(self.as_written, self.as_run)
+        return not self.not_run and worst < min(_ROUNDING_DB, self.quantization - _MARGIN_DB)
+
+    def __str__(self) -> str:
+        if self.not_run:
+            return f"was not compared with torch: {self.not_run}"
+        return (
+            f"differs from torch by {-self.as_written:.0f} dB as written and {-self.as_run:.0f} dB as ONNX Runtime "
+            f"optimizes it (at most {self.max_abs:.2g}); quantization itself by {-self.quantization:.0f} dB"
+        )
+
+
+def check_export(model: nn.Module, file: Path, example_inputs: Any) -> ExportCheck:
+    """Run the file on the example inputs, and say how far it is from the module.
+
+    The line goes to the logger `onnxq`; ExportWarning where the difference is beyond rounding.
+    """
+    args, kwargs = as_inputs(example_inputs)
+    found = _compare(model, file, args, kwargs)
+    _log.info("%s %s", file.name, found)
+    if found.beyond_rounding:
+        text = f"{file.name} {found}: it does not compute what the module does [{ExportWarning.code}]"
+        warnings.warn(text, ExportWarning, stacklevel=3)
+    return found
+
+
+def _compare(model: nn.Module, file: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportCheck:
+    wanted = _run_torch(model, args, kwargs)
+    with override_switches(quantizers_of(model), False):
+        plain = _run_torch(model, args, kwargs)
+    try:
+        runs = []
+        for optimize in (False, True):
+            session = Session(file, optimize=optimize)
+            feeds = _name_inputs(session, args, kwargs)
+            if feeds is None:
+                return ExportCheck(not_run="its inputs are not those of the example")
+            runs.append(list(session.run(feeds).values()))
+    except OnnxqError as error:
+        return ExportCheck(not_run=f"{error.subject}: {error.cause}")
+    if [value.shape for value in runs[0]] != [value.shape for value in wanted]:
+        return ExportCheck(not_run="its outputs are not those of the module")
+    errors = [_measure(wanted, run) for run in runs]
+    return ExportCheck(errors[0][0], errors[1][0], max(errors[0][1], errors[1][1]), _measure(plain, wanted)[0])
+
+
+def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
+    """SQNR of the worst output in dB, and the largest difference; floats only."""
+    worst, most = math.inf, 0.0
+    for one, two in zip(wanted, got, strict=True):
+        if one.dtype.kind == "f" and one.size:
+            sums = ErrorAccumulator("")
+            sums.update(one, two)
+            worst, most = min(worst, sums.result().whole_db), max(most, sums.result().max_abs)
+    return worst, most
+
+
+def _run_torch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arrays:
+    with use_eval_mode(model):
+        return _list_arrays(model(*args, **kwargs))
+
+
+def _list_arrays(values: Any) -> Arrays:
+    leaves = pytree.tree_leaves(values)
+    return [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _name_inputs(session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, NDArray[Any]] | None:
+    """The example by the names of the file's inputs; None where they do not fit."""
+    names = [value.name for value in session.inputs]
+    if not args and set(names) <= set(kwargs):
+        return {name: np.asarray(torch.as_tensor(kwargs[name]).detach().cpu()) for name in names}
+    given = _list_arrays((args, dict(kwargs)))
+    return dict(zip(names, given, strict=True)) if len(names) == len(given) else None
