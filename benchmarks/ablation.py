@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each pass is worth: models quantized with everything on, then with one pass left out at a time, per target.
+"""The worth of each pass: models quantized with everything on, then with one pass left out at a time, per target.
 
     python benchmarks/ablation.py --corpus DIR fmnist_resnet_imbalanced:64 efficientnet_lite0 --targets ort trt
     python benchmarks/ablation.py net.onnx=samples.npz --targets ort --weight-bits-budget 4.9
@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def figures(self) -> tuple[float | None, float | None, str]:
-        """What tells two files apart."""
+        """The parts that tell two files apart."""
         return self.score.metric, self.score.sqnr, self.score.error
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What calibration alone costs: onnxq beside onnxruntime.quantization's calibrator, same model, tensors and samples.
+"""The cost of calibration alone: onnxq beside onnxruntime.quantization's calibrator, same model, tensors and samples.
 
     python benchmarks/calibration.py MODEL.onnx DATA.npz [--samples 32] [--method percentile] [--rounds 3]
 

@@ -86,7 +86,7 @@ class Tensors:
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What gradients are taken of."""
+        """The inputs that gradients are taken of."""
         return self.x, self.scale, self.zero
 
 
@@ -112,7 +112,7 @@ def _through(rounded: Tensor, value: Tensor) -> Tensor:
 
 
 def _composed(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
-    """What people write: straight-through by detach."""
+    """The form that people write: straight-through by detach."""
     steps, shift = _spread(scale, x, axis), _spread(_through(zero.round(), zero), x, axis)
     ratio = x.float() / steps
     return (((_through(ratio.round(), ratio) + shift).clamp(QMIN, QMAX) - shift) * steps).to(x.dtype)

@@ -46,7 +46,7 @@ class Made:
 
 
 def make_subject(item: str, corpus: Path | None, out: Path, count: int) -> Subject:
-    """What one argument names."""
+    """The model that one argument names."""
     if item not in SHAPES:
         return subject(item, corpus, out, count)
     source, data = out / f"{item}.onnx", out / f"{item}.npz"

@@ -70,7 +70,7 @@ def growth(unit: Unit, plan: Plan, seconds: float) -> tuple[float, float]:
 
 
 def times(plan: Plan, seconds: float) -> dict[str, float]:
-    """What one unit takes, less what `minus` takes."""
+    """The time of one unit, less that of `minus`."""
     float_us, int8_us = growth(plan.unit, plan, seconds)
     if plan.minus is not None:
         f, i = growth(plan.minus, plan, seconds)

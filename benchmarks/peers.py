@@ -45,7 +45,7 @@ DEFAULT = ("ort-minmax", "ort-percentile", "modelopt", "nncf", "quark")
 
 @dataclass(frozen=True)
 class Row:
-    """What one tool made of one model. operators: that hold or make integers; 0: the float model handed back.
+    """The file that one tool made of one model. operators: that hold or make integers; 0: the float model handed back.
 
     also: the scores under other commands. speeds: times as fast as float, by length.
     """

@@ -1,4 +1,4 @@
-"""What `peers.py` and `ablation.py` measure: a model, its samples, and who scores what became of it.
+"""The subjects of `peers.py` and `ablation.py`: a model, its samples, and who scores what became of it.
 
 NAME or NAME:SAMPLES     a model of the corpus, scored by its evaluate.py
 MODEL.onnx=DATA.npz      any model; its score is the SQNR that `onnxq quantize` reports on samples it held back
@@ -73,7 +73,7 @@ class Subject:
 
 
 def subject(item: str, corpus: Path | None, out: Path, count: int) -> Subject:
-    """What one argument names; ends the program if it names nothing."""
+    """The subject that one argument names; ends the program if it names nothing."""
     if "=" in item:
         source, _, data = item.partition("=")
         return Subject(Path(source).stem, Path(source).resolve(), Path(data).resolve(), None)

@@ -48,14 +48,14 @@ class AccuracyConfig(Section):
 
 
 class ApplyConfig(Section):
-    """Carrying out a plan."""
+    """Options of `apply`, which carries out a plan."""
 
     commands: ClassVar[Command] = Command.APPLY
     new_weights: bool = option(False, "The weights were trained further: compute their scales again.")
 
 
 class DiffConfig(Section):
-    """Comparing a quantized model with its float one, in several engines."""
+    """Options of `diff`, which compares a quantized model with its float one in several engines."""
 
     commands: ClassVar[Command] = Command.DIFF
     # (): ONNX Runtime, and TensorRT where it can run.
@@ -80,7 +80,7 @@ class DiffConfig(Section):
 
 
 class ProveConfig(Section):
-    """Building an engine."""
+    """Options of `prove`, which builds an engine and reads its kernels."""
 
     commands: ClassVar[Command] = Command.PROVE
     # None: the one that the plan in the model is for.
@@ -112,7 +112,7 @@ class ProveConfig(Section):
 
 
 class ProfileConfig(Section):
-    """Measuring the cost of sites."""
+    """Options of `profile`, which measures the cost of sites."""
 
     commands: ClassVar[Command] = Command.PROFILE
     by: _Groups = option(
@@ -125,7 +125,7 @@ class ProfileConfig(Section):
 
 
 class BenchConfig(Section):
-    """Timing models on an engine."""
+    """Options of `bench`, which times models on an engine."""
 
     commands: ClassVar[Command] = Command.BENCH
     # None: the one that the first plan in the models is for.
@@ -145,7 +145,7 @@ class BenchConfig(Section):
 
 
 class VariantsConfig(Section):
-    """Making the variants of a model that hubs hold."""
+    """Options of `variants`, which makes the files of a model that hubs hold."""
 
     commands: ClassVar[Command] = Command.VARIANTS
     # (): all.

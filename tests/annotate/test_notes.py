@@ -1,4 +1,4 @@
-"""What onnxq writes, annotate reads: from the notes, and without them from the graph itself."""
+"""Annotate reads all that onnxq writes: from the notes, and without them from the graph itself."""
 
 import numpy as np
 import onnx

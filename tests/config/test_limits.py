@@ -1,4 +1,4 @@
-"""What TensorRT cannot take is refused where it was written, with file, line and what to write instead."""
+"""A request that TensorRT cannot take is refused where it was written, with file, line and what to write instead."""
 
 from __future__ import annotations
 

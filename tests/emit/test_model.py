@@ -1,4 +1,4 @@
-"""What the emitter writes: legal graphs whose numbers are the numpy reference's, for every spec."""
+"""The emitter writes legal graphs whose numbers are the numpy reference's, for every spec."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SIBLINGS = """g (float[4] x, bool c) => (float[4] y) {
 
 
 def by_place(proto: ModelProto) -> Counter[tuple[str, str, str]]:
-    """What each name was given to, free of order."""
+    """The owner of each name, free of order."""
     return Counter((node.name, node.op_type, ",".join(node.output)) for node in all_nodes(proto))
 
 

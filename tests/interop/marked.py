@@ -121,7 +121,7 @@ class Net:
 
 
 def computed(model: onnx.ModelProto, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """What a marked model gives."""
+    """The outputs of a marked model."""
     return list(ReferenceEvaluator(model, new_ops=[FakeQuantize]).run(None, feeds))
 
 

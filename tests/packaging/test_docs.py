@@ -1,4 +1,4 @@
-"""What the documents promise is what is there."""
+"""Everything that the documents promise is there."""
 
 from __future__ import annotations
 

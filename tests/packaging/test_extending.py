@@ -32,7 +32,7 @@ def run_section(title: str, *before: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a program registers is gone afterwards."""
+    """Nothing that a program registers is left afterwards."""
     monkeypatch.setattr(observers, "_REGISTRY", dict(observers._REGISTRY))
     monkeypatch.setattr(targets, "TARGETS", targets.TARGETS)
     before = dict(targets.TARGETS)

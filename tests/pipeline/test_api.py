@@ -1,4 +1,4 @@
-"""What callers ask for: numbers that are none, passes nobody has, observers that something takes the place of."""
+"""Requests of callers: numbers that are none, passes nobody has, observers that something takes the place of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays float though it could be quantized, and what it says."""
+"""Operators that stay float though they could be quantized, with their reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target refuses of the requested specs: subject, cause, fix and code, operator by operator."""
+"""Requested specs that a target refuses: subject, cause, fix and code, operator by operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person asks for in rules is what the plan says: first match wins, a typo is an error."""
+"""The plan says as a person asked in rules: first match wins, a typo is an error."""
 
 from __future__ import annotations
 

@@ -12,21 +12,21 @@ from onnxq.report.terminal import print_renderable
 
 
 def shown(show: Callable[..., None], found: Any, *, width: int | None = 80, **options: Any) -> str:
-    """What `show` prints to its stream, 80 columns wide; width None: as in a pipe. options: of a View, or of `show`."""
+    """The text that `show` prints to its stream, 80 columns wide; width None: as in a pipe. options: of a View, or of `show`."""
     out = io.StringIO()
     show(found, make_view(options, stream=out, width=width), **options)
     return out.getvalue()
 
 
 def printed(content: Any, *, width: int | None = 80) -> str:
-    """What a table or sheet is, printed."""
+    """A table or sheet as text."""
     out = io.StringIO()
     print_renderable(content, out, width)
     return out.getvalue()
 
 
 def warned(show: Callable[..., None], found: Any, **options: Any) -> tuple[str, str]:
-    """What `show` prints to its stream and to the stream of warnings."""
+    """The texts that `show` prints to its stream and to the stream of warnings."""
     out, err = io.StringIO(), io.StringIO()
     show(found, make_view(options, stream=out, errors=err, width=80), **options)
     return out.getvalue(), err.getvalue()

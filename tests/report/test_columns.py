@@ -77,7 +77,7 @@ SHOW = {
 
 
 def shown(name: str, made: Made, **how: object) -> str:
-    """What a command prints."""
+    """The text that a command prints."""
     stream = io.StringIO()
     SHOW[name](made[name], report.View(stream=stream, **how))
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""What people see: nothing missing, nothing wider than the terminal, JSON that any parser reads."""
+"""The summary that people see: nothing missing, nothing wider than the terminal, JSON that any parser reads."""
 
 import io
 import json

@@ -128,9 +128,7 @@ def holds_scale(scale: NDArray[Any], narrow: int, *, weight: bool) -> bool:
     of a weight multiply sums in float32: they lose digits below, and may lose as much as rounding to 8 bits does.
     """
     kind = FLOAT_TYPES[narrow]
-    values = np.asarray(scale, np.float64)
-    with np.errstate(over="ignore", under="ignore"):
-        written = values.astype(helper.tensor_dtype_to_np_dtype(narrow)).astype(np.float64)
+    values, written = _round_scale(scale, narrow)
     if not (np.isfinite(written).all() and (written > 0).all()):
         return False
     if not weight:
@@ -140,10 +138,15 @@ def holds_scale(scale: NDArray[Any], narrow: int, *, weight: bool) -> bool:
 
 def is_exact(scale: NDArray[Any], narrow: int) -> bool:
     """True when a pair has the same scales in the type, as one has that was written in it."""
+    values, written = _round_scale(scale, narrow)
+    return bool((values >= FLOAT_TYPES[narrow].smallest).all() and np.array_equal(written, values))
+
+
+def _round_scale(scale: NDArray[Any], narrow: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The scale before and after rounding to the type."""
     values = np.asarray(scale, np.float64)
     with np.errstate(over="ignore", under="ignore"):
-        written = values.astype(helper.tensor_dtype_to_np_dtype(narrow)).astype(np.float64)
-    return bool((values >= FLOAT_TYPES[narrow].smallest).all() and np.array_equal(written, values))
+        return values, values.astype(helper.tensor_dtype_to_np_dtype(narrow)).astype(np.float64)
 
 
 @dataclass(eq=False)

@@ -180,8 +180,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
     out, store = ModelProto(), copy_store(model)
     out.CopyFrom(bare_proto(model))
     graph = out.graph
-    taken = {name for _, inner in walk_graphs(graph) for node in inner.node for name in (*node.output, node.name)}
-    taken |= {tensor.name for _, inner in walk_graphs(graph) for tensor in inner.initializer}
+    taken = list_names(out)
     casts: list[NodeProto] = []
     for tensor in graph.initializer:
         source, kind = stored.get(tensor.name, ("", 0))

@@ -68,7 +68,7 @@ def test_groups_keep_to_the_limit(float_model: onnx.ModelProto) -> None:
 
 
 def test_another_engine_that_gives_inner_tensors_is_a_column(float_model: onnx.ModelProto) -> None:
-    """What TensorRT's runner gives with its outputs, given here by a session that taps them."""
+    """The results of TensorRT's runner, given here by a session that taps them."""
     quantized = infer_shapes(name_nodes(pairs(float_model)))
     inner = open_inner(GraphIndex(float_model), GraphIndex(quantized), {"x": samples(1)["x"]}, fused=True, threads=1)
     tapped = tap_tensors(quantized, [TensorId("r/quantized"), TensorId("b")])

@@ -82,7 +82,7 @@ def samples(count: int = 6) -> np.ndarray:
 
 
 class _Reader:
-    """What onnxruntime.quantization calibrates on."""
+    """A reader of samples for onnxruntime.quantization."""
 
     def __init__(self) -> None:
         self._left: Iterator[np.ndarray] = iter(samples())
@@ -217,7 +217,7 @@ def product(
 
 
 def levels(x: np.ndarray, arrays: dict[str, Any]) -> np.ndarray:
-    """What the product reads: raw uint8, int8 data moved up by 128."""
+    """The bytes that the product reads: raw uint8, int8 data moved up by 128."""
     zero = arrays["xz"]
     low, high = (-128, 127) if zero.dtype == np.int8 else (0, 255)
     found = np.clip(np.rint(x / arrays["xs"]) + int(zero), low, high)

@@ -316,7 +316,7 @@ def _dynamic_product() -> onnx.ModelProto:
     ],
 )
 def test_kernels_saved_as_a_file_are_found_and_emulated(kernel, make):
-    """What ONNX Runtime makes of a file, taken as a file."""
+    """The graph that ONNX Runtime makes of a file, taken as a file."""
     source = make()
     made = name_nodes(optimize_graph(source, layout=False))
     assert kernel in {node.op_type for node in made.graph.node}
