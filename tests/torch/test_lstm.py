@@ -86,3 +86,5 @@ def test_a_trained_tagger_keeps_its_answers_in_integers(tagger: Path, monkeypatc
     told = json.loads(report_json(result.report))["latency"]
     assert (told["float_ms"], told["int8_ms"]) == (latency.float_ms, latency.int8_ms)
     assert bool(latency.reason) == (latency.ratio < 1)
+    # The first axis is time.
+    assert latency.batch == 0
