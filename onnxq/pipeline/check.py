@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnxq.errors import ModelError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.compare import Runner, compare_models
-from onnxq.graph import GraphIndex, ModelLike
+from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
 from onnxq.plan import Plan
@@ -145,6 +145,9 @@ def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *
     )
     # The first axis of the first input that has one: what else is a batch, the model does not say.
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
+    # In models of sequences it may be time.
+    if batch > 1 and any(node.op_type in ("LSTM", "GRU", "RNN") for node in get_index(before).nodes):
+        batch = 0
     return Latency(
         float_ms=slow.median_ms,
         int8_ms=slow.median_ms / ratio,

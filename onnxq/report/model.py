@@ -55,6 +55,7 @@ class Latency:
     float_ms: float
     int8_ms: float
     threads: int = 1
+    # 0 where the model does not say which axis it is.
     batch: int = 1
     # The kind of CPU, of runtime.CPU_KINDS; "" if not determined.
     cpu: str = ""

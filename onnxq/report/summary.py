@@ -123,7 +123,8 @@ def _make_latency(report: Report) -> Text:
     latency = report.latency
     if latency is None or math.isnan(latency.ratio):
         return Text("not measured")
-    run = f"median, {latency.threads} thread{'s' if latency.threads != 1 else ''}, batch {latency.batch}"
+    run = f"median, {latency.threads} thread{'s' if latency.threads != 1 else ''}"
+    run += f", batch {latency.batch}" if latency.batch else ""
     if latency.cpu:
         run += f", on {_CPUS.get(latency.cpu, latency.cpu)}"
     times = f"{format_milliseconds(latency.float_ms)} -> {format_milliseconds(latency.int8_ms)}"
