@@ -69,4 +69,4 @@ def _list_schemas() -> dict[tuple[str, str], Any]:
 def _read_type(text: str) -> int:
     """The ONNX type of "tensor(float)"; 0 for sequences, optionals and types of ONNX Runtime alone."""
     name = text.removeprefix(_TENSOR).removesuffix(")").upper()
-    return dict(onnx.TensorProto.DataType.items()).get(name, 0)
+    return int(dict(onnx.TensorProto.DataType.items()).get(name, 0))
