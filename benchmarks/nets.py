@@ -105,9 +105,9 @@ def draw_images(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
 def draw_sounds(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     """Tones of any height; the class gives how loud each harmonic is."""
     timbres = np.random.default_rng(1).gamma(0.7, 1.0, (CLASSES, HARMONICS))
-    loud = timbres[labels] * rng.lognormal(0, 0.5, (len(labels), HARMONICS))
+    loud = timbres[labels] * rng.lognormal(0, 0.2, (len(labels), HARMONICS))
     loud /= np.linalg.norm(loud, axis=1, keepdims=True)
-    heights = rng.uniform(80, 320, (len(labels), 1)) * np.arange(1, HARMONICS + 1)
+    heights = rng.uniform(100, 200, (len(labels), 1)) * np.arange(1, HARMONICS + 1)
     times = np.arange(4096) / RATE
     phases = rng.uniform(0, 2 * np.pi, heights.shape)
     tones = sum(
@@ -115,7 +115,7 @@ def draw_sounds(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
         for k in range(HARMONICS)
     )
     faded = tones * np.exp(-times * rng.uniform(0, 8, (len(labels), 1)))
-    return (faded + rng.normal(0, 0.2, faded.shape)).astype(np.float32)[:, None]
+    return (faded + rng.normal(0, 0.05, faded.shape)).astype(np.float32)[:, None]
 
 
 def draw_texts(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from onnxq.runtime.cpu import CPU_KINDS, detect_cpu
 from onnxq.runtime.faults import NodeError, UnknownOperatorError
 from onnxq.runtime.graphs import optimize_graph
+from onnxq.runtime.kernel_types import declare_types
 from onnxq.runtime.libraries import check_libraries
 from onnxq.runtime.memory import trim_memory
 from onnxq.runtime.providers import check_provider
@@ -24,6 +25,7 @@ __all__ = [
     "check_libraries",
     "check_provider",
     "convert_floats",
+    "declare_types",
     "detect_cpu",
     "observe_shapes",
     "optimize_graph",

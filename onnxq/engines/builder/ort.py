@@ -9,7 +9,7 @@ import onnx
 
 from onnxq.engines.builder.process import ENGINE, MODEL, OPTIMIZED, BuildResult, BuildState, Job
 from onnxq.errors import MissingDependencyError, ModelError
-from onnxq.runtime import NodeError, UnknownOperatorError, optimize_graph
+from onnxq.runtime import NodeError, UnknownOperatorError, declare_types, optimize_graph
 
 
 def build(job: Job, folder: Path) -> BuildResult:
@@ -20,7 +20,9 @@ def build(job: Job, folder: Path) -> BuildResult:
     start = time.perf_counter()
     try:
         for layout, name in ((True, ENGINE), (False, OPTIMIZED)):
-            onnx.save(optimize_graph(folder / MODEL, layout=layout, libraries=job.operators), folder / name)
+            optimized = optimize_graph(folder / MODEL, layout=layout, libraries=job.operators)
+            declare_types(optimized)
+            onnx.save(optimized, folder / name)
     except MissingDependencyError as error:
         return BuildResult(state=BuildState.MISSING, reason=error.cause)
     except UnknownOperatorError as error:
