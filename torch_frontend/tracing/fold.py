@@ -43,9 +43,7 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
     return done
 
 
-def find_layers(
-    model: fx.GraphModule, see_through: Callable[[Any], Any]
-) -> list[tuple[fx.Node, fx.Node, str | None]]:
+def find_layers(model: fx.GraphModule, see_through: Callable[[Any], Any]) -> list[tuple[fx.Node, fx.Node, str | None]]:
     """(call of a batch norm, call of the layer in front, reason why folding would change another result or None).
 
     see_through: the value behind a batch norm's argument, where calls between the two compute nothing.

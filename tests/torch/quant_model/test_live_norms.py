@@ -74,7 +74,9 @@ def test_batch_norms_train_and_freeze_folds_them(target: str, kind: str) -> None
         optimizer.zero_grad()
         model(images(seed)).square().mean().backward()
         optimizer.step()
-    assert all(not torch.equal(one, norm.running_var) for one, norm in zip(before, norms_of(model).values(), strict=True))
+    assert all(
+        not torch.equal(one, norm.running_var) for one, norm in zip(before, norms_of(model).values(), strict=True)
+    )
 
     x = images(4)
     with torch.no_grad():
