@@ -201,7 +201,7 @@ def _check_training(made: Trained, prefix: str, quantizers: dict[str, Quantizer]
     for name in (*weights, *slots):
         assert made.grads[name] is not None, name
         assert made.grads[name].isfinite().all(), name
-        assert name in made.moved or not made.grads[name].any(), name
+    # Single ones may be at the end of their domain, such as the offset of values that are never negative.
     assert not slots or set(slots) & made.moved
 
 
