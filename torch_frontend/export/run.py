@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch_frontend.export.graph import batch_dims, export_with_markers
 from torch_frontend.export.marking import active_quantizers, prepare_markers
 from torch_frontend.export.sums import warn_of_moved_weights
 from torch_frontend.quant_model import QuantModel, State
+from torch_frontend.quant_model.bn_tuning import fold_trained
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.values import as_inputs
 
@@ -130,7 +132,12 @@ def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str,
     # calc_qparams leaves everything off.
     if model.state is State.CALIBRATED:
         model.set_quant()
-    return model.model, target or model.config.target, model.config.mode
+    inner = model.model
+    # Engines have one kernel for a layer and its batch norm. Folded in a copy: the model itself does not change.
+    if not model.config.torch.fuse_bn and model.state not in (State.FROZEN, State.EXPORTED):
+        inner = deepcopy(inner)
+        fold_trained(inner)
+    return inner, target or model.config.target, model.config.mode
 
 
 def _check_types(model: nn.Module) -> None:

@@ -28,7 +28,16 @@ from torch_frontend.placement.types import (
 from torch_frontend.qmodules import UNKNOWN, WeightQuantized, explain_unconvertible
 from torch_frontend.tracing.arguments import PackOutputs
 from torch_frontend.tracing.modules import find_module
-from torch_frontend.tracing.names import CallName, element_of, is_constant, is_plain, list_readers, read_name, read_op, site_of
+from torch_frontend.tracing.names import (
+    CallName,
+    element_of,
+    is_constant,
+    is_plain,
+    list_readers,
+    read_name,
+    read_op,
+    site_of,
+)
 from torch_frontend.tracing.values import compute_constant, is_float, shape_of
 
 

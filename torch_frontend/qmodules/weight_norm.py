@@ -1,7 +1,7 @@
 """Weight norms multiplied out: w = g v / |v| becomes the plain weight of its layer, as a batch norm is folded.
 
-Salimans and Kingma 2016 (arXiv 1602.07868) split a weight so that gradient descent converges faster; the function of the
-network does not depend on it.
+Salimans and Kingma 2016 (arXiv 1602.07868) split a weight so that gradient descent converges faster; the function of
+the network does not depend on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_frontend.qmodules.layers import copy_module_tree, copy_shallowly
 
 
 def multiply_weight_norms(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """(model, paths of its layers whose weight norm is multiplied out): a copy with the same tensors if there are any."""
+    """(model, paths of its layers whose weight norm is multiplied out); a copy with the same tensors if any is."""
     found = [path for path, module in model.named_modules() if path and _has_weight_norm(module)]
     if not found:
         return model, []

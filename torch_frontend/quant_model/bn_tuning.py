@@ -18,9 +18,8 @@ from onnxq.errors import PlanError
 from onnxq.numerics import scale_floor
 from onnxq.spec import PerChannel, QParams
 from torch_frontend.placement.pairs import Decision
-from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing.fold import compute_factors, fold_layer
+from torch_frontend.tracing.fold import compute_factors, find_layers, fold_layer
 from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import list_readers
 from torch_frontend.tracing.values import use_eval_mode
@@ -29,7 +28,7 @@ Pair = tuple[str, str]  # layer, batch norm
 
 
 def find_pairs(model: nn.Module) -> list[Pair]:
-    """(layer, batch norm) paths where a batch norm alone reads a layer's result, each called once.
+    """(layer, batch norm) paths where a batch norm folds into a layer without a change to another result.
 
     Raises PlanError for a model that was not traced, since its connections are unknown.
     """
@@ -37,16 +36,8 @@ def find_pairs(model: nn.Module) -> list[Pair]:
         raise PlanError(
             "batchnorm_tuning()", "the model was not traced", "make its forward traceable (see refusals)", code="Q410"
         )
-    calls = [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
-    found = []
-    for node in model.graph.nodes:
-        if not isinstance(find_module(model, node), _BatchNorm):
-            continue
-        source = _find_layer_call(model, node.args[0] if node.args else None)
-        called_once = source is not None and calls.count(str(source.target)) == calls.count(node.target) == 1
-        if called_once and isinstance(find_module(model, source), WeightQuantized):
-            found.append((str(source.target), str(node.target)))
-    return found
+    found = find_layers(model, lambda value: _find_layer_call(model, value))
+    return [(str(layer.target), str(norm.target)) for norm, layer, why in found if why is None]
 
 
 def _find_layer_call(model: fx.GraphModule, node: Any) -> fx.Node | None:
@@ -67,25 +58,38 @@ def check_tunable(model: nn.Module, pairs: list[Pair]) -> None:
         raise PlanError(
             "batchnorm_tuning()", "the model has no batch norm left", "write `torch: {fuse_bn: false}`", code="Q410"
         )
-    for path, norm in pairs:
-        quantizer = model.get_submodule(path)._modules.get("weight_quantizer")
-        if not isinstance(quantizer, Quantizer):
-            continue
-        if not isinstance(quantizer.spec.granularity, PerChannel):
-            raise PlanError(
-                path,
-                f"its weight has one scale for all channels, which {norm} multiplies differently",
-                "write `weights: {granularity: channel}`",
-                code="Q410",
-            )
-        # A quantizer that bakes (DoReFa, AdaRound) does more than divide by a scale.
-        if type(quantizer).bake is not Quantizer.bake:
-            raise PlanError(
-                path,
-                f"{quantizer.name} changes weights in a way that a factor breaks",
-                "use uniform, lsq or lsq+",
-                code="Q410",
-            )
+    for pair in pairs:
+        if (wrong := _explain_scales(model, pair)) is not None:
+            raise PlanError(pair[0], *wrong, code="Q410")
+
+
+def _explain_scales(model: nn.Module, pair: Pair) -> tuple[str, str] | None:
+    """(cause, fix) where the weight of a pair cannot take one factor per channel, or None."""
+    quantizer = model.get_submodule(pair[0])._modules.get("weight_quantizer")
+    if not isinstance(quantizer, Quantizer):
+        return None
+    if not isinstance(quantizer.spec.granularity, PerChannel):
+        cause = f"its weight has one scale for all channels, which {pair[1]} multiplies differently"
+        return cause, "write `weights: {granularity: channel}`"
+    # A quantizer that bakes (DoReFa, AdaRound) does more than divide by a scale.
+    if type(quantizer).bake is not Quantizer.bake:
+        return f"{quantizer.name} changes weights in a way that a factor breaks", "use uniform, lsq or lsq+"
+    return None
+
+
+def fold_trained(model: nn.Module) -> list[Decision]:
+    """Fold the batch norms that were left to train with the statistics of their batches, where the integers stay.
+
+    The trained integers are those of the folded layer, see above: a weight q s in front of a batch norm that multiplies
+    by f is the weight q (f s) of the folded one. Jacob et al. 2018 (arXiv 1712.05877, §3.2) fold in each step for it,
+    since they have one scale a tensor.
+    """
+    if not isinstance(model, fx.GraphModule):
+        return []
+    pairs = find_pairs(model)
+    wrong = {pair: found for pair in pairs if (found := _explain_scales(model, pair)) is not None}
+    kept = [Decision(norm, f"not folded into {path}: {why}", "fuse-bn") for (path, norm), (why, _) in wrong.items()]
+    return [*fold_tuned(model, [pair for pair in pairs if pair not in wrong], "trained", "fuse-bn"), *kept]
 
 
 @contextmanager
@@ -105,8 +109,10 @@ def tune_statistics(model: nn.Module) -> Iterator[None]:
                 norm.momentum = momentum
 
 
-def fold_tuned(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
-    """Fold the tuned batch norms into their layers; scales are multiplied with the weights."""
+def fold_tuned(
+    model: nn.Module, pairs: list[Pair], how: str = "tuned", rule: str = "batchnorm-tuning"
+) -> list[Decision]:
+    """Fold batch norms into their layers; scales are multiplied with the weights. how, rule: for the decisions."""
     assert isinstance(model, fx.GraphModule)
     done = []
     for path, norm_path in pairs:
@@ -120,7 +126,7 @@ def fold_tuned(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
         node = next(n for n in model.graph.nodes if n.op == "call_module" and n.target == norm_path)
         node.replace_all_uses_with(node.args[0])
         model.graph.erase_node(node)
-        done.append(Decision(norm_path, f"tuned and folded into {path}", "batchnorm-tuning"))
+        done.append(Decision(norm_path, f"{how} and folded into {path}", rule))
     model.graph.lint()
     model.recompile()
     for _, norm_path in pairs:

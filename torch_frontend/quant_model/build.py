@@ -64,7 +64,10 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Bu
         built = _build_untraced(model, config, example, found.reason)
     else:
         built = _build_traced(found, config, inputs)
-    done = [Decision(path, "its weight norm is multiplied out: it trains the plain weight", "weight-norm") for path in normed]
+    done = [
+        Decision(path, "its weight norm is multiplied out: it trains the plain weight", "weight-norm")
+        for path in normed
+    ]
     return replace(built, decisions=(*done, *built.decisions))
 
 

@@ -189,9 +189,14 @@ class QuantModel(nn.Module):
         return self
 
     def freeze(self) -> QuantModel:
-        """Fix scales and zero points; switch all quantizers on and the model to eval mode."""
+        """Fix scales and zero points; switch all quantizers on and the model to eval mode.
+
+        Batch norms that trained with the statistics of their batches (`fuse_bn: false`) are folded.
+        """
         check_step("freeze", self.state)
         calibrate.check_qparams(self.quantizers.values())
+        if self.state not in (State.FROZEN, State.EXPORTED):
+            self.decisions = (*self.decisions, *bn_tuning.fold_trained(self.model))
         for quantizer in self.quantizers.values():
             quantizer.freeze()
         switches.switch_kinds(self.quantizers, True, True)

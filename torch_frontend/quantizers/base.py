@@ -266,7 +266,7 @@ class Quantizer(nn.Module):
         """Return x fake-quantized when active and calibrated, else x; observe it first when observing.
 
         Inside torch.onnx.export: x through the marker node of this quantizer.
-        Raises PlanError naming the site if the scale's shape does not fit x, on the CPU ConfigError if it is not above 0.
+        Raises PlanError naming the site if the scale's shape does not fit x, ConfigError if it is 0 or less on the CPU.
         """
         if torch.onnx.is_in_onnx_export():
             return self.marked(x)

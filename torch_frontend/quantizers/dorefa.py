@@ -4,7 +4,7 @@ gradients"), its weights and activations; gradients stay float.
 With quantize_k(r) = round((2**k - 1) r) / (2**k - 1), straight-through:
 
     weights       2 quantize_k(tanh(w) / (2 max|tanh(w)|) + 1/2) - 1, the maximum over the whole weight
-    activations   quantize_k(clip(x, 0, 1))
+    activations   quantize_k(clip(x, 0, 1)), of tensors that are never negative
 
 A weight's values are the odd integers from -(2**k - 1) to 2**k - 1 times 1 / (2**k - 1), without zero; an integer type
 needs one more bit for them, which `spec` has. The trained weights are the transformed ones; `bake` gives them for the
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from onnxq import observers
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
@@ -40,6 +41,38 @@ class FixedScale(WeightRange):
         """The fixed scale, zero point 0."""
         shape = groups.count_elements(self.read_weight(), self.spec).shape
         return QParams(np.full(shape, self.scale, np.float32), np.zeros(shape, np.int32), "DoReFa")
+
+
+class LeastValue:
+    """The lowest value of an activation: DoReFa's would lose all that lies below 0."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.least: float | None = None
+
+    def update(self, x: Tensor) -> None:
+        """Add a batch."""
+        if not x.numel():
+            return
+        if not bool(x.isfinite().all()):
+            raise CalibrationError("activation", "holds NaN or inf", "find its source in the float model", code="Q501")
+        found = float(x.detach().min())
+        self.least = found if self.least is None else min(self.least, found)
+
+    def merge(self, other: LeastValue) -> None:
+        """Take the lower value of two ranks."""
+        found = [one.least for one in (self, other) if one.least is not None]
+        self.least = min(found, default=None)
+
+    def qparams(self) -> QParams:
+        """The fixed scale, zero point 0. Raises CalibrationError for values below 0, or if there were none."""
+        if self.least is None:
+            raise observers.base.make_empty_error("DoReFa")
+        if not self.least >= 0:
+            cause = f"values down to {self.least:.3g} were seen, and DoReFa clips activations to [0, 1]"
+            fix = "use another quantizer here, by a rule with `tensor` and `set: {quantizer: lsq}`"
+            raise CalibrationError("activation", cause, fix, code="Q509")
+        return QParams(np.asarray(self.scale, np.float32), np.asarray(0, np.int32), "DoReFa")
 
 
 @register_quantizer("dorefa")
@@ -68,7 +101,7 @@ class DoReFa(Quantizer):
 
     def statistics(self) -> Statistics:
         """A collector of the weight's shape: the scale is known, the number of channels is not."""
-        return FixedScale(self.spec, self.step, self.site)
+        return FixedScale(self.spec, self.step, self.site) if self.role is Role.WEIGHT else LeastValue(self.step)
 
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError unless they are DoReFa's fixed ones."""

@@ -87,7 +87,7 @@ class PACT(Quantizer):
         above = self.spec.qmax - zero_point
         if not bool((above > 0).all()):
             raise CalibrationError(
-                self.site, "no value above zero was seen, and PACT learns the upper end", "use lsq+", code="Q502"
+                self.site, "no value above zero was seen, and PACT learns the upper end", "use lsq+", code="Q509"
             )
         return {"alpha": scale * above, "zero_point": zero_point}
 

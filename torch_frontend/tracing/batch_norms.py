@@ -56,7 +56,7 @@ def keep_batch_counts(model: nn.Module) -> Iterator[None]:
 
 
 def compare_batch_norms(graph: fx.Graph, other: fx.Graph) -> None:
-    """Note which batch norms of a graph follow the mode of the model. other: the same calls traced in the other mode."""
+    """Note which batch norms of a graph follow the mode of the model. other: the same calls in the other mode."""
     for node, twin in zip(graph.nodes, other.nodes, strict=True):
         if node.target in _FUNCTIONS:
             node.meta[_FOLLOWS] = _read_mode(node) != _read_mode(twin)

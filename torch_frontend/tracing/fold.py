@@ -6,7 +6,7 @@ f = γ / √(σ² + ε), one factor an output channel.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,30 +28,40 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
 
     The layer gets new Parameters; those of the float model do not change.
     """
-    calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
-    # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
-    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     done: list[tuple[str, str]] = []
-    for node in list(model.graph.nodes):
-        norm = find_module(model, node)
-        if not isinstance(norm, _BatchNorm):
-            continue
-        source = node.args[0] if node.args else None
-        layer = find_module(model, source)
+    for node, source, why in find_layers(model, lambda value: value):
         name = read_name(node)
         path = name.name if name is not None else str(node.target)
-        if not isinstance(source, fx.Node) or not isinstance(layer, _LAYERS):
-            continue
-        why = _explain_conflict(node, source, norm, layer, calls, holders)
         if why is not None:
             done.append((path, f"not folded into {source.target}: {why}"))
             continue
+        layer, norm = (model.get_submodule(str(one.target)) for one in (source, node))
         model.set_submodule(str(source.target), fold_layer(layer, norm))
         node.replace_all_uses_with(source)
         model.graph.erase_node(node)
         done.append((path, f"folded into {source.target}"))
     model.delete_all_unused_submodules()  # the folded batch norms
     return done
+
+
+def find_layers(model: fx.GraphModule, see_through: Callable[[Any], Any]) -> list[tuple[fx.Node, fx.Node, str | None]]:
+    """(call of a batch norm, call of the layer in front, reason why folding would change another result or None).
+
+    see_through: the value behind a batch norm's argument, where calls between the two compute nothing.
+    """
+    calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+    # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
+    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    found = []
+    for node in model.graph.nodes:
+        norm = find_module(model, node)
+        if not isinstance(norm, _BatchNorm):
+            continue
+        source = see_through(node.args[0] if node.args else None)
+        layer = find_module(model, source)
+        if isinstance(layer, _LAYERS):
+            found.append((node, source, _explain_conflict(node, source, norm, layer, calls, holders)))
+    return found
 
 
 def _explain_conflict(

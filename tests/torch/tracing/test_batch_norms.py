@@ -85,7 +85,9 @@ def test_a_functional_batch_norm_folds(kind: str, train: bool, reference: nn.Bat
     net = settled(KINDS[kind](), reference).train(train)
     before = copy.deepcopy(net.state_dict())
     model = QuantModel(net, target="virtual", example_inputs=images(0))
-    assert [(d.subject, d.reason) for d in model.decisions if d.rule == "fuse-bn"] == [("1.batch_norm", "folded into 0")]
+    assert [(d.subject, d.reason) for d in model.decisions if d.rule == "fuse-bn"] == [
+        ("1.batch_norm", "folded into 0")
+    ]
     assert not any("Norm" in type(module).__name__ for module in model.modules())
     assert set(model.quantizers) == {"input:input", "0.weight", *(q for q in model.quantizers if "out" in q)}
     torch.testing.assert_close(model.eval()(images(1)), net.eval()(images(1)), rtol=1e-4, atol=1e-5)

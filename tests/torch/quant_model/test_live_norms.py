@@ -1,0 +1,112 @@
+"""Batch norms that train with the statistics of their batches and are folded at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from onnxq.sites import Role
+from tests.torch.exporting import PRODUCTS, assert_same
+from tests.torch.nets import settled
+from tests.torch.tracing.test_batch_norms import NormAct
+from torch_frontend import qat
+from torch_frontend.export import to_onnx
+from torch_frontend.quant_model import QuantModel
+
+
+class Normed(nn.Module):
+    """Two convolutions and a classifier, each with a batch norm, the second as timm writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.relu = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+        self.b, self.act = nn.Conv2d(8, 8, 3, padding=1), NormAct(8)
+        self.fc, self.last = nn.Linear(8, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.b(self.relu(self.bn(self.a(x)))))
+        return self.last(self.fc(x.mean((2, 3))))
+
+
+def images(seed: int) -> Tensor:
+    return torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def make(target: str, kind: str, fuse: bool, **weights: Any) -> QuantModel:
+    torch.manual_seed(0)
+    net = settled(Normed())
+    with torch.no_grad():
+        net.bn.weight[0] = net.act.weight[1] = -0.7
+    config = {
+        "target": target,
+        "rules": [PRODUCTS] if target == "ort" else [],
+        "weights": weights,
+        "torch": {"fuse_bn": fuse, "weights": {"quantizer": kind}},
+    }
+    model = QuantModel(net, config, example_inputs=images(0))
+    with qat.observing(model):
+        model(images(1))
+    return model
+
+
+def norms_of(model: nn.Module) -> dict[str, _BatchNorm]:
+    return {name: one for name, one in model.named_modules() if isinstance(one, _BatchNorm)}
+
+
+@pytest.mark.parametrize(("target", "kind"), [("ort", "lsq"), ("virtual", "uniform"), ("trt", "lsq+")])
+def test_batch_norms_train_and_freeze_folds_them(target: str, kind: str) -> None:
+    model = make(target, kind, fuse=False)
+    # The pairs stand where those of the folded model do.
+    assert len(model.quantizers) == len(make(target, kind, fuse=True).quantizers)
+    layers = {"model.bn": "a", "model.act.batch_norm": "b", "model.last": "fc"}
+    assert set(norms_of(model)) == set(layers)
+    before = [norm.running_var.clone() for norm in norms_of(model).values()]
+    model.init_qat()
+    optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.05), momentum=0.9)
+    qat.Pacer(model, qat.Schedule()).attach(optimizer)
+    for seed in (2, 3):
+        optimizer.zero_grad()
+        model(images(seed)).square().mean().backward()
+        optimizer.step()
+    assert all(
+        not torch.equal(one, norm.running_var) for one, norm in zip(before, norms_of(model).values(), strict=True)
+    )
+
+    x = images(4)
+    with torch.no_grad():
+        wanted = model.eval()(x)
+        trained = {}
+        for name, norm in norms_of(model).items():
+            weight = model.model.get_submodule(layers[name]).quantized_weight()
+            factor = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            trained[layers[name]] = weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
+        unfrozen = to_onnx(model, x)
+        assert len(norms_of(model)) == 3
+        model.freeze()
+        for path, weight in trained.items():
+            folded = model.model.get_submodule(path).quantized_weight()
+            # A weight on the edge of two levels may fall to the other side.
+            assert int((~torch.isclose(folded, weight, rtol=1e-4, atol=1e-5)).sum()) <= 1
+        torch.testing.assert_close(model(x), wanted, rtol=1e-2, atol=1e-2)
+    assert not norms_of(model)
+    folds = [d.reason for d in model.decisions if d.rule == "fuse-bn"]
+    assert folds == [f"trained and folded into {path}" for path in ("a", "b", "fc")]
+    assert len(model.freeze().decisions) == len(model.decisions)
+    assert not [node for node in unfrozen.model.graph.node if node.op_type == "BatchNormalization"]
+    assert_same(model.model, unfrozen, x)
+
+
+def test_a_weight_with_one_scale_keeps_its_batch_norm_and_says_why() -> None:
+    model = make("virtual", "lsq", fuse=False, granularity="tensor")
+    wanted = model.set_quant().eval()(images(4))
+    model.freeze()
+    assert len(norms_of(model)) == 3
+    assert all("one scale" in d.reason for d in model.decisions if d.rule == "fuse-bn")
+    assert [q.spec.granularity for q in model.quantizers.values() if q.role is Role.WEIGHT]
+    assert torch.equal(model(images(4)), wanted)
