@@ -81,7 +81,7 @@ def to_onnx(
         )  # fmt: skip
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.
-    saturation = model.config.saturation if isinstance(model, QuantModel) else "avoid"
+    saturation = model.quant_config.saturation if isinstance(model, QuantModel) else "avoid"
     marked = onnxq.strip_markers(proto, target=wanted, mode=mode, quantizers=sites, name=name, saturation=saturation)
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
@@ -124,7 +124,7 @@ def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str,
     # calc_qparams leaves everything off.
     if model.state is State.CALIBRATED:
         model.set_quant()
-    return model.model, target or model.config.target, model.config.mode
+    return model.model, target or model.quant_config.target, model.quant_config.mode
 
 
 def _check_types(model: nn.Module) -> None:
