@@ -35,9 +35,10 @@ def test_every_trained_row_is_what_its_name_says(example: Any) -> None:
             continue
         model = example.train_quantized(net, config, text, sizes)
         assert model.traced
-        weights = [site for site in model.quantizers if site.endswith(".weight")]
-        blocks = [f"blocks.0.{part}.weight" for part in ("gate", "up", "down")]
-        assert {*blocks, "head.weight", "blocks.0.attention.key.weight"} <= set(weights), name
+        weights = {site for site in model.quantizers if site.endswith(".weight")}
+        # In mode dynamic, products of this size are not worth their integers.
+        wanted = {"head.weight"} if "dynamic" in name else {"blocks.0.down.weight", "blocks.0.attention.key.weight"}
+        assert wanted <= weights
+        assert {model.quantizers[site].spec.bits for site in weights} == {4}
         data = [found for found in model.quantizers.values() if isinstance(found, Dynamic)]
         assert bool(data) is ("W4A8" in name)
-        assert {model.quantizers[site].spec.bits for site in blocks} == {4}
