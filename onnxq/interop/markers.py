@@ -63,8 +63,8 @@ def strip_markers(
     """Take the `ai.onnxq::FakeQuantize` markers out of a model, and make a plan with their numbers.
 
     target: "ort", "trt" or "virtual": the engine that the plan is for. mode: the configuration's.
-    quantizers: the sites that must be marked, no more and no fewer; None: any. name: the model's, for the plan. saturation: "allow" keeps weights that overflow
-    16-bit sums in the target's kernels.
+    quantizers: the sites that must be marked, no more and no fewer; None: any. name: the model's, for the plan.
+    saturation: "allow" keeps weights that overflow 16-bit sums in the target's kernels.
     Quantized tensors get the names of their sites, weights are stored in their readers' order of axes, and weights of 4
     bits or fewer in a 4-bit type where the target accepts one. `onnxq.apply` carries the plan out.
     Raises ModelError naming a site that is lost in the graph or unknown, or whose numbers are not constant or wrong.

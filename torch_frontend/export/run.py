@@ -86,7 +86,7 @@ def to_onnx(
         )  # fmt: skip
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.
-    saturation = model.config.saturation if isinstance(model, QuantModel) else "avoid"
+    saturation = model.quant_config.saturation if isinstance(model, QuantModel) else "avoid"
     marked = onnxq.strip_markers(proto, target=wanted, mode=mode, quantizers=sites, name=name, saturation=saturation)
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
@@ -134,10 +134,10 @@ def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str,
         model.set_quant()
     inner = model.model
     # Engines have one kernel for a layer and its batch norm. Folded in a copy: the model itself does not change.
-    if not model.config.torch.fuse_bn and model.state not in (State.FROZEN, State.EXPORTED):
+    if not model.quant_config.torch.fuse_bn and model.state not in (State.FROZEN, State.EXPORTED):
         inner = deepcopy(inner)
         fold_trained(inner)
-    return inner, target or model.config.target, model.config.mode
+    return inner, target or model.quant_config.target, model.quant_config.mode
 
 
 def _check_types(model: nn.Module) -> None:

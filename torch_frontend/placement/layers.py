@@ -26,7 +26,7 @@ def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGrap
         entry = find_entry(type(module)) if path else None
         if entry is not None and id(module) not in done and not _is_skipped(config, full):
             done.add(id(module))
-            _add_layer(graph, module, entry, path, full)
+            _add_layer(graph, module, entry, path, full, products=config.mode == "weight-only")
     return graph
 
 
@@ -40,13 +40,17 @@ def _is_skipped(config: Config, path: str) -> bool:
     return bool(patterns) and any(matches_any(patterns, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
 
 
-def _add_layer(graph: CallGraph, module: Any, entry: Entry, place: str, path: str) -> None:
-    """Add a layer. place: its path in the module that is converted. path: its whole name, for sites and rules."""
+def _add_layer(graph: CallGraph, module: Any, entry: Entry, place: str, path: str, *, products: bool) -> None:
+    """Add a layer. place: its path in the module that is converted. path: its whole name, for sites and rules.
+
+    products: a Linear is the MatMul that it becomes for data of three axes, as those of transformers.
+    """
     op = entry.op
     inputs = [name_input(path, k) for k in range(len(entry.data))]
     weighted = entry.qmodule is not None and issubclass(entry.qmodule, WeightQuantized)
     why = explain_unconvertible(module) if weighted else None
     graph.values.update(dict.fromkeys(inputs))
+    turned = products and op.name == "linear"
     closed = op.refused is not None or why is not None or (op.weight is None and op.name not in _BY_HAND)
     if op.refused is not None:
         graph.reasons.append(Refusal(path, *op.refused, "no-kernel", "R101"))
@@ -54,14 +58,14 @@ def _add_layer(graph: CallGraph, module: Any, entry: Entry, place: str, path: st
         graph.reasons.append(Refusal(path, why, "give it a plain weight", "weight", "R110"))
     elif weighted:
         tensor = f"{path}.{op.weight}"
-        graph.weights[path] = Weight(tensor, module=place)
-        graph.constants[tensor] = module.weight
+        graph.weights[path] = Weight(tensor, module=place, transposed=turned)
+        graph.constants[tensor] = module.weight.t() if turned else module.weight
         # A Gather reads its table first.
         inputs.insert(0 if op.name == "embedding" else len(inputs), tensor)
-        if isinstance(getattr(module, "bias", None), Tensor):
+        if isinstance(getattr(module, "bias", None), Tensor) and not turned:
             graph.constants[f"{path}.bias"] = module.bias
             inputs.append(f"{path}.bias")
-    attrs = {"transB": 1} if op.name == "linear" else {"group": getattr(module, "groups", 1)}
-    graph.add(path, find_op_type(op), inputs, [f"{path}.out"], path=path, op=op, **attrs)
+    attrs = {} if turned else {"transB": 1} if op.name == "linear" else {"group": getattr(module, "groups", 1)}
+    graph.add(path, "MatMul" if turned else find_op_type(op), inputs, [f"{path}.out"], path=path, op=op, **attrs)
     if closed:
         graph.closed.add(path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from onnxq.config import Config, list_presets, load_config
@@ -49,9 +51,9 @@ class QuantModel(nn.Module):
         copy: bool = True,
     ) -> None:
         super().__init__()
-        self.config = _load_config(config, target)
+        self.quant_config = _load_config(config, target)
         source = copy_with_tensors(model) if copy else model
-        built = build_quantized(source, self.config, example_inputs)
+        built = build_quantized(source, self.quant_config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
@@ -292,16 +294,20 @@ class QuantModel(nn.Module):
             warnings.warn(text, PartialStateWarning, stacklevel=2)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """State and switches, for the state dict."""
-        # Plain values only: torch.load(weights_only=True) refuses enums.
+    def get_extra_state(self) -> Tensor:
+        """State and switches as JSON in a tensor of bytes, for the state dict."""
+        # safetensors, in which trainers save, holds nothing but tensors.
         held = {
             site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen] for site, q in self.quantizers.items()
         }
-        return {"state": self.state.value, "switches": held}
+        text = json.dumps({"state": self.state.value, "switches": held})
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: Tensor) -> None:
         """Restore state and switches; sites that the state does not have keep theirs."""
+        self._restore_switches(json.loads(bytes(state.cpu().numpy())))
+
+    def _restore_switches(self, state: dict[str, Any]) -> None:
         self.state = State(state["state"])
         for site, quantizer in self.quantizers.items():
             if site in state["switches"]:

@@ -19,8 +19,9 @@ from onnxq.errors import ConfigError
 from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.planner.build import state_placement
 from onnxq.sites import Role
+from onnxq.spec import PerBlock
 from tests.torch.exporting import PRODUCTS
-from tests.torch.nets import Dense, Encoder, Mobile, ResNet, images, settled
+from tests.torch.nets import Branching, Dense, Encoder, Mobile, ResNet, images, settled
 from torch_frontend.quant_model import Follower, QuantModel
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
@@ -304,3 +305,10 @@ def test_integers_found_in_the_first_batch_are_left_alone() -> None:
     off = {site for site, q in quantized.quantizers.items() if q.disabled_reason == "integers flow here"}
     assert off == {"input:ids", "input:shift"}
     assert off == {d.subject for d in quantized.decisions if d.rule == "integers"}
+
+
+def test_layers_that_cannot_be_traced_have_blocks_of_weights() -> None:
+    """As the MatMuls that data of three axes make of them."""
+    made = QuantModel(Branching(), {"extends": "ort-int4-weights", "weights": {"block_size": 16}})
+    grains = {site: found.spec.granularity for site, found in made.quantizers.items()}
+    assert grains == dict.fromkeys(("first.weight", "second.weight", "third.weight"), PerBlock(1, 16))

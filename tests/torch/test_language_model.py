@@ -1,0 +1,44 @@
+"""The example of a language model, in small: what it trains is traced, quantized as its table says, and learns."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch_frontend.quantizers import Dynamic
+
+FOLDER = Path(__file__).parents[2] / "examples" / "qat_language_model"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("run")
+    # Other examples have modules of these names.
+    for name in ("run", "net", "text"):
+        sys.modules.pop(name, None)
+
+
+def test_every_trained_row_is_what_its_name_says(example: Any) -> None:
+    torch.manual_seed(0)
+    net = example.ByteModel(width=64, layers=1, hidden=64, longest=16).eval()
+    text, _ = example.read_sources(50_000)
+    sizes = replace(example.QUICK, length=16, tuning=1, batch=2)
+    for name, (config, trained, _) in example.METHODS.items():
+        if not trained:
+            continue
+        model = example.train_quantized(net, config, text, sizes)
+        assert model.traced
+        weights = {site for site in model.quantizers if site.endswith(".weight")}
+        # In mode dynamic, products of this size are not worth their integers.
+        wanted = {"head.weight"} if "dynamic" in name else {"blocks.0.down.weight", "blocks.0.attention.key.weight"}
+        assert wanted <= weights
+        assert {model.quantizers[site].spec.bits for site in weights} == {4}
+        data = [found for found in model.quantizers.values() if isinstance(found, Dynamic)]
+        assert bool(data) is ("W4A8" in name)
