@@ -13,6 +13,7 @@ from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
 from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, plan_pairs
+from torch_frontend.placement.products import PRODUCTS, Product
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.quant_model.attach import attach_quantizers
 from torch_frontend.quant_model.eager import CallsOutside, convert_layers
@@ -35,6 +36,7 @@ class Built:
     refusals: tuple[Refusal, ...]
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
+    products: tuple[Product, ...]
     origin: Origin = Origin.LAYERS
 
 
@@ -94,13 +96,14 @@ def _build_traced(traced: Traced, model: fx.GraphModule, config: Config, example
     paths = attach_quantizers(model, placed, config)
     inner: list[Unquantized] = []
     for path, inside_graph in layers.items():
-        converted, found, reasons = convert_layers(model.get_submodule(path), requests, inside_graph, path)
+        converted, found, inside_placed = convert_layers(model.get_submodule(path), requests, inside_graph, path)
         model.set_submodule(path, converted)
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
-        inner += reasons
+        inner += inside_placed.reasons
+        placed.products += inside_placed.products
     model.recompile()
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
-    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions), traced.origin)
+    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions), tuple(placed.products), traced.origin)
 
 
 def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
@@ -108,7 +111,7 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
-    converted, paths, reasons = convert_layers(model, requests, graph)
+    converted, paths, placed = convert_layers(model, requests, graph)
     root = Refusal(
         type(model).__name__,
         f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",
@@ -117,11 +120,14 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
         "tracing",
         "R108",
     )
-    unquantized = split_unquantized([root, *reasons, *_list_unreached(converted, example)])
-    return Built(converted, paths, *unquantized, ())
+    unreached = list(_list_unreached(converted, example))
+    unquantized = split_unquantized([root, *placed.reasons, *(product.reason for product in unreached if product.reason)])
+    products = (*placed.products, *(product for product in unreached if product.op in PRODUCTS))
+    return Built(converted, paths, *unquantized, (), products)
 
 
-def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
+def _list_unreached(model: nn.Module, example: Any) -> Iterable[Product]:
+    """Calls of functions in a forward that cannot be traced, which stay float."""
     if example is None:
         return
     args, kwargs = as_inputs(example)
@@ -134,9 +140,8 @@ def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
         by_hand = modules.get(op)
         fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
         name = f"{path}.{op}" if path else op
-        yield Refusal(
-            name, "a function call in a forward that cannot be traced: it stays float", fix, "tracing", "R108"
-        )
+        reason = "a function call in a forward that cannot be traced: it stays float"
+        yield Product(name, op, reason=Refusal(name, reason, fix, "tracing", "R108"))
 
 
 def _sort_paths(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:

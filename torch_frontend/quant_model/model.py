@@ -14,6 +14,7 @@ from onnxq.config import Config, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement.pairs import Decision
+from torch_frontend.placement.products import Product
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
 from torch_frontend.quant_model.build import build_quantized
@@ -21,6 +22,7 @@ from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import State, check_step
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
 from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.tracer import Origin
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
@@ -34,7 +36,8 @@ class QuantModel(nn.Module):
 
     state: float, observing, calibrated, quantized, frozen or exported. refusals: sites that should be quantized and
     cannot be, with reasons. left_float: sites that stay float because int8 does not pay, or by a rule. decisions:
-    changes made by the passes. quantizers: site -> quantizer.
+    changes made by the passes. products: every product of tensors, quantized or with the reason why not. origin: where
+    the graph comes from. quantizers: site -> quantizer.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class QuantModel(nn.Module):
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
         self.decisions: tuple[Decision, ...] = built.decisions
+        self.products: tuple[Product, ...] = built.products
+        self.origin: Origin = built.origin
         self.state = State.FLOAT
         self._paths = built.paths
         self._seen: list[calibrate.Batch] | None = None
