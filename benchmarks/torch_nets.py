@@ -241,7 +241,7 @@ def apply_slimmed(exported: Exported, inputs: Any) -> str:
 def print_table(rows: list[Row]) -> None:
     """The table, and below it the reasons and the share of nets with a graph."""
     columns = ("net", "captured by", "quantized", "off = float", "trains", "file = torch", "plan after onnxslim", "s")
-    print(table([columns, *((*(str(value) for value in list(asdict(row).values())[:-1]),) for row in rows)]))
+    print(table([[str(value) for value in list(asdict(row).values())[:-1]] for row in rows], columns))
     for row in rows:
         if row.reason:
             print(f"\n- `{row.net}`: {row.reason}")
@@ -251,7 +251,9 @@ def print_table(rows: list[Row]) -> None:
 
 def describe_versions() -> str:
     """The packages that the figures hold for."""
-    return ", ".join(f"{name} {version(name)}" for name in ("torch", "torchvision", "timm", "transformers") if find_spec(name))
+    return ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "torchvision", "timm", "transformers") if find_spec(name)
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -11,7 +11,14 @@ from torch_frontend.qmodules import torch_ops as _torch_ops  # fills the registr
 from torch_frontend.qmodules.calls import Add, Call, Cat, MatMul, Mul
 from torch_frontend.qmodules.layers import WeightQuantized, copy_shallowly, explain_unconvertible, swap_class
 from torch_frontend.qmodules.ops import Op
-from torch_frontend.qmodules.registry import UNKNOWN, Entry, find_entry, list_op_names, register_qmodule, register_targets
+from torch_frontend.qmodules.registry import (
+    UNKNOWN,
+    Entry,
+    find_entry,
+    list_op_names,
+    register_qmodule,
+    register_targets,
+)
 
 del _torch_ops
 

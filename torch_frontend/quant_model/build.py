@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from onnxq.config import Config
+from onnxq.errors import ModelError
 from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
 from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
@@ -68,6 +70,19 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Bu
     return _build_traced(traced, _simplify_traced(traced), config, inputs)
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise ModelError for a module that has no forward in Python, or hides it."""
+    if isinstance(model, torch.jit.ScriptModule):
+        cause, fix = "is TorchScript, which has no modules to quantize", "give the module that it was made from"
+    elif hasattr(model, "_orig_mod"):
+        cause, fix = "is compiled", "give the module itself (`model._orig_mod`), and compile the QuantModel"
+    elif isinstance(model, torch.export.ExportedProgram):
+        cause, fix = "is an exported program", "give the module that was exported, or `program.module()`"
+    else:
+        return
+    raise ModelError(type(model).__name__, cause, fix, code="Q123")
+
+
 def _simplify_traced(traced: Traced) -> fx.GraphModule:
     model = _make_graph_module(traced.root, traced.graph)
     simplify_graph(model)
@@ -103,7 +118,14 @@ def _build_traced(traced: Traced, model: fx.GraphModule, config: Config, example
         placed.products += inside_placed.products
     model.recompile()
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
-    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions), tuple(placed.products), traced.origin)
+    return Built(
+        model,
+        _sort_paths(model, paths),
+        *unquantized,
+        (*decisions, *placed.decisions),
+        tuple(placed.products),
+        traced.origin,
+    )
 
 
 def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
@@ -121,7 +143,9 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
         "R108",
     )
     unreached = list(_list_unreached(converted, example))
-    unquantized = split_unquantized([root, *placed.reasons, *(product.reason for product in unreached if product.reason)])
+    unquantized = split_unquantized(
+        [root, *placed.reasons, *(product.reason for product in unreached if product.reason)]
+    )
     products = (*placed.products, *(product for product in unreached if product.op in PRODUCTS))
     return Built(converted, paths, *unquantized, (), products)
 

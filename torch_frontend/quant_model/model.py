@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,7 +18,7 @@ from torch_frontend.placement.pairs import Decision
 from torch_frontend.placement.products import Product
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
-from torch_frontend.quant_model.build import build_quantized
+from torch_frontend.quant_model.build import build_quantized, refuse_compiled
 from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import State, check_step
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
@@ -51,7 +52,11 @@ class QuantModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = _load_config(config, target)
-        built = build_quantized(deepcopy(model) if copy else model, self.config, example_inputs)
+        refuse_compiled(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, of copies of exported modules
+            model = deepcopy(model) if copy else model
+        built = build_quantized(model, self.config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float

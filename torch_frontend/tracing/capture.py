@@ -30,7 +30,15 @@ from torch_frontend.tracing.modes import list_calls
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import make_unique_path
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
-from torch_frontend.tracing.tracer import Origin, Traced, Tracer, Untraceable, check_patterns, refuse_mode, shorten_error
+from torch_frontend.tracing.tracer import (
+    Origin,
+    Traced,
+    Tracer,
+    Untraceable,
+    check_patterns,
+    refuse_mode,
+    shorten_error,
+)
 
 IsLeaf = Callable[[nn.Module, str], bool]
 
@@ -39,7 +47,9 @@ class NotCaptured(Exception):
     """torch.export cannot record this forward, or not in a form that trains."""
 
 
-def capture_model(model: nn.Module, skip: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | Untraceable:
+def capture_model(
+    model: nn.Module, skip: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model, as torch.export records it.
 
     skip: patterns of names of modules that stay single calls. args, kwargs: one batch. Untraceable where torch.export
@@ -63,19 +73,27 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
     skip: patterns of names of modules that stay float. Raises ConfigError for a pattern that matches no module.
     """
     check_patterns(model, skip)
-    skipped = [name for name, _ in model.named_modules() if name and matches_any(skip, name)]
+    skipped = [name for name, _ in model.named_modules() if name and skip and matches_any(skip, name)]
     graph = _copy_graph(model.graph)
     # Not the GraphModule itself: that of torch.export cannot change its mode.
     root = nn.Module()
     for table in ("_parameters", "_buffers", "_modules"):
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
-    flags = [name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1]) for node in graph.nodes if (name := _read_aten_name(node)) in _FLAGS]
+    flags = [
+        name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
+        for node in graph.nodes
+        if (name := _read_aten_name(node)) in _FLAGS
+    ]
     modes: tuple[Refusal, ...] = ()
     if any(_read_aten_name(node) for node in graph.nodes):
         root.training = any(flags)
         reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
-        modes = (Refusal(type(model).__name__, reason, "give the module that was exported, with example_inputs", "mode", "R108"),)
+        modes = (
+            Refusal(
+                type(model).__name__, reason, "give the module that was exported, with example_inputs", "mode", "R108"
+            ),
+        )
     _restore_graph(root, graph, model, [], None)
     return Traced(root, graph, skipped=tuple(skipped), modes=modes, origin=Origin.GIVEN)
 
@@ -109,7 +127,9 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, args: Any, kwargs: Any, is_
     return ()
 
 
-def _capture_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf) -> tuple[nn.Module, fx.Graph]:
+def _capture_graph(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf
+) -> tuple[nn.Module, fx.Graph]:
     """(root, graph) of the model's forward in its mode, train or eval; raises NotCaptured.
 
     root: a shallow copy of the model, with the constants of its forward.
@@ -120,7 +140,9 @@ def _capture_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     for inputs, dynamic in (((args, kwargs), True), (given, True), (given, False)):
         try:
             with _silence_export(), _drop_unknown_results(model), mark_leaves(model, is_leaf) as calls:
-                program = torch.export.export(model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False)
+                program = torch.export.export(
+                    model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False
+                )
                 module = program.module(check_guards=False)
             break
         except Exception as error:  # torch.export may raise anything in the user's forward
@@ -246,7 +268,9 @@ def _inline_regions(module: Any, graph: fx.Graph) -> None:
         _inline_body(module, graph, node, body, inputs, detached=not enabled)
 
 
-def _inline_body(module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inputs: tuple[Any, ...], *, detached: bool) -> None:
+def _inline_body(
+    module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inputs: tuple[Any, ...], *, detached: bool
+) -> None:
     held = module.get_submodule(str(body.target))
     _inline_regions(held, held.graph)
     env: dict[fx.Node, Any] = dict(zip(held.graph.find_nodes(op="placeholder"), inputs, strict=True))
@@ -262,7 +286,11 @@ def _inline_body(module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inp
         if detached:
             # Gradients must stop where they did.
             for k, value in enumerate(results):
-                if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor) and value.meta["val"].is_floating_point():
+                if (
+                    isinstance(value, fx.Node)
+                    and isinstance(value.meta.get("val"), Tensor)
+                    and value.meta["val"].is_floating_point()
+                ):
                     results[k] = graph.call_function(torch.detach, (value,))
                     results[k].meta = dict(value.meta)
     for reader in list(node.users):
@@ -282,7 +310,9 @@ def _follow_device(graph: fx.Graph) -> None:
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
         found = graph.call_function(getattr, (tensors[0], "device"))
     for node in graph.nodes:
-        node.args, node.kwargs = pytree.tree_map(lambda x: found if isinstance(x, torch.device) and x == device else x, (node.args, node.kwargs))
+        node.args, node.kwargs = pytree.tree_map(
+            lambda x: found if isinstance(x, torch.device) and x == device else x, (node.args, node.kwargs)
+        )
 
 
 def _hold_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:
@@ -357,7 +387,10 @@ def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, defaul
         held, at = flat.meta.get("val"), node
         for key in path:
             inside = isinstance(key, pytree.GetAttrKey)
-            at = graph.call_function(getattr if inside else operator.getitem, (at, key.name if inside else getattr(key, "idx", getattr(key, "key", None))))
+            at = graph.call_function(
+                getattr if inside else operator.getitem,
+                (at, key.name if inside else getattr(key, "idx", getattr(key, "key", None))),
+            )
         if not isinstance(held, (Tensor, torch.SymInt)):
             graph.call_function(require_default, (at, name, held))
         elif default is not inspect.Parameter.empty:
