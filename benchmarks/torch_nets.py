@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import table
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from measure import table
 from torch_frontend.export import Exported, to_onnx
 from torch_frontend.quant_model import QuantModel
 

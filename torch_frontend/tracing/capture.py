@@ -346,7 +346,7 @@ def _restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Sign
         graph.erase_node(node)
     graph.set_codegen(CodeGen())
     end = graph.output_node()
-    leaves, spec = pytree.tree_flatten(end.args[0])
+    leaves = pytree.tree_leaves(end.args[0])
     result = pytree.tree_unflatten(leaves, info.out_spec)
     if not _is_native(info.out_spec):
         path = make_unique_path(root, "", "pack_outputs")

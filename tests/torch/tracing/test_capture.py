@@ -129,7 +129,7 @@ def test_it_trains_pickles_and_exports_as_trained(model):
     model(x, mask).logits.square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.model.get_submodule("inner").parameters())
     exported = to_onnx(model.freeze(), {"x": x, "mask": mask})
-    assert {site.partition("/")[0] for site in exported.sites} == set(model.quantizers)
+    assert {"inner.weight", "out.weight", "weight", "input:x"} <= set(exported.sites)
 
 
 def test_another_forward_in_train_mode_is_refused():
