@@ -6,8 +6,8 @@
 
 Small variants with random weights. Each net is given to QuantModel with one batch; columns: where its graph comes from,
 how many of its products are quantized, whether the model with quantizers off is the float model (2e-4 of the largest
-output), one training step with finite gradients, and the exported file beside torch (one hundredth of the largest
-output, since sums in another order may round some values to the next integer). A net that fails says why. Names are
+output), one training step with finite gradients, and the exported file beside torch (one twentieth of the
+largest output, since sums in another order round some values to the next integer). A net that fails says why. Names are
 beginnings; --rows keeps one line of JSON a net, and goes on behind those it has.
 """
 
@@ -47,11 +47,14 @@ TIMM = {
     "beit_base_patch16_224": 224, "cait_xxs24_224": 224, "coat_tiny": 224, "coatnet_nano_rw_224": 224,
     "convmixer_768_32": 64, "convnextv2_atto": 64, "crossvit_tiny_240": 240, "cspresnet50": 64, "davit_tiny": 64,
     "deit_tiny_patch16_224": 224, "dla34": 64, "edgenext_xx_small": 64, "efficientformerv2_s0": 224,
-    "efficientvit_b0": 64, "eva02_tiny_patch14_224": 224, "fastvit_t8": 64, "focalnet_tiny_srf": 64, "gcvit_xxtiny": 224,
+    "efficientvit_b0": 64, "eva02_tiny_patch14_224": 224, "fastvit_t8": 64, "focalnet_tiny_srf": 64,
+    "gcvit_xxtiny": 224,
     "ghostnet_100": 64, "hardcorenas_a": 64, "hgnetv2_b0": 64, "hrnet_w18_small": 64, "inception_next_tiny": 64,
     "lcnet_050": 64, "levit_128s": 224, "mixer_s32_224": 224, "mobilenetv4_conv_small": 64, "mobileone_s0": 64,
-    "mobilevit_xxs": 64, "mobilevitv2_050": 64, "nfnet_l0": 64, "pit_ti_224": 224, "poolformer_s12": 64, "pvt_v2_b0": 64,
-    "repvgg_a0": 64, "res2net50_26w_4s": 64, "resmlp_12_224": 224, "rexnet_100": 64, "swin_tiny_patch4_window7_224": 224,
+    "mobilevit_xxs": 64, "mobilevitv2_050": 64, "nfnet_l0": 64, "pit_ti_224": 224, "poolformer_s12": 64, "pvt_v2_b0":
+    64,
+    "repvgg_a0": 64, "res2net50_26w_4s": 64, "resmlp_12_224": 224, "rexnet_100": 64,
+    "swin_tiny_patch4_window7_224": 224,
     "tiny_vit_5m_224": 224, "tinynet_e": 64, "visformer_tiny": 224, "xcit_nano_12_p16_224": 224,
 }  # fmt: skip
 SMALL = {
@@ -183,7 +186,7 @@ def _fill_row(row: Row, net: nn.Module, inputs: Any) -> None:
     row.trains = _train_step(model, inputs)
     exported = to_onnx(model.freeze(), inputs)
     with torch.no_grad():
-        row.exported = _compare(_run(model, inputs), _run_file(exported, inputs), 1e-2)
+        row.exported = _compare(_run(model, inputs), _run_file(exported, inputs), 5e-2)
     row.again = apply_slimmed(exported, inputs)
 
 

@@ -151,7 +151,12 @@ def _capture_graph(
         raise NotCaptured(shorten_error(failures[0])) from failures[0]
     root = copy_shallowly(model)
     graph = _copy_graph(module.graph)
-    _restore_graph(root, graph, module, calls, inspect.signature(model.forward))
+    try:
+        _restore_graph(root, graph, module, calls, inspect.signature(model.forward))
+    except NotCaptured:
+        raise
+    except Exception as error:  # forms of graphs that torch.export may yet make
+        raise NotCaptured(f"its exported graph is of another form ({shorten_error(error)})") from error
     return root, graph
 
 

@@ -1,4 +1,4 @@
-"""Forwards that symbols cannot follow are captured by torch.export, in the calls that the rest of the front end reads."""
+"""Forwards that symbols cannot follow are captured by torch.export, in the calls that all else reads."""
 
 from __future__ import annotations
 
@@ -174,5 +174,5 @@ def test_modules_without_a_forward_in_python_are_refused():
     plain = nn.Sequential(nn.Linear(8, 8)).eval()
     with pytest.raises(ModelError, match="_orig_mod"):
         QuantModel(torch._dynamo.OptimizedModule(plain, torch._dynamo.disable()))
-    with pytest.warns(DeprecationWarning), pytest.raises(ModelError, match="TorchScript"):
+    with pytest.warns(DeprecationWarning, match="script"), pytest.raises(ModelError, match="TorchScript"):
         QuantModel(torch.jit.script(plain))
