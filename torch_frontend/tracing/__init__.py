@@ -4,6 +4,7 @@ tracer    torch.fx with our leaves; modules that fail become opaque
 capture   torch.export on an example, where symbols fail
 leaves    layers kept whole in its graph
 aten      ATen's operators as torch's functions
+signature arguments and results of the forward in that graph
 modes     whether train and eval mode make the same calls
 arguments defaults of arguments that are not passed, results of a kind of their own
 example   shapes and types while tracing

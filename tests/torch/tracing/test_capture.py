@@ -176,3 +176,19 @@ def test_modules_without_a_forward_in_python_are_refused():
         QuantModel(torch._dynamo.OptimizedModule(plain, torch._dynamo.disable()))
     with pytest.warns(DeprecationWarning, match="script"), pytest.raises(ModelError, match="TorchScript"):
         QuantModel(torch.jit.script(plain))
+
+
+def test_what_torch_2_13_keeps_for_itself_is_still_there():
+    # Seen in torch 2.13: the flat form of an exported graph, regions without gradients, and the check of sizes.
+    class Regions(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = x * 2
+            return x + y
+
+    module = torch.export.export(Regions(), (torch.randn(2, 3),)).module(check_guards=False)
+    info = module.graph._codegen.pytree_info
+    assert info.orig_args[0] == "x"
+    assert info.in_spec.num_leaves == info.out_spec.num_leaves == 1
+    assert torch.ops.higher_order.wrap_with_set_grad_enabled in {node.target for node in module.graph.nodes}
+    assert hasattr(torch.ops.higher_order, "wrap_with_autocast")
