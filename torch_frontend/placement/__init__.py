@@ -6,5 +6,6 @@ types   ONNX's operators for torch's calls
 layers  modules that cannot be traced, layer by layer, as such a graph
 rules   the front end's additions to a target's rules, and how its rules name calls
 pairs   the planner's sites as quantizers to be
+products the account of all products
 slots   traced calls and their arguments
 """

@@ -23,10 +23,15 @@ Argument = tuple[fx.Node, Slot]
 
 @dataclass(frozen=True, kw_only=True)
 class CallNode(NodeRef):
-    """A node of a call. path: the module that is called, as rules name it. op: torch's operator."""
+    """A node of a call. path: the module that is called, as rules name it. op: torch's operator.
+
+    call: the call's own name, one of several with this path. function: the function or method that is called.
+    """
 
     path: str
     op: Op = field(compare=False)
+    call: str = ""
+    function: str = ""
 
 
 def read_call(node: NodeRef) -> CallNode:
@@ -76,12 +81,13 @@ class CallGraph:
     _consumers: defaultdict[str, list[Edge]] = field(default_factory=lambda: defaultdict(list))
 
     def add(
-        self, name: str, op_type: str, inputs: Iterable[str], outputs: Iterable[str], *, path: str, op: Op, **attrs: Any
-    ) -> None:
+        self, name: str, op_type: str, inputs: Iterable[str], outputs: Iterable[str], *, path: str, op: Op,
+        call: str = "", function: str = "", **attrs: Any,
+    ) -> None:  # fmt: skip
         """Append a node; its inputs are made before it."""
         node = CallNode(
             name=name, op_type=op_type, domain="", inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, scope="",
-            order=len(self._by_name), path=path, op=op,
+            order=len(self._by_name), path=path, op=op, call=call or path, function=function,
         )  # fmt: skip
         self._by_name[name] = node
         self._producers.update(dict.fromkeys(node.outputs, node))

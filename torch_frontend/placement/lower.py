@@ -175,7 +175,10 @@ class _Lowering:
             # A product in front of a batch norm is named already, after the norm.
             outputs = [self.tensors[node] if node in self.tensors else self._make(node)]
         inputs = [read.tensor for read in reads]
-        self.graph.add(name, op_type, inputs, outputs, path=call.name.path, op=call.op, **attrs)
+        self.graph.add(
+            name, op_type, inputs, outputs, path=call.name.path, op=call.op, call=call.name.name,
+            function=call.function, **attrs,
+        )  # fmt: skip
         self.graph.arguments |= {(name, k): read.argument for k, read in enumerate(reads) if read.argument is not None}
         # What has no site can have no pair.
         if closed or set(inputs) - self.graph.constants.keys() - self.graph.values.keys():

@@ -17,6 +17,7 @@ from onnxq.planner.problem import PlacementProblem, state_problem
 from onnxq.sites import Edge, Role, TensorId, Unquantized
 from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
 from torch_frontend.placement.graph import Argument, CallGraph, Weight, read_call
+from torch_frontend.placement.products import Product, list_products
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
 from torch_frontend.tracing.names import is_constant, read_op
 
@@ -71,6 +72,7 @@ class Pairs:
 
     pairs: list[Pair] = field(default_factory=list)
     reasons: list[Unquantized] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
 
@@ -91,6 +93,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     # The person knows modules, not the nodes that their calls become.
     paths = {node.name: node.path for node in graph.nodes}
     out = Pairs(reasons=[replace(one, subject=paths.get(one.subject, one.subject)) for one in reasons])
+    out.products = list_products(graph, placement, out.reasons)
     # The planner's order is that of operators; values come in that of the model.
     order = {value: k for k, value in enumerate(graph.values)}
     sites = [site for site in placement.sites if isinstance(site.site, TensorId) and site.site.name in order]

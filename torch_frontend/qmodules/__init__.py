@@ -19,7 +19,14 @@ from torch_frontend.qmodules.layers import (
     swap_class,
 )
 from torch_frontend.qmodules.ops import Op
-from torch_frontend.qmodules.registry import UNKNOWN, Entry, find_entry, list_op_names, register_qmodule, register_targets
+from torch_frontend.qmodules.registry import (
+    UNKNOWN,
+    Entry,
+    find_entry,
+    list_op_names,
+    register_qmodule,
+    register_targets,
+)
 from torch_frontend.qmodules.weight_norm import multiply_weight_norms
 
 del _torch_ops

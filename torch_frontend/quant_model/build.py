@@ -6,13 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from onnxq.config import Config
+from onnxq.errors import ModelError
 from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
 from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, plan_pairs
+from torch_frontend.placement.products import PRODUCTS, Product
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.qmodules import multiply_weight_norms
 from torch_frontend.quant_model.attach import attach_quantizers
@@ -37,6 +40,7 @@ class Built:
     refusals: tuple[Refusal, ...]
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
+    products: tuple[Product, ...]
     origin: Origin = Origin.LAYERS
 
 
@@ -90,6 +94,19 @@ def _trace_network(
     return traced if isinstance(traced, Untraceable) else _simplify_traced(traced)
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise ModelError for a module that has no forward in Python, or hides it."""
+    if isinstance(model, torch.jit.ScriptModule):
+        cause, fix = "is TorchScript, which has no modules to quantize", "give the module that it was made from"
+    elif hasattr(model, "_orig_mod"):
+        cause, fix = "is compiled", "give the module itself (`model._orig_mod`), and compile the QuantModel"
+    elif isinstance(model, torch.export.ExportedProgram):
+        cause, fix = "is an exported program", "give the module that was exported, or `program.module()`"
+    else:
+        return
+    raise ModelError(type(model).__name__, cause, fix, code="Q123")
+
+
 def _simplify_traced(traced: Traced) -> _Network:
     model = _make_graph_module(traced.root, traced.graph)
     norms = replace_batch_norms(model, traced.root)
@@ -121,13 +138,21 @@ def _build_traced(network: _Network, config: Config, example: tuple[Any, Any] | 
     paths = attach_quantizers(model, placed, config)
     inner: list[Unquantized] = []
     for path, inside_graph in layers.items():
-        converted, found, reasons = convert_layers(model.get_submodule(path), requests, inside_graph, path)
+        converted, found, inside_placed = convert_layers(model.get_submodule(path), requests, inside_graph, path)
         model.set_submodule(path, converted)
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
-        inner += reasons
+        inner += inside_placed.reasons
+        placed.products += inside_placed.products
     model.recompile()
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
-    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions), traced.origin)
+    return Built(
+        model,
+        _sort_paths(model, paths),
+        *unquantized,
+        (*decisions, *placed.decisions),
+        tuple(placed.products),
+        traced.origin,
+    )
 
 
 def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
@@ -135,7 +160,7 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
-    converted, paths, reasons = convert_layers(model, requests, graph)
+    converted, paths, placed = convert_layers(model, requests, graph)
     root = Refusal(
         type(model).__name__,
         f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",
@@ -144,11 +169,16 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
         "tracing",
         "R108",
     )
-    unquantized = split_unquantized([root, *reasons, *_list_unreached(converted, example)])
-    return Built(converted, paths, *unquantized, ())
+    unreached = list(_list_unreached(converted, example))
+    unquantized = split_unquantized(
+        [root, *placed.reasons, *(product.reason for product in unreached if product.reason)]
+    )
+    products = (*placed.products, *(product for product in unreached if product.op in PRODUCTS))
+    return Built(converted, paths, *unquantized, (), products)
 
 
-def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
+def _list_unreached(model: nn.Module, example: Any) -> Iterable[Product]:
+    """Calls of functions in a forward that cannot be traced, which stay float."""
     if example is None:
         return
     args, kwargs = as_inputs(example)
@@ -161,9 +191,8 @@ def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
         by_hand = modules.get(op)
         fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
         name = f"{path}.{op}" if path else op
-        yield Refusal(
-            name, "a function call in a forward that cannot be traced: it stays float", fix, "tracing", "R108"
-        )
+        reason = "a function call in a forward that cannot be traced: it stays float"
+        yield Product(name, op, reason=Refusal(name, reason, fix, "tracing", "R108"))
 
 
 def _sort_paths(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:

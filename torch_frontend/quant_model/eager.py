@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onnxq.sites import Unquantized
 from torch_frontend.placement.graph import CallGraph
 from torch_frontend.placement.layers import name_input
-from torch_frontend.placement.pairs import plan_pairs
+from torch_frontend.placement.pairs import Pairs, plan_pairs
 from torch_frontend.placement.rules import CallRequests
 from torch_frontend.qmodules import Entry, WeightQuantized, copy_module_tree, find_entry
 from torch_frontend.quant_model.attach import bind_sums, make_quantizers, swap_layers
@@ -47,12 +46,12 @@ def _quantize_value(quantizer: nn.Module, value: Any) -> Any:
 
 def convert_layers(
     model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = ""
-) -> tuple[nn.Module, dict[str, str], list[Unquantized]]:
+) -> tuple[nn.Module, dict[str, str], Pairs]:
     """A copy of the module tree that shares its tensors, with quantizers where the planner places them.
 
     graph: its layers. prefix: the module's own qualified name, with which sites begin. Activation sites are inputs of
     layers (`<path>.in`), since their producers are unknown; a layer that is called twice has one.
-    Returns (module, site -> path of its quantizer in the module, activations first, why the rest stays float).
+    Returns (module, site -> path of its quantizer in the module, activations first, the placement).
     """
     placed, made = plan_pairs(graph, requests, sized=False), copy_module_tree(model)
     inputs = make_quantizers((pair for pair in placed.pairs if pair.weight is None), requests.config)
@@ -65,7 +64,7 @@ def convert_layers(
             full = f"{prefix}.{path}" if prefix else path
             paths |= _hold_inputs(made.get_submodule(path), entry, full, path, inputs)
     bind_sums(made, placed.pairs, inputs, weights)
-    return made, paths | weights, placed.reasons
+    return made, paths | weights, placed
 
 
 def _hold_inputs(

@@ -16,14 +16,16 @@ from onnxq.config import Config, list_presets, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement.pairs import Decision
+from torch_frontend.placement.products import Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
-from torch_frontend.quant_model.build import build_quantized
+from torch_frontend.quant_model.build import build_quantized, refuse_compiled
 from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names, list_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import State, check_step
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
 from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.tracer import Origin
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
@@ -38,7 +40,8 @@ class QuantModel(nn.Module):
 
     state: float, observing, calibrated, quantized, frozen or exported. refusals: sites that should be quantized and
     cannot be, with reasons. left_float: sites that stay float because int8 does not pay, or by a rule. decisions:
-    changes made by the passes. quantizers: site -> quantizer.
+    changes made by the passes. products: every product of tensors, quantized or with the reason why not. origin: where
+    the graph comes from. quantizers: site -> quantizer.
     """
 
     def __init__(
@@ -52,12 +55,17 @@ class QuantModel(nn.Module):
     ) -> None:
         super().__init__()
         self.quant_config = _load_config(config, target)
-        source = copy_with_tensors(model) if copy else model
+        refuse_compiled(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, of copies of exported modules
+            source = copy_with_tensors(model) if copy else model
         built = build_quantized(source, self.quant_config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
         self.decisions: tuple[Decision, ...] = built.decisions
+        self.products: tuple[Product, ...] = built.products
+        self.origin: Origin = built.origin
         self.state = State.FLOAT
         self._paths = built.paths
         self._float_names = find_float_names(source, built.model)

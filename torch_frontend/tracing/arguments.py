@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
@@ -42,9 +42,18 @@ def find_given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mappin
     return {name: value for name, value in bound.items() if value is not signature.parameters[name].default}
 
 
+def _record_check(check: Any, value: Any, *args: Any) -> bool:
+    """True where a graph is traced again, as for a pickled one: the check goes into the new graph."""
+    if isinstance(value, fx.Proxy):
+        value.tracer.create_proxy("call_function", check, (value, *args), {})
+    return isinstance(value, fx.Proxy)
+
+
 @has_side_effect  # else dead-code elimination removes the call: nothing reads its result
 def require_default(value: Any, name: str, default: Any) -> None:
     """Raise DataError if an argument that was traced with its default has another value."""
+    if _record_check(require_default, value, name, default):
+        return
     if value is not default and (type(value) is not type(default) or value != default):
         raise DataError(
             f"input {name!r}",
@@ -57,8 +66,12 @@ def require_default(value: Any, name: str, default: Any) -> None:
 @has_side_effect
 def require_given(value: Any, name: str) -> None:
     """Raise DataError if an argument that was traced with a value is missing."""
+    if _record_check(require_given, value, name):
+        return
     if value is None:
-        raise DataError(f"input {name!r}", "is missing: example_inputs have it", "give it by position or name", code="Q207")
+        raise DataError(
+            f"input {name!r}", "is missing: example_inputs have it", "give it by position or name", code="Q207"
+        )
 
 
 class PackOutputs(nn.Module):

@@ -150,7 +150,12 @@ _SHORTENED: Mapping[str, int] = {
 }  # fmt: skip
 # Operators with another name in Python.
 # A view needs a layout in memory, which may be another one in the other mode.
-_SAME: Mapping[str, str] = {"view": "reshape", "split_with_sizes": "split", "lift_fresh_copy": "clone", "alias": "detach"}
+_SAME: Mapping[str, str] = {
+    "view": "reshape",
+    "split_with_sizes": "split",
+    "lift_fresh_copy": "clone",
+    "alias": "detach",
+}
 _REWRITES: Mapping[str, Rewrite] = {
     "to": _convert_type,
     "slice": _slice,

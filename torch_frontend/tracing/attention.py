@@ -184,7 +184,9 @@ class AttentionDropout(nn.Module):
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
         """As the function."""
         dropout = self.dropout if self.training else 0.0
         return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout, **options)

@@ -16,21 +16,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.graph import CodeGen, _PyTreeCodeGen
+from torch.fx.graph import _PyTreeCodeGen
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from onnxq.config import matches_any
 from onnxq.sites import Refusal
 from torch_frontend.qmodules import copy_shallowly
-from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given
+from torch_frontend.tracing.arguments import require_default, require_given
 from torch_frontend.tracing.aten import convert_calls
 from torch_frontend.tracing.leaves import LeafCall, mark_leaves, restore_leaves
 from torch_frontend.tracing.modes import list_calls
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import make_unique_path
+from torch_frontend.tracing.signature import restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
-from torch_frontend.tracing.tracer import Origin, Traced, Tracer, Untraceable, check_patterns, refuse_mode, shorten_error
+from torch_frontend.tracing.tracer import (
+    Origin,
+    Traced,
+    Tracer,
+    Untraceable,
+    check_patterns,
+    refuse_mode,
+    shorten_error,
+)
 
 IsLeaf = Callable[[nn.Module, str], bool]
 
@@ -39,7 +48,9 @@ class NotCaptured(Exception):
     """torch.export cannot record this forward, or not in a form that trains."""
 
 
-def capture_model(model: nn.Module, skip: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | Untraceable:
+def capture_model(
+    model: nn.Module, skip: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model, as torch.export records it.
 
     skip: patterns of names of modules that stay single calls. args, kwargs: one batch. Untraceable where torch.export
@@ -63,19 +74,27 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
     skip: patterns of names of modules that stay float. Raises ConfigError for a pattern that matches no module.
     """
     check_patterns(model, skip)
-    skipped = [name for name, _ in model.named_modules() if name and matches_any(skip, name)]
+    skipped = [name for name, _ in model.named_modules() if name and skip and matches_any(skip, name)]
     graph = _copy_graph(model.graph)
     # Not the GraphModule itself: that of torch.export cannot change its mode.
     root = nn.Module()
     for table in ("_parameters", "_buffers", "_modules"):
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
-    flags = [name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1]) for node in graph.nodes if (name := _read_aten_name(node)) in _FLAGS]
+    flags = [
+        name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
+        for node in graph.nodes
+        if (name := _read_aten_name(node)) in _FLAGS
+    ]
     modes: tuple[Refusal, ...] = ()
     if any(_read_aten_name(node) for node in graph.nodes):
         root.training = any(flags)
         reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
-        modes = (Refusal(type(model).__name__, reason, "give the module that was exported, with example_inputs", "mode", "R108"),)
+        modes = (
+            Refusal(
+                type(model).__name__, reason, "give the module that was exported, with example_inputs", "mode", "R108"
+            ),
+        )
     _restore_graph(root, graph, model, [], None)
     return Traced(root, graph, skipped=tuple(skipped), modes=modes, origin=Origin.GIVEN)
 
@@ -109,7 +128,9 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, args: Any, kwargs: Any, is_
     return ()
 
 
-def _capture_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf) -> tuple[nn.Module, fx.Graph]:
+def _capture_graph(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf
+) -> tuple[nn.Module, fx.Graph]:
     """(root, graph) of the model's forward in its mode, train or eval; raises NotCaptured.
 
     root: a shallow copy of the model, with the constants of its forward.
@@ -120,7 +141,9 @@ def _capture_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     for inputs, dynamic in (((args, kwargs), True), (given, True), (given, False)):
         try:
             with _silence_export(), _drop_unknown_results(model), mark_leaves(model, is_leaf) as calls:
-                program = torch.export.export(model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False)
+                program = torch.export.export(
+                    model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False
+                )
                 module = program.module(check_guards=False)
             break
         except Exception as error:  # torch.export may raise anything in the user's forward
@@ -129,7 +152,12 @@ def _capture_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         raise NotCaptured(shorten_error(failures[0])) from failures[0]
     root = copy_shallowly(model)
     graph = _copy_graph(module.graph)
-    _restore_graph(root, graph, module, calls, inspect.signature(model.forward))
+    try:
+        _restore_graph(root, graph, module, calls, inspect.signature(model.forward))
+    except NotCaptured:
+        raise
+    except Exception as error:  # forms of graphs that torch.export may yet make
+        raise NotCaptured(f"its exported graph is of another form ({shorten_error(error)})") from error
     return root, graph
 
 
@@ -148,7 +176,7 @@ def _restore_graph(
     convert_calls(graph)
     _hold_constants(root, graph, module)
     if isinstance(graph._codegen, _PyTreeCodeGen):
-        _restore_signature(root, graph, signature or _read_signature(graph._codegen.pytree_info))
+        restore_signature(root, graph, signature)
     graph.eliminate_dead_code(_is_kept)
 
 
@@ -246,7 +274,9 @@ def _inline_regions(module: Any, graph: fx.Graph) -> None:
         _inline_body(module, graph, node, body, inputs, detached=not enabled)
 
 
-def _inline_body(module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inputs: tuple[Any, ...], *, detached: bool) -> None:
+def _inline_body(
+    module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inputs: tuple[Any, ...], *, detached: bool
+) -> None:
     held = module.get_submodule(str(body.target))
     _inline_regions(held, held.graph)
     env: dict[fx.Node, Any] = dict(zip(held.graph.find_nodes(op="placeholder"), inputs, strict=True))
@@ -262,7 +292,11 @@ def _inline_body(module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inp
         if detached:
             # Gradients must stop where they did.
             for k, value in enumerate(results):
-                if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor) and value.meta["val"].is_floating_point():
+                if (
+                    isinstance(value, fx.Node)
+                    and isinstance(value.meta.get("val"), Tensor)
+                    and value.meta["val"].is_floating_point()
+                ):
                     results[k] = graph.call_function(torch.detach, (value,))
                     results[k].meta = dict(value.meta)
     for reader in list(node.users):
@@ -282,7 +316,9 @@ def _follow_device(graph: fx.Graph) -> None:
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
         found = graph.call_function(getattr, (tensors[0], "device"))
     for node in graph.nodes:
-        node.args, node.kwargs = pytree.tree_map(lambda x: found if isinstance(x, torch.device) and x == device else x, (node.args, node.kwargs))
+        node.args, node.kwargs = pytree.tree_map(
+            lambda x: found if isinstance(x, torch.device) and x == device else x, (node.args, node.kwargs)
+        )
 
 
 def _hold_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:
@@ -298,74 +334,3 @@ def _hold_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:
             continue
         node.target = name = make_unique_path(root, "", path.replace(".", "_"))
         root.register_buffer(name, value.detach() if isinstance(value, Tensor) else value, persistent=False)
-
-
-def _restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Signature) -> None:
-    """Give the graph the arguments of the model's forward and its kind of result, for flat ones."""
-    info = graph._codegen.pytree_info  # type: ignore[attr-defined]
-    flat = graph.find_nodes(op="placeholder")
-    args, kwargs = pytree.tree_unflatten(flat, info.in_spec)
-    bound = signature.bind(*args, **kwargs).arguments
-    with graph.inserting_before(next(iter(graph.nodes))):
-        inputs = _list_inputs(signature, bound)
-        made = [graph.placeholder(name, default_value=default) for name, _, default in inputs]
-    with graph.inserting_before((flat or made)[-1].next):
-        for node, (name, value, default) in zip(made, inputs, strict=True):
-            _connect_input(graph, node, name, value, default)
-    for node in flat:
-        graph.erase_node(node)
-    graph.set_codegen(CodeGen())
-    end = graph.output_node()
-    leaves, spec = pytree.tree_flatten(end.args[0])
-    result = pytree.tree_unflatten(leaves, info.out_spec)
-    if not _is_native(info.out_spec):
-        path = make_unique_path(root, "", "pack_outputs")
-        root.add_module(path, PackOutputs(info.out_spec))
-        with graph.inserting_before(end):
-            result = graph.create_node("call_module", path, (leaves,))
-    end.args = (result,)
-
-
-def _read_signature(info: Any) -> inspect.Signature:
-    """The arguments by which an exported module is called."""
-    args, kwargs = info.in_spec.children()
-    names = [*info.orig_args[: args.num_children], *kwargs.context]
-    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
-
-
-def _list_inputs(signature: inspect.Signature, bound: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(name, value in the exported graph, default) of every argument; `empty` where there is none."""
-    empty = inspect.Parameter.empty
-    found: list[tuple[str, Any, Any]] = []
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            found += [(f"{name}_{k}", value, empty) for k, value in enumerate(bound.get(name, ()))]
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            # Behind arguments that have defaults all must have one.
-            found += [(key, value, None) for key, value in bound.get(name, {}).items()]
-        else:
-            found.append((name, bound.get(name, empty), parameter.default))
-    return found
-
-
-def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, default: Any) -> None:
-    """Let readers of an input of the exported graph read an argument of the forward, or a part of it."""
-    if value is inspect.Parameter.empty:
-        graph.call_function(require_default, (node, name, default))
-        return
-    for path, flat in pytree.tree_flatten_with_path(value)[0]:
-        held, at = flat.meta.get("val"), node
-        for key in path:
-            inside = isinstance(key, pytree.GetAttrKey)
-            at = graph.call_function(getattr if inside else operator.getitem, (at, key.name if inside else getattr(key, "idx", getattr(key, "key", None))))
-        if not isinstance(held, (Tensor, torch.SymInt)):
-            graph.call_function(require_default, (at, name, held))
-        elif default is not inspect.Parameter.empty:
-            graph.call_function(require_given, (node, name))
-        at.meta["val"] = held
-        flat.replace_all_uses_with(at)
-
-
-def _is_native(spec: Any) -> bool:
-    """True for results of tuples, lists and dicts, which a graph can make."""
-    return spec.is_leaf() or (spec.type in (tuple, list, dict) and all(map(_is_native, spec.children())))

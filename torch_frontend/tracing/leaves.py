@@ -51,7 +51,9 @@ def mark_leaves(model: nn.Module, is_leaf: Callable[[nn.Module, str], bool]) -> 
     handles = []
     for path, module in model.named_modules():
         if path and is_leaf(module, path):
-            handles.append(module.register_forward_pre_hook(partial(_mark_inputs, calls, stack, path), with_kwargs=True))
+            handles.append(
+                module.register_forward_pre_hook(partial(_mark_inputs, calls, stack, path), with_kwargs=True)
+            )
             handles.append(module.register_forward_hook(partial(_mark_results, calls, stack)))
     try:
         yield calls
@@ -84,9 +86,13 @@ def _mark_results(calls: list[LeafCall], stack: list[int], module: nn.Module, ar
     found, spec = pytree.tree_flatten_with_path(output)
     call = calls[number]
     keys = [tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path) for path, _ in found]
-    call.whole = call.whole and all(isinstance(leaf, Tensor) and None not in key for key, (_, leaf) in zip(keys, found, strict=True))
+    call.whole = call.whole and all(
+        isinstance(leaf, Tensor) and None not in key for key, (_, leaf) in zip(keys, found, strict=True)
+    )
     call.results = keys
-    leaves = [mark_boundary(leaf, number, -1 - k) if isinstance(leaf, Tensor) else leaf for k, (_, leaf) in enumerate(found)]
+    leaves = [
+        mark_boundary(leaf, number, -1 - k) if isinstance(leaf, Tensor) else leaf for k, (_, leaf) in enumerate(found)
+    ]
     return pytree.tree_unflatten(leaves, spec)
 
 
@@ -129,7 +135,11 @@ def _insert_call(graph: fx.Graph, call: LeafCall, marks: dict[int, fx.Node]) -> 
         node.replace_all_uses_with(values[k])
     # Backward, so that readers go before what they read; writes into buffers are the layer's own business.
     start = min(order[node] for node in inside) if inside else order[first]
-    for node in sorted((n for n in order if start < order[n] <= max(order[r] for r in results.values())), key=order.__getitem__, reverse=True):
+    for node in sorted(
+        (n for n in order if start < order[n] <= max(order[r] for r in results.values())),
+        key=order.__getitem__,
+        reverse=True,
+    ):
         if not node.users and node not in marks.values() and _is_inside(node, call.path):
             graph.erase_node(node)
 

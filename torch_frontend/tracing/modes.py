@@ -44,11 +44,15 @@ class _CallRecorder(TorchFunctionMode):
         if not self.depth:
             name = getattr(func, "__name__", str(func))
             if func is functional.scaled_dot_product_attention:
-                self.calls.append(SeenCall(name, True, float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))))
+                self.calls.append(
+                    SeenCall(name, True, float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)))
+                )
             elif func in _FOLLOWING:
                 self.calls.append(SeenCall(name))
             else:
-                plain = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))]
+                plain = [
+                    leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))
+                ]
                 self.calls.append(SeenCall(f"{name}{plain}"))
         return func(*args, **kwargs)
 

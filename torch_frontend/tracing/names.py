@@ -127,9 +127,7 @@ def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
     for node in model.graph.nodes:
         node.meta[_CONSTANT] = node in constants
         # Nodes come in topological order, so sources are settled before their readers.
-        if _computes_no_tensor(node):
-            node.meta[_PLAIN] = True
-        elif isinstance(find_module(model, node), PackOutputs):
+        if _computes_no_tensor(node) or isinstance(find_module(model, node), PackOutputs):
             node.meta[_PLAIN] = True
         elif node.op == "call_module":
             path = str(node.target)

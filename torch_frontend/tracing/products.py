@@ -52,7 +52,9 @@ def _split_einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     inputs, _, out = equation.replace(" ", "").partition("->")
     a, _, b = inputs.partition(",")
     for first, second, x, w in ((a, b, *operands), (b, a, *reversed(operands))):
-        made = _write_product(graph, node, (first.replace("...", "."), second.replace("...", "."), out.replace("...", ".")), x, w)
+        made = _write_product(
+            graph, node, (first.replace("...", "."), second.replace("...", "."), out.replace("...", ".")), x, w
+        )
         if made is not None:
             return made
     return None
@@ -62,17 +64,29 @@ def _write_product(graph: fx.Graph, node: fx.Node, terms: tuple[str, str, str], 
     """matmul for [batch, rows, k] and [batch, k, columns]; None where axes stand otherwise."""
     a, b, out = terms
     summed, columns = set(a) & set(b) - set(out), set(b) - set(a)
-    if any(len(set(term)) != len(term) for term in terms) or len(summed) != 1 or len(columns) != 1 or "." in columns | summed:
+    if (
+        any(len(set(term)) != len(term) for term in terms)
+        or len(summed) != 1
+        or len(columns) != 1
+        or "." in columns | summed
+    ):
         return None
     (k,), (n,) = summed, columns
     batch = b.replace(k, "").replace(n, "")
     rows = a.replace(k, "").removeprefix(batch)
     # Several indices of rows need a weight without batch: matmul counts axes from the end.
-    if not a.startswith(batch) or b[: len(batch)] != batch or (batch and len(rows) != 1) or not rows or out != f"{batch}{rows}{n}":
+    if (
+        not a.startswith(batch)
+        or b[: len(batch)] != batch
+        or (batch and len(rows) != 1)
+        or not rows
+        or out != f"{batch}{rows}{n}"
+    ):
         return None
     if not a.endswith(k) and (len(rows) != 1 or rows == "."):
         return None
     with graph.inserting_before(node):
+
         def turn(value: Any) -> fx.Node:
             made = graph.call_method("transpose", (value, -2, -1))
             made.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}

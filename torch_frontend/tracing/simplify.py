@@ -59,7 +59,11 @@ def replace_dropouts(model: fx.GraphModule) -> None:
             path = make_unique_path(model, scope_of(node), "scaled_dot_product_attention")
             model.add_submodule(path, AttentionDropout(node.meta[ATTENTION_DROPOUT]).train(model.training))
             given = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
-            node.op, node.target, node.args = "call_module", path, tuple(given.pop(k) for k in ("query", "key", "value"))
+            node.op, node.target, node.args = (
+                "call_module",
+                path,
+                tuple(given.pop(k) for k in ("query", "key", "value")),
+            )
             node.kwargs = {key: value for key, value in given.items() if key != "dropout_p"}
             continue
         made = find_dropout(node)

@@ -168,7 +168,7 @@ def trace_model(
     fixed = find_fixed_arguments(root, given)
     failed: dict[str, str] = {}
     parameters = inspect.signature(root.forward).parameters
-    if any(parameters[name].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) for name in given or ()):
+    if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in given or ()):
         return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
     example: Mapping[str, Any] | None = None

@@ -69,7 +69,9 @@ def record_shapes(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
             ) from error
 
 
-def compare_outputs(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def compare_outputs(
+    model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
     """Reason why a captured graph is not the model, or None: both are run in eval mode on the same inputs."""
     found = []
     for one in (model, graph):
@@ -82,7 +84,11 @@ def compare_outputs(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ..
     # One thousandth of the largest value: float32 sums in another order are far below it.
     for plain, made in zip(*found, strict=False):
         if plain.shape != made.shape or not torch.allclose(
-            plain.double(), made.double(), 0.0, 1e-3 * (float(plain.double().abs().max()) if plain.numel() else 0.0) + 1e-6, equal_nan=True
+            plain.double(),
+            made.double(),
+            0.0,
+            1e-3 * (float(plain.double().abs().max()) if plain.numel() else 0.0) + 1e-6,
+            equal_nan=True,
         ):
             return "its graph computes something else"
     return None

@@ -273,7 +273,7 @@ def test_a_target_brings_the_defaults_of_its_preset(target: str) -> None:
     alone, keys = QuantModel(net, target=target), QuantModel(net, {"target": target})
     both, named = QuantModel(net, {"mode": "static"}, target=target), QuantModel(net, {"extends": f"{target}-int8"})
     for model in (alone, keys, both, named):
-        assert model.config.model_dump() == preset.model_dump()
+        assert model.quant_config.model_dump() == preset.model_dump()
 
 
 def test_transposed_convolutions_are_refused_for_engines_without_a_kernel() -> None:

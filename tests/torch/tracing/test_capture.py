@@ -1,0 +1,194 @@
+"""Forwards that symbols cannot follow are captured by torch.export, in the calls that all else reads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from onnxq.errors import DataError, ModelError
+from torch_frontend.export import to_onnx
+from torch_frontend.quant_model import QuantModel
+from torch_frontend.tracing.capture import capture_model, take_graph
+from torch_frontend.tracing.tracer import Origin, Traced, Untraceable
+
+
+@dataclass
+class Answer:
+    """A result of a kind of its own."""
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+
+
+torch.utils._pytree.register_dataclass(Answer)
+
+
+class Net(nn.Module):
+    """Tests of types, which symbols fail, around attention, batch norm, dropout and writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.batch = nn.Linear(8, 8), nn.LayerNorm(8), nn.BatchNorm1d(8)
+        self.drop, self.out, self.weight = nn.Dropout(0.3), nn.Linear(8, 4), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 1.0, **more: Tensor) -> Answer:
+        assert isinstance(x, Tensor)
+        y = self.inner(x).relu_()
+        split = y.view(y.shape[0], y.shape[1], 2, 4).transpose(1, 2)
+        with torch.no_grad():
+            position = torch.arange(x.shape[1], device=x.device).float().cos()[:, None]
+        bias = None if mask is None else mask[:, None, None, :].bool()
+        dropout = 0.1 if self.training else 0.0
+        made = functional.scaled_dot_product_attention(split, split, split, attn_mask=bias, dropout_p=dropout)
+        made = made.transpose(1, 2).contiguous().view(y.shape) * scale + position
+        made = self.norm(self.batch(made.transpose(1, 2)).transpose(1, 2)) @ self.weight
+        made = functional.dropout(self.drop(made), 0.2, self.training)
+        made += y
+        if "extra" in more:
+            made = made + more["extra"]
+        return Answer(self.out(made), (made,))
+
+
+class ReadsMode(nn.Module):
+    """Another forward in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return self.inner(x) * 2 if self.training else self.inner(x)
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(0)
+    made = Net()
+    made.batch.running_mean.normal_()
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def model(net: Net) -> QuantModel:
+    # A batch of one: its size must not become a constant.
+    return QuantModel(net, target="virtual", example_inputs={"x": torch.randn(1, 6, 8), "mask": torch.ones(1, 6)})
+
+
+def test_the_graph_computes_the_same_for_other_sizes_and_gives_the_same_kind_of_result(net, model):
+    x, mask = torch.randn(3, 9, 8), torch.ones(3, 9)
+    mask[0, 5:] = 0
+    expected, made = net(x, mask=mask), model(x=x, mask=mask)
+    assert isinstance(made, Answer)
+    torch.testing.assert_close(made.logits, expected.logits)
+    torch.testing.assert_close(made.hidden[0], expected.hidden[0])
+    assert model.origin is Origin.EXPORTED
+
+
+def test_layers_keep_their_names_and_calls_get_those_of_their_scope(model):
+    assert {"inner.weight", "out.weight", "weight", "input:x", "norm.out"} <= set(model.quantizers)
+    assert all(product.reason is None for product in model.products)
+    assert not [one for one in model.refusals if one.code in ("R108", "R109")]
+    assert model.model.get_submodule("inner").weight.shape == (8, 8)
+    assert isinstance(model.model.get_submodule("batch"), nn.BatchNorm1d)
+
+
+def test_dropout_and_batch_norm_follow_the_mode(model):
+    x, mask, model = torch.randn(3, 9, 8), torch.ones(3, 9), copy.deepcopy(model)
+    before = model.model.get_submodule("batch").running_mean.clone()
+    model.train()
+    assert not torch.equal(model(x, mask).logits, model(x, mask).logits)
+    assert not torch.equal(model.model.get_submodule("batch").running_mean, before)
+    model.eval()
+    torch.testing.assert_close(model(x, mask).logits, model(x, mask).logits, rtol=0, atol=0)
+    found = [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"]
+    assert found == [0.1]
+
+
+def test_arguments_that_were_fixed_or_given_are_checked(model):
+    with pytest.raises(DataError, match="scale"):
+        model(torch.randn(2, 6, 8), torch.ones(2, 6), scale=2.0)
+    with pytest.raises(DataError, match="mask"):
+        model(torch.randn(2, 6, 8))
+
+
+def test_it_trains_pickles_and_exports_as_trained(model):
+    model = pickle.loads(pickle.dumps(model))
+    x, mask = torch.randn(3, 9, 8), torch.ones(3, 9)
+    model.prepare_calibration()
+    model(x, mask)
+    model.calc_qparams().init_qat()
+    model(x, mask).logits.square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.model.get_submodule("inner").parameters())
+    exported = to_onnx(model.freeze(), {"x": x, "mask": mask})
+    assert {"inner.weight", "out.weight", "weight", "input:x"} <= set(exported.sites)
+
+
+def test_another_forward_in_train_mode_is_refused():
+    made = capture_model(ReadsMode().eval(), (), (torch.randn(2, 8),), {})
+    assert isinstance(made, Traced)
+    assert [one.rule for one in made.modes] == ["mode"]
+
+
+def test_control_flow_on_values_is_not_captured():
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    made = capture_model(Branching().eval(), (), (torch.randn(2, 8),), {})
+    assert isinstance(made, Untraceable)
+    assert made.reason
+
+
+def test_a_graph_module_keeps_its_graph(net):
+    plain = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    traced = fx.symbolic_trace(plain)
+    made = take_graph(traced, ())
+    assert [str(node.target) for node in made.graph.nodes] == [str(node.target) for node in traced.graph.nodes]
+    assert made.origin is Origin.GIVEN
+    model = QuantModel(traced, target="virtual", example_inputs=torch.randn(2, 8))
+    assert {"0.weight", "2.weight"} <= set(model.quantizers)
+
+
+def test_an_exported_module_is_converted():
+    plain, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4)).eval(), torch.randn(2, 8)
+    program = torch.export.export(plain, (x,))
+    model = QuantModel(program.module(), target="virtual", example_inputs=x)
+    torch.testing.assert_close(model(x), plain(x))
+    assert {"0.weight", "3.weight"} <= set(model.quantizers)
+    assert [one.rule for one in model.refusals] == ["mode"]
+    assert isinstance(model.train(), QuantModel)
+    with pytest.raises(ModelError, match="module"):
+        QuantModel(program)
+
+
+def test_modules_without_a_forward_in_python_are_refused():
+    plain = nn.Sequential(nn.Linear(8, 8)).eval()
+    with pytest.raises(ModelError, match="_orig_mod"):
+        QuantModel(torch._dynamo.OptimizedModule(plain, torch._dynamo.disable()))
+    with pytest.warns(DeprecationWarning, match="script"), pytest.raises(ModelError, match="TorchScript"):
+        QuantModel(torch.jit.script(plain))
+
+
+def test_what_torch_2_13_keeps_for_itself_is_still_there():
+    # Seen in torch 2.13: the flat form of an exported graph, regions without gradients, and the check of sizes.
+    class Regions(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = x * 2
+            return x + y
+
+    module = torch.export.export(Regions(), (torch.randn(2, 3),)).module(check_guards=False)
+    info = module.graph._codegen.pytree_info
+    assert info.orig_args[0] == "x"
+    assert info.in_spec.num_leaves == info.out_spec.num_leaves == 1
+    assert torch.ops.higher_order.wrap_with_set_grad_enabled in {node.target for node in module.graph.nodes}
+    assert hasattr(torch.ops.higher_order, "wrap_with_autocast")
