@@ -4,6 +4,7 @@ model      the class: lifecycle and switches
 state      the states, and the steps allowed in each
 build      trace, simplify, convert, place, attach
 attach     carries out a placement
+ancestor   Sparsebit's names
 """
 
 from torch_frontend.placement.pairs import Decision

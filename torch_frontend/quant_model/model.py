@@ -16,6 +16,7 @@ from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement.pairs import Decision
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
+from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, rename_backend
 from torch_frontend.quant_model.build import build_quantized
 from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import State, check_step
@@ -24,7 +25,7 @@ from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
-class QuantModel(nn.Module):
+class QuantModel(AncestorNames, nn.Module):
     """A quantized, trainable copy of a float module.
 
     model: the float module; it does not change. config: as for the engine: a preset's name, a YAML file, a mapping of
@@ -167,9 +168,10 @@ class QuantModel(nn.Module):
             )
         calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate(self._seen)
 
-    def set_quant(self, weights: bool = True, activations: bool = True) -> QuantModel:
-        """Switch quantization of weights and activations on or off; disabled sites stay off."""
+    def set_quant(self, weights: bool = True, activations: bool = True, **old: bool) -> QuantModel:
+        """Switch quantization of weights and activations on or off; disabled sites stay off. old: Sparsebit's names."""
         check_step("set_quant", self.state)
+        weights, activations = read_switches(weights, activations, old)
         switches.switch_kinds(self.quantizers, weights, activations)
         if self.state is State.CALIBRATED and (weights or activations):
             self.state = State.QUANTIZED
@@ -277,9 +279,11 @@ class QuantModel(nn.Module):
 
 
 def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:
-    overrides: dict[str, Any] = {} if target is None else {"target": target}
+    overrides: dict[str, Any] = {} if target is None else {"target": rename_backend(target)}
     if isinstance(config, Mapping):
         values = dict(config)
+        if "target" in values:
+            values["target"] = rename_backend(values["target"])
         base = values.pop("extends", None)
         return load_config(base, {**values, **overrides})
     if config is not None and not isinstance(config, (Config, str, Path)):
