@@ -1,7 +1,7 @@
 """The package list: code found by folder, and two folders of data that travel in the wheel under other names.
 
-`cuda` is never importable under that name: it would shadow NVIDIA's `cuda` namespace. Where there is a C++ compiler, the
-wheel carries the CPU kernels of fake quantization, and is for one platform; else they are compiled on first use.
+`cuda` is never importable under that name: it would shadow NVIDIA's `cuda` namespace. Where there is a C++ compiler,
+the wheel carries the CPU kernels of fake quantization, and is for one platform; else they are compiled on first use.
 """
 
 import sys

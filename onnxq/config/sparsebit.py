@@ -36,7 +36,9 @@ _SCHEMES = {
     for scheme in ("symmetric", "affine")
 }
 # In groups along the input channels, of GROUPSIZE values.
-_SCHEMES |= {f"per-group-{scheme}": ("block", ours) for scheme, ours in (("symmetric", "symmetric"), ("affine", "asymmetric"))}
+_SCHEMES |= {
+    f"per-group-{scheme}": ("block", ours) for scheme, ours in (("symmetric", "symmetric"), ("affine", "asymmetric"))
+}
 _ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
 
 

@@ -110,7 +110,8 @@ def export_onnx(
     `onnxq apply net.float.onnx net.plan.json` makes the quantized model again, also from a float model that other
     tools have rewritten. check: run the written file on the example inputs, with ONNX Runtime's optimizations and
     without, and warn where it is farther from torch than rounding takes it. bits_attribute: also write
-    `net_extra.onnx`, whose Q and DQ nodes have the integer attribute `bits`, which ONNX Runtime refuses. options: those of `to_onnx`.
+    `net_extra.onnx`, whose Q and DQ nodes have the integer attribute `bits`, which ONNX Runtime refuses. options: those
+    of `to_onnx`.
     Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)

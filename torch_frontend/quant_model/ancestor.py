@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -62,7 +61,7 @@ class AncestorNames:
     def get_quantization_error(  # type: ignore[misc]
         self: QuantModel, data: Any, checker: Checker | None = None, is_async: bool = True
     ) -> dict[str, float]:
-        """`quantization_error`: isolated where `is_async`, else cumulative. checker: of two tensors; None: their MSE."""
+        """`quantization_error`, isolated where `is_async`. checker: of two tensors; None: their MSE."""
         warn_renamed("get_quantization_error(is_async=…)", 'quantization_error(mode="isolated" or "cumulative")')
         metric: Any = "mse"
         if checker is not None:
@@ -79,11 +78,13 @@ class AncestorNames:
         """Give the weight of the last layer this many bits. Raises PlanError once there are scales."""
         warn_renamed("set_lastmodule_wbit(bit)", "a rule with `node:` and `bits:`")
         if self.state is not State.FLOAT:
-            raise PlanError("set_lastmodule_wbit", "there are scales already", "call it before calibration", code="Q409")
+            raise PlanError(
+                "set_lastmodule_wbit", "there are scales already", "call it before calibration", code="Q409"
+            )
         last = [quantizer for quantizer in self.model.modules() if isinstance(quantizer, Quantizer)]
         weights = [quantizer for quantizer in last if quantizer.role is Role.WEIGHT]
         if weights:
-            weights[-1].change_spec(replace(weights[-1].spec, bits=bit))
+            weights[-1].set_bit(bit)
 
     def export_onnx(  # type: ignore[misc]
         self: QuantModel,
@@ -121,7 +122,7 @@ def _read_axes(
 ) -> Any:
     """torch.export's dynamic shapes of torch.onnx's dynamic axes. Raises ConfigError for a name of no input."""
     args, kwargs = as_inputs(batch)
-    names = list(input_names or [name for name in signature(model.model.forward).parameters])[: len(args)]
+    names = list(input_names or signature(model.model.forward).parameters)[: len(args)]
     names += list(kwargs)
     dims: dict[str, torch.export.Dim] = {}
     found: dict[str, dict[int, Any]] = {}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+
+from onnxq.spec import QuantSpec
+from torch_frontend.quantizers import limits
 
 
 def warn_renamed(old: str, new: str) -> None:
@@ -14,6 +18,15 @@ class AncestorQuantizer:
     """The switches of a quantizer under Sparsebit's names."""
 
     enabled: bool
+    spec: QuantSpec
+    site: str
+    target: str
+
+    def set_bit(self, bit: int) -> None:
+        """Quantize to other bits, before there are scales. Raises ConfigError for bits that the target lacks."""
+        spec = replace(self.spec, bits=bit)
+        limits.check_spec(spec, self.site, self.target)
+        self.spec = spec
 
     def enable_quant(self) -> None:
         """Set `enabled`."""

@@ -127,11 +127,6 @@ class Quantizer(AncestorQuantizer, nn.Module):
         if "scale" in self.slots and self.scale is not None and self.scale.requires_grad:
             self.scale.data.clamp_(min=scale_floor(self.spec))
 
-    def change_spec(self, spec: QuantSpec) -> None:
-        """Quantize by another spec, before there are qparams. Raises ConfigError for one that the target lacks."""
-        limits.check_spec(spec, self.site, self.target)
-        self.spec = spec
-
     # -- state -------------------------------------------------------------------------------------------------
 
     @property
