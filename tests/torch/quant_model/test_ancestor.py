@@ -115,7 +115,7 @@ def test_backends_and_yaml(tmp_path: Path) -> None:
     with old('"onnxruntime"'):
         assert QuantModel(nn.Sequential(nn.Linear(8, 4)), target="onnxruntime").config.target == "ort"
     with old('"tensorrt"'):
-        assert make(target="tensorrt", activations={"scheme": "symmetric"}).config.target == "trt"
+        assert make(extends="trt-int8", target="tensorrt").config.target == "trt"
     (tmp_path / "q.yaml").write_text(YAML)
     config = load_config(tmp_path / "q.yaml")
     assert not config.torch.fuse_bn
