@@ -35,6 +35,10 @@ _SCHEMES = {
     for grain in ("tensor", "channel")
     for scheme in ("symmetric", "affine")
 }
+# In groups along the input channels, of GROUPSIZE values.
+_SCHEMES |= {
+    f"per-group-{scheme}": ("block", ours) for scheme, ours in (("symmetric", "symmetric"), ("affine", "asymmetric"))
+}
 _ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
 
 
@@ -139,11 +143,12 @@ class _Reading:
 def _read_schedule(reading: _Reading) -> None:
     path: Path = ("SCHEDULE",)
     reading.only(path, reading.get(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT"))
-    if reading.get((*path, "BN_TUNING"), False):
+    tuned, fused = (reading.get((*path, key), False) for key in ("BN_TUNING", "FUSE_BN"))
+    if tuned and fused:
         raise reading.refuse(
             (*path, "BN_TUNING"),
-            "batch norms are tuned by a step of the program, not by the configuration",
-            "remove it, and run batches inside `with model.batchnorm_tuning():`",
+            "no batch norms are left to tune once FUSE_BN folded them",
+            "keep one of the two: `with model.batchnorm_tuning():` folds them at its end",
         )
     # Sparsebit's default is False, ours True.
     reading.put(("torch", "fuse_bn"), reading.get((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
@@ -192,6 +197,7 @@ def _is_off(given: Mapping[str, Any]) -> bool:
 _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
     "QSCHEME": lambda r, p, v: dict(zip(("granularity", "scheme"), r.translate(str(v), _SCHEMES, p), strict=True)),
     "QUANTIZER.BIT": lambda _, __, v: {"bits": v} if v else {},
+    "QUANTIZER.GROUPSIZE": lambda _, __, v: {"block_size": v} if v != -1 else {"granularity": "channel"},
     "QUANTIZER.DISABLE": lambda _, __, ___: {},
     "QUANTIZER.TYPE": lambda r, p, v: {"quantizer": {"name": r.translate(str(v), _QUANTIZERS, p)}},
     "QUANTIZER.PACT.ALPHA_VALUE": lambda _, __, v: {"alpha": v},

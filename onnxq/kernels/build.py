@@ -11,7 +11,7 @@ from pathlib import Path
 from onnxq.errors import MissingDependencyError, OutputError
 from onnxq.kernels import cache as store
 from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin
-from onnxq.kernels.host import PORTABLE, build_host
+from onnxq.kernels.host import build_host, portable_march
 from onnxq.kernels.nvrtc import find_nvrtc
 from onnxq.progress import Progress, count_items, silent
 
@@ -53,7 +53,7 @@ def build_kernels(
         except OSError as error:
             raise OutputError(output, error.strerror or str(error), "choose another folder", code="Q604") from error
     # A folder may go to other machines; the cache stays on this one.
-    march = "native" if output is None else PORTABLE
+    march = "native" if output is None else portable_march()
     with progress("compiling for the CPU, about a minute"):
         host = _time_build("CPU", lambda: build_host(output, march=march, force=force))
     with progress("compiling for GPUs with nvcc, some minutes"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
-from onnxq.errors import MissingDependencyError, OnnxqError
+from onnxq.errors import MissingDependencyError, OnnxqError, OutputError
 from onnxq.kernels import cache as store
 from onnxq.kernels import sources
 from onnxq.kernels.abi import Call
@@ -21,9 +24,15 @@ from onnxq.kernels.compiler import run_compiler
 # The other floating-point flags change no result; without them loops do not vectorise.
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 _NAME = "libfq_cpu-{}.dylib" if sys.platform == "darwin" else "libfq_cpu-{}.so"
+_log = logging.getLogger("onnxq")
 # The features that x86-64-v3 adds, as /proc/cpuinfo names them. The library of a wheel is built for that level.
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 PORTABLE = "x86-64-v3"
+
+
+def portable_march() -> str:
+    """The level that a wheel's library is compiled for, which all but old processors of this kind have."""
+    return PORTABLE if platform.machine() in ("x86_64", "AMD64") else "generic"
 
 
 def host_library() -> Path | None:
@@ -43,7 +52,7 @@ def load_host() -> ctypes.CDLL | None:
 
 
 def build_host(place: Path | None = None, *, march: str = "native", force: bool = False) -> store.Entry:
-    """Compile the CPU twin into the cache, or for `march` (PORTABLE for a wheel) into another folder.
+    """Compile the CPU twin into the cache, or for `march` (`portable_march` for a wheel) into another folder.
 
     Raises OnnxqError on failure.
     """
@@ -62,20 +71,35 @@ def build_host(place: Path | None = None, *, march: str = "native", force: bool 
 
 @cache
 def _find_library() -> tuple[Path | None, str]:
-    """Compile the library; without a compiler find an earlier build for this processor, or that of a wheel."""
+    """Find a build for this processor, else that of the wheel; compile without either."""
     try:
-        return build_host().path, ""
-    except OnnxqError as error:
-        reason = f"{error.subject}: {error.cause}"
-    try:
-        left = store.find_entry(store.kernels_folder(), lambda key: _has_source(key) and key.get("cpu") == _hash_cpu())
-        ready = left or store.find_entry(sources.find_folder() / sources.PREBUILT, _runs_here)
+        place = _choose_folder()
+        ready = store.find_entry(place, lambda key: _has_source(key) and key.get("cpu") == _hash_cpu())
+        ready = ready or store.find_entry(sources.find_folder() / sources.PREBUILT, _runs_here)
         if ready is not None:
             _load_library(ready.path)
             return ready.path, ""
+    except MissingDependencyError as error:
+        # A library that does not load is built anew.
+        _log.info("%s", error)
+    try:
+        _find_compiler()
+        _log.warning("onnxq: compiling the CPU kernels of fake quantization, once for this user: up to a minute")
+        return build_host(place).path, ""
     except OnnxqError as error:
-        reason = f"{error.subject}: {error.cause}"
-    return None, reason
+        return None, f"{error.subject}: {error.cause}; {error.fix}"
+
+
+def _choose_folder() -> Path:
+    """The cache; where nothing can be written to it, a folder for this process alone."""
+    try:
+        return store.kernels_folder()
+    except OutputError as error:
+        place = Path(tempfile.mkdtemp(prefix="onnxq-kernels-"))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        _log.warning("onnxq: %s: %s; kernels go to %s, for this process alone", error.subject, error.cause, place)
+        _log.warning("onnxq: to keep them, %s", error.fix)
+        return place
 
 
 def _has_source(key: store.Key) -> bool:
@@ -83,7 +107,9 @@ def _has_source(key: store.Key) -> bool:
 
 
 def _runs_here(key: store.Key) -> bool:
-    return _has_source(key) and key.get("march") == PORTABLE and _read_features() >= _V3
+    if not _has_source(key) or key.get("machine") != platform.machine() or key.get("march") != portable_march():
+        return False
+    return key.get("march") != PORTABLE or _read_features() >= _V3
 
 
 def _find_compiler() -> tuple[str, str]:
@@ -96,7 +122,7 @@ def _find_compiler() -> tuple[str, str]:
     raise MissingDependencyError(
         "CPU kernels",
         f"there is no C++ compiler ({named or 'g++, clang++, c++'})",
-        "install g++, or set CXX",
+        "install one (`apt install g++`, `dnf install gcc-c++`, `xcode-select --install`), or set CXX to yours",
         code="Q806",
     )
 

@@ -44,13 +44,12 @@ def fit_plan(
     """
     anchors = Anchors(index, plan.nodes, lasting=plan.lasting, recognized=recognized)
     # Pairs that the model came with are called as in it.
-    own = {site.site: site.site for site in plan.existing}
-    if recognized is None:
-        moved = {**_find_sites(plan, index, anchors), **own}
-        sites = tuple(_move_site(site, moved, anchors) for site in plan.sites)
-    else:
+    moved: dict[Site, Site] = {site.site: site.site for site in plan.existing}
+    if recognized is not None:
         sites = move_rewritten(plan, anchors, recognized)
-        moved = own
+    else:
+        moved = {**_find_sites(plan, index, anchors), **moved}
+        sites = tuple(_move_site(site, moved, anchors) for site in plan.sites)
     existing = tuple(_move_site(site, moved, anchors) for site in plan.existing)
     sites, orphans = drop_orphans(sites, existing)
     sites = tuple(check_site(site, index) for site in sites)
@@ -59,30 +58,32 @@ def fit_plan(
     # Weights were recognized by their values.
     if plan.weights != weights and recognized is None:
         if not new_weights:
-            # The mark of a lasting plan is of the weights it names alone.
-            edited = ", or weights were added to the plan or taken out of it" if plan.lasting else ""
-            raise PlanError(
-                plan.model,
-                f"the plan's weight scales were computed from other weights than this model's{edited}",
-                "pass `new_weights=True` to compute them again from these, or quantize anew",
-                code="Q402",
-            )
+            raise _explain_weights(plan)
         drop = (Role.WEIGHT, Role.BIAS)
         sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
         # Corrections are of the errors of those weights.
         biases = ()
+    nodes = plan.nodes
     if recognized is None:
-        floats, nodes = tuple(anchors.node(name).name for name in plan.float_nodes), plan.nodes
+        floats = tuple(anchors.node(name).name for name in plan.float_nodes)
     else:
         floats = find_float_nodes(index, sites) if plan.float_nodes else ()
         sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
-        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, nodes=nodes,
-        topology=now.topology, weights=weights,
-        opset=max(plan.opset, find_needed_opset(sites, index)), precision=_move_types(plan.precision, anchors),
+        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology,
+        weights=weights, nodes=nodes, opset=max(plan.opset, find_needed_opset(sites, index)),
+        precision=_move_types(plan.precision, anchors),
     )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
+
+
+def _explain_weights(plan: Plan) -> PlanError:
+    # The mark of a lasting plan is of the weights it names alone.
+    edited = ", or weights were added to the plan or taken out of it" if plan.lasting else ""
+    cause = f"the plan's weight scales were computed from other weights than this model's{edited}"
+    fix = "pass `new_weights=True` to compute them again from these, or quantize anew"
+    return PlanError(plan.model, cause, fix, code="Q402")
 
 
 def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, Site]:

@@ -130,7 +130,7 @@ class _Mover:
         return turn_site(site)
 
     def _explain_missing(self, site: SitePlan, reader: str = "") -> PlanError:
-        """The error of a site. reader: the node of the plan that was not found, perhaps for want of its other inputs."""
+        """The error of a site. reader: a node of the plan that was not found, perhaps for want of its other inputs."""
         tensor = site.tensor or site.site
         node = self.recognized.contents.nodes.get(reader)
         known = [name for name in (node.inputs if node is not None else ()) if name in self.recognized.tensors]

@@ -118,7 +118,7 @@ def test_a_section_switched_off_stays_float(tmp_path: Path, off: str) -> None:
         ("A:\n  QUANTIZER: {TYPE: lsqq}\n", ("q.yaml:2", "lsqq", "lsq")),
         ("A:\n  QUANTIZER:\n    BITS: 8\n", ("q.yaml:3", "QUANTIZER.BITS", "QUANTIZER.BIT")),
         ("BACKEND: openvino\n", ("q.yaml:1", "openvino")),
-        ("SCHEDULE:\n  BN_TUNING: True\n", ("q.yaml:2", "batchnorm_tuning")),
+        ("SCHEDULE:\n  BN_TUNING: True\n  FUSE_BN: True\n", ("q.yaml:2", "batchnorm_tuning")),
         ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT"]}]\n', ("q.yaml:2", "keys and values")),
         ('W:\n  SPECIFIC:\n    - {"a": ["QUANTIZER.BIT", 8]}\n    - {"b": 3}\n', ("q.yaml:4", "keys and values")),
         ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT", 8]}, 3]\n', ("q.yaml:2", "W.SPECIFIC[1]", "a mapping of patterns")),

@@ -104,6 +104,30 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     assert "it broke" in host_reason()
 
 
+@needs_gxx
+def test_a_cache_that_cannot_be_written_is_replaced_for_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("CXX", str(write_script(tmp_path / "cxx", f'exec {GXX} "$@" -O0')))
+    # The wheel's own library would do.
+    monkeypatch.setattr(host, "_runs_here", lambda key: False)
+    host._find_library.cache_clear()
+    found = host_library()
+    assert found is not None
+    assert found.parent.name.startswith("onnxq-kernels-")
+    assert "for this process alone" in caplog.text
+    assert "set ONNXQ_CACHE to a folder of yours" in caplog.text
+    assert "compiling the CPU kernels" in caplog.text
+
+
+@pytest.mark.usefixtures("no_compilers", "fresh_cache")
+def test_the_remedy_for_a_missing_compiler(caplog: pytest.LogCaptureFixture) -> None:
+    assert "apt install g++" in host_reason()
+    assert "compiling" not in caplog.text
+
+
 def test_the_key_tells_machines_and_compilers_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = []
 

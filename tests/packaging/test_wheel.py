@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import onnxq
+from onnxq.kernels import host
 
 ROOT = Path(__file__).resolve().parents[2]
 CARRIED = (
@@ -26,9 +27,9 @@ CARRIED = (
 pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.slow]
 
 
-def _run(*command: str | Path, cwd: Path, code: int = 0) -> str:
+def _run(*command: str | Path, cwd: Path, code: int = 0, **more: str) -> str:
     # PYTHONPATH would let the checkout answer in the wheel's place.
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=cwd, env=env, check=False)
     assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -54,7 +55,11 @@ def wheel(archive: Path) -> Path:
     """The wheel made from the source archive."""
     work = archive.parent
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation"]
-    _run(*pip, "--wheel-dir", work, archive, cwd=work)
+    # Its library is compiled without optimization: a test of where it lies, not of its speed.
+    hasty = work / "cxx"
+    hasty.write_text('#!/bin/sh\nexec g++ "$@" -O0\n')
+    hasty.chmod(0o755)
+    _run(*pip, "--wheel-dir", work, archive, cwd=work, CXX=str(hasty) if shutil.which("g++") else "no-such-compiler")
     return next(work.glob("*.whl"))
 
 
@@ -84,7 +89,9 @@ def test_the_source_archive_carries_what_the_wheel_and_its_readers_need(archive:
 
 def test_the_version_stands_in_one_place(archive: Path, wheel: Path) -> None:
     assert archive.name == f"onnxq-{onnxq.__version__}.tar.gz"
-    assert wheel.name == f"onnxq-{onnxq.__version__}-py3-none-any.whl"
+    # It holds a library for one platform where there is a compiler.
+    assert wheel.name.startswith(f"onnxq-{onnxq.__version__}-py3-none-")
+    assert wheel.name.endswith("-any.whl") == (shutil.which("g++") is None)
     files = [path for path in (*ROOT.glob("*.*"), *(ROOT / "onnxq").rglob("*.py")) if path.is_file()]
     texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8", errors="replace") for path in files}
     assert sorted(name for name, text in texts.items() if onnxq.__version__ in text) == [
@@ -129,6 +136,23 @@ print(*names)
 def test_kernel_sources_are_found_without_importing_cuda(installed: Path, tmp_path: Path) -> None:
     code = "from importlib import resources; print(*(f.name for f in resources.files('onnxq_cuda').iterdir()))"
     assert "README.md" in _run(installed / "python", "-c", code, cwd=tmp_path).split()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, so that the wheel has no kernels")
+def test_the_wheel_brings_the_cpu_kernels(wheel: Path, installed: Path, tmp_path: Path) -> None:
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
+    assert sorted(name.rpartition(".")[2] for name in names) == ["json", "so"]
+    code = "from onnxq.kernels import host_library, host_reason; print(host_library(), host_reason())"
+    own = {"CXX": "no-such-compiler", "ONNXQ_CACHE": str(tmp_path / "cache")}
+    said = _run(installed / "python", "-c", code, cwd=tmp_path, **own)
+    if not host._read_features() >= host._V3:
+        pytest.skip("this processor is older than the wheel's library")
+    assert Path(said.split()[0]).parent == Path(_find_package(installed, tmp_path)) / "prebuilt"
+
+
+def _find_package(installed: Path, folder: Path) -> str:
+    code = "from onnxq.kernels import sources; print(sources.find_folder())"
+    return _run(installed / "python", "-c", code, cwd=folder).strip()
 
 
 def test_the_command_works_anywhere(installed: Path, tmp_path: Path) -> None:

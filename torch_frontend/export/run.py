@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import onnxq
+from onnxq.annotate import find_pairs, write_bits
 from onnxq.errors import ModelError
 from onnxq.files import check_outputs
 from onnxq.plan import Plan, to_json
@@ -103,21 +104,27 @@ def export_onnx(
     plan_path: str | Path | None = None,
     overwrite: bool = False,
     check: bool = True,
+    bits_attribute: bool = False,
     **options: Any,
 ) -> Exported:
     """`to_onnx`, written to files: `net.onnx`, and beside it `net.float.onnx` and `net.plan.json`, all or none.
 
     `onnxq apply net.float.onnx net.plan.json` makes the quantized model again, also from a float model that other
     tools have rewritten. check: run the written file on the example inputs, with ONNX Runtime's optimizations and
-    without, and warn where it is farther from torch than rounding takes it. options: those of `to_onnx`.
+    without, and warn where it is farther from torch than rounding takes it. bits_attribute: also write
+    `net_extra.onnx`, whose Q and DQ nodes have the integer attribute `bits`, which ONNX Runtime refuses. options: those
+    of `to_onnx`.
     Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)
     bare = Path(float_path) if float_path is not None else whole.with_name(f"{whole.stem}.float.onnx")
     plan = Path(plan_path) if plan_path is not None else whole.with_name(f"{whole.stem}.plan.json")
-    check_outputs("", whole, bare, plan, force=overwrite)  # before the export, which takes long
+    extra = (whole.with_name(f"{whole.stem}_extra.onnx"),) if bits_attribute else ()
+    check_outputs("", whole, bare, plan, *extra, force=overwrite)  # before the export, which takes long
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
-    files = write_all({bare: done.float_model, whole: done.model}, {plan: to_json(done.plan)}, overwrite=overwrite)
+    marked = {path: write_bits(done.model, find_pairs(done.model), bits_attribute=True) for path in extra}
+    models = {bare: done.float_model, whole: done.model, **marked}
+    files = write_all(models, {plan: to_json(done.plan)}, overwrite=overwrite)
     if isinstance(model, QuantModel):
         model.mark_exported()
     inner = model.model if isinstance(model, QuantModel) else model

@@ -5,6 +5,7 @@ state        the states, and the steps allowed in each
 float_state  checkpoints of the float network, by their own names
 build        trace, simplify, convert, place, attach
 attach       carries out a placement
+ancestor     Sparsebit's names
 """
 
 from torch_frontend.placement.pairs import Decision

@@ -19,6 +19,7 @@ from torch_frontend.placement.pairs import Decision
 from torch_frontend.placement.products import Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
+from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, rename_backend
 from torch_frontend.quant_model.build import build_quantized, refuse_compiled
 from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names, list_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
@@ -29,7 +30,7 @@ from torch_frontend.tracing.tracer import Origin
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
-class QuantModel(nn.Module):
+class QuantModel(AncestorNames, nn.Module):
     """A quantized, trainable copy of a float module.
 
     model: the float module; it does not change. config: as for the engine: a preset's name, a YAML file, a mapping of
@@ -181,9 +182,10 @@ class QuantModel(nn.Module):
             )
         calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate(self._seen)
 
-    def set_quant(self, weights: bool = True, activations: bool = True) -> QuantModel:
-        """Switch quantization of weights and activations on or off; disabled sites stay off."""
+    def set_quant(self, weights: bool = True, activations: bool = True, **old: bool) -> QuantModel:
+        """Switch quantization of weights and activations on or off; disabled sites stay off. old: Sparsebit's names."""
         check_step("set_quant", self.state)
+        weights, activations = read_switches(weights, activations, old)
         switches.switch_kinds(self.quantizers, weights, activations)
         if self.state is State.CALIBRATED and (weights or activations):
             self.state = State.QUANTIZED
@@ -327,6 +329,8 @@ class QuantModel(nn.Module):
 def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:
     values = dict(config) if isinstance(config, Mapping) else {}
     values |= {} if target is None else {"target": target}
+    if "target" in values:
+        values["target"] = rename_backend(values["target"])
     # A target brings the defaults of its preset, as in the commands.
     preset = f"{values.get('target')}-int8"
     if config is None or isinstance(config, Mapping):

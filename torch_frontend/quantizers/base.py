@@ -18,6 +18,7 @@ from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
 from torch_frontend.quantizers import groups, limits
+from torch_frontend.quantizers.ancestor import AncestorQuantizer
 from torch_frontend.quantizers.marker import mark_tensor
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
 
@@ -31,7 +32,7 @@ class DisabledBy(Enum):
     USER = "user"
 
 
-class Quantizer(nn.Module):
+class Quantizer(AncestorQuantizer, nn.Module):
     """Fake quantization of one site; subclasses define how its qparams start and how they are learned.
 
     spec: integer range and granularity; its axis is an axis of the tensor at this site.

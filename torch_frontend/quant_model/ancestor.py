@@ -1,0 +1,140 @@
+"""Names of Sparsebit's QuantModel, so that its users' code runs; each warns once where it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from onnxq.errors import ConfigError, PlanError
+from onnxq.nearest import suggest_names
+from onnxq.sites import Role
+from torch_frontend.quant_model.state import State
+from torch_frontend.quantizers import Quantizer
+from torch_frontend.quantizers.ancestor import warn_renamed
+from torch_frontend.tracing.values import as_inputs
+
+if TYPE_CHECKING:
+    from torch_frontend.quant_model.model import QuantModel
+
+BACKENDS = {"onnxruntime": "ort", "tensorrt": "trt"}
+# torch's exporter writes opset 18 and above; Sparsebit's default is 13.
+_LOWEST_OPSET = 18
+Checker = Callable[[Tensor, Tensor], Any]
+
+
+def rename_backend(target: Any) -> Any:
+    """Our word for a backend of Sparsebit's; any other as it is."""
+    if target not in BACKENDS:
+        return target
+    warn_renamed(f'"{target}"', f'"{BACKENDS[target]}"')
+    return BACKENDS[target]
+
+
+def read_switches(weights: bool, activations: bool, old: Mapping[str, bool]) -> tuple[bool, bool]:
+    """The switches of weights and activations, by Sparsebit's names where it is those that were given.
+
+    Raises TypeError for other names.
+    """
+    if strange := [name for name in old if name not in ("w_quant", "a_quant")]:
+        raise TypeError(f"set_quant() got an unexpected keyword argument {strange[0]!r}")
+    if not old:
+        return weights, activations
+    warn_renamed("set_quant(w_quant=…, a_quant=…)", "set_quant(weights=…, activations=…)")
+    # Off, where Sparsebit's user leaves one out.
+    return old.get("w_quant", False), old.get("a_quant", False)
+
+
+class AncestorNames:
+    """Sparsebit's methods that are called otherwise here."""
+
+    def init_QAT(self: QuantModel) -> QuantModel:  # type: ignore[misc]
+        """`init_qat`."""
+        warn_renamed("init_QAT()", "init_qat()")
+        return self.init_qat()
+
+    def get_quantization_error(  # type: ignore[misc]
+        self: QuantModel, data: Any, checker: Checker | None = None, is_async: bool = True
+    ) -> dict[str, float]:
+        """`quantization_error`, isolated where `is_async`. checker: of two tensors; None: their MSE."""
+        warn_renamed("get_quantization_error(is_async=…)", 'quantization_error(mode="isolated" or "cumulative")')
+        metric: Any = "mse"
+        if checker is not None:
+            wanted = checker
+            metric = lambda a, b: float(wanted(torch.from_numpy(a), torch.from_numpy(b)))  # noqa: E731
+        return self.quantization_error(data, metric, "isolated" if is_async else "cumulative")
+
+    def dump_mermaid(self: QuantModel, file: str | Path = "graph.mmd") -> None:  # type: ignore[misc]
+        """Write `mermaid()` to a file."""
+        warn_renamed("dump_mermaid(file)", "mermaid()")
+        Path(file).write_text(self.mermaid(), "utf-8")
+
+    def set_lastmodule_wbit(self: QuantModel, bit: int = 8) -> None:  # type: ignore[misc]
+        """Give the weight of the last layer this many bits. Raises PlanError once there are scales."""
+        warn_renamed("set_lastmodule_wbit(bit)", "a rule with `node:` and `bits:`")
+        if self.state is not State.FLOAT:
+            raise PlanError(
+                "set_lastmodule_wbit", "there are scales already", "call it before calibration", code="Q409"
+            )
+        last = [quantizer for quantizer in self.model.modules() if isinstance(quantizer, Quantizer)]
+        weights = [quantizer for quantizer in last if quantizer.role is Role.WEIGHT]
+        if weights:
+            weights[-1].set_bit(bit)
+
+    def export_onnx(  # type: ignore[misc]
+        self: QuantModel,
+        dummy_data: Any,
+        name: str | Path,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        dynamic_axes: Mapping[str, Any] | None = None,
+        opset_version: int = 13,
+        verbose: bool = False,
+        extra_info: bool = False,
+    ) -> Any:
+        """`torch_frontend.export.export_onnx`, over files that are there.
+
+        dynamic_axes: {input: {axis: name}} or {input: [axes]}; those of outputs follow. extra_info: also write
+        `<name>_extra.onnx`, with the attribute `bits`. verbose has no meaning.
+        """
+        warn_renamed("QuantModel.export_onnx(…)", "torch_frontend.export.export_onnx(model, path, inputs)")
+        shapes = _read_axes(self, dummy_data, dynamic_axes or {}, input_names, output_names or ())
+        # By name: the room of exports stands above this one.
+        export: Any = import_module("torch_frontend.export").export_onnx
+        return export(
+            self, name, dummy_data, input_names=input_names, output_names=output_names, overwrite=True,
+            dynamic_shapes=shapes, opset=opset_version if opset_version >= _LOWEST_OPSET else None,
+            bits_attribute=extra_info,
+        )  # fmt: skip
+
+
+def _read_axes(
+    model: QuantModel,
+    batch: Any,
+    axes: Mapping[str, Any],
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str],
+) -> Any:
+    """torch.export's dynamic shapes of torch.onnx's dynamic axes. Raises ConfigError for a name of no input."""
+    args, kwargs = as_inputs(batch)
+    names = list(input_names or signature(model.model.forward).parameters)[: len(args)]
+    names += list(kwargs)
+    dims: dict[str, torch.export.Dim] = {}
+    found: dict[str, dict[int, Any]] = {}
+    for name, given in axes.items():
+        if name in output_names:
+            continue
+        if name not in names:
+            raise ConfigError(f"dynamic_axes[{name!r}]", "is no input", suggest_names(name, names), code="Q303")
+        symbols = given if isinstance(given, Mapping) else {axis: f"{name}_{axis}" for axis in given}
+        found[name] = {axis: dims.setdefault(symbol, torch.export.Dim(symbol)) for axis, symbol in symbols.items()}
+    if not found:
+        return None
+    if kwargs:
+        return {name: found.get(name) for name in kwargs}
+    return tuple(found.get(name) for name in names)
