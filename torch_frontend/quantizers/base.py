@@ -56,6 +56,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
     # Tensors of the state dict that exist once calibrated; those in `optional` may be missing even then.
     slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point")
     optional: ClassVar[frozenset[str]] = frozenset()
+    # The exported model has pairs for this site.
+    marks: bool = True
 
     def __init__(
         self,
@@ -138,11 +140,6 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def active(self) -> bool:
         """True if forward should quantize: switched on and not disabled for good."""
         return self.enabled and self.disabled_reason is None
-
-    @property
-    def marks(self) -> bool:
-        """True if the exported model has pairs for this site."""
-        return True
 
     @property
     def axis(self) -> int | None:
@@ -229,7 +226,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
         Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
-        scale, zero = (gather_shards(values.detach()).float().cpu().numpy() for values in self._read_qparams())
+        scale, zero = (groups.gather_shards(values.detach()).float().cpu().numpy() for values in self._read_qparams())
         if self.axis is None:
             scale, zero = scale.reshape(()), zero.reshape(())
         if not np.isfinite(zero).all():
@@ -247,7 +244,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def put(self, slot: str, value: Tensor) -> None:
         """Set a slot, in place where it has this shape already."""
-        value = self._shape_slot(value)
+        value = self._shape_slot(value)  # sharding (FSDP2) takes no shape []
         # In place, an optimizer made before keeps training the parameter that forward uses.
         held = getattr(self, slot)
         if held is not None and held.shape == value.shape:
@@ -258,7 +255,6 @@ class Quantizer(AncestorQuantizer, nn.Module):
             setattr(self, slot, value)
 
     def _shape_slot(self, value: Tensor) -> Tensor:
-        # Sharded data parallelism (FSDP2) takes no parameters of shape [].
         return value.reshape(1) if value.dim() == 0 else value
 
     # -- forward -----------------------------------------------------------------------------------------------
@@ -405,17 +401,5 @@ class Quantizer(AncestorQuantizer, nn.Module):
             return f"{text}, off"
         if not self.calibrated:
             return f"{text}, not calibrated"
-        scale, zero = (_format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
+        scale, zero = (groups.format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
         return f"{text}, scale={scale}, zero_point={zero}{', frozen' if self.frozen else ''}"
-
-
-def gather_shards(values: Tensor) -> Tensor:
-    """The whole of a tensor that ranks hold in shards (DTensor), for which all of them must call this; else itself."""
-    whole = getattr(values, "full_tensor", None)
-    return values if whole is None else whole()
-
-
-def _format_range(values: Tensor) -> str:
-    """The value of a tensor with one value, else "lowest…highest"."""
-    low, high = float(values.min()), float(values.max())
-    return f"{low:.4g}" if values.numel() == 1 or low == high else f"{low:.4g}…{high:.4g}"

@@ -40,6 +40,8 @@ class Dynamic(Quantizer):
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
+        # Others have no nodes in ONNX.
+        self.marks = spec.dynamic
         if not isinstance(spec.granularity, PerTensor) or spec.symmetric != spec.signed:
             raise ConfigError(
                 self.site, "scales of each run are signed symmetric or unsigned asymmetric, and `scales` groups them",
@@ -50,11 +52,6 @@ class Dynamic(Quantizer):
                 "write `scales: tensor`, or `mode: weight-only`", code="Q316")  # fmt: skip
         if not isinstance(size := self.options["block_size"], int) or size < 1:
             raise ConfigError(self.site, f"block_size={size} is not positive", "MatMulNBits has 32 to 256", code="Q311")
-
-    @property
-    def marks(self) -> bool:
-        """True where ONNX has nodes for it."""
-        return self.spec.dynamic
 
     def observe(self, x: Tensor) -> None:
         """Nothing is observed."""

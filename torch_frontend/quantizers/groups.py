@@ -36,3 +36,15 @@ def count_elements(x: Tensor, spec: QuantSpec) -> Tensor:
         return torch.tensor(float(x.numel()), dtype=torch.float64)
     # Counted, not divided: the last block may be shorter than the others.
     return sum_groups(torch.ones(x.shape, dtype=torch.float64), spec)
+
+
+def gather_shards(values: Tensor) -> Tensor:
+    """The whole of a tensor that ranks hold in shards (DTensor), for which all of them must call this; else itself."""
+    whole = getattr(values, "full_tensor", None)
+    return values if whole is None else whole()
+
+
+def format_range(values: Tensor) -> str:
+    """The value of a tensor with one value, else "lowest…highest"."""
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.4g}" if values.numel() == 1 or low == high else f"{low:.4g}…{high:.4g}"
