@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from onnxq.errors import PlanError
 from onnxq.plan import Plan, SitePlan
+from onnxq.planner.anchors import Anchors
 from onnxq.planner.recognize import MOVERS, Recognized
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import PerTensor
-
-if TYPE_CHECKING:
-    from onnxq.planner.match import Anchors
 
 # A tensor of this graph, and the inputs that read it dequantized; None: all of them.
 Place = tuple[TensorId, tuple[Edge, ...] | None]

@@ -12,7 +12,7 @@ from onnxq.report.terminal import print_renderable
 
 
 def shown(show: Callable[..., None], found: Any, *, width: int | None = 80, **options: Any) -> str:
-    """The text that `show` prints to its stream; width: in columns, None as in a pipe. options: of a View or of `show`."""
+    """The text that `show` prints; width: in columns, None: as in a pipe. options: of a View, or of `show`."""
     out = io.StringIO()
     show(found, make_view(options, stream=out, width=width), **options)
     return out.getvalue()

@@ -110,7 +110,8 @@ class Matrix(nn.Module):
 def make_config(target: str) -> dict[str, Any]:
     """The target's defaults, and a rule for each quantizer; nets this small do not pay in int8 unless asked for."""
     rules: list[dict[str, Any]] = [{"tensor": "input:*", "set": {"quantize": True}}]
-    for kind in dict.fromkeys(kind for of, kind, _ in CELLS if of == target):
+    # The first rule that matches holds: `lsq_plus` before `lsq`.
+    for kind in sorted({kind for of, kind, _ in CELLS if of == target}, reverse=True):
         for role, name in zip(("weight", "activation"), PARTS[kind], strict=True):
             # DoReFa's levels need one bit more than they are.
             bits = {"bits": 7} if (role, name) == ("weight", "dorefa") else {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from torch_frontend.quant_model.state import State
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.quantizers.ancestor import warn_renamed
 from torch_frontend.tracing.values import as_inputs
-
-if TYPE_CHECKING:
-    from torch_frontend.quant_model.model import QuantModel
 
 BACKENDS = {"onnxruntime": "ort", "tensorrt": "trt"}
 # torch's exporter writes opset 18 and above; Sparsebit's default is 13.
@@ -53,13 +50,13 @@ def read_switches(weights: bool, activations: bool, old: Mapping[str, bool]) -> 
 class AncestorNames:
     """Sparsebit's methods that are called otherwise here."""
 
-    def init_QAT(self: QuantModel) -> QuantModel:  # type: ignore[misc]
+    def init_QAT(self: Any) -> Any:
         """`init_qat`."""
         warn_renamed("init_QAT()", "init_qat()")
         return self.init_qat()
 
-    def get_quantization_error(  # type: ignore[misc]
-        self: QuantModel, data: Any, checker: Checker | None = None, is_async: bool = True
+    def get_quantization_error(
+        self: Any, data: Any, checker: Checker | None = None, is_async: bool = True
     ) -> dict[str, float]:
         """`quantization_error`, isolated where `is_async`. checker: of two tensors; None: their MSE."""
         warn_renamed("get_quantization_error(is_async=…)", 'quantization_error(mode="isolated" or "cumulative")')
@@ -69,12 +66,12 @@ class AncestorNames:
             metric = lambda a, b: float(wanted(torch.from_numpy(a), torch.from_numpy(b)))  # noqa: E731
         return self.quantization_error(data, metric, "isolated" if is_async else "cumulative")
 
-    def dump_mermaid(self: QuantModel, file: str | Path = "graph.mmd") -> None:  # type: ignore[misc]
+    def dump_mermaid(self: Any, file: str | Path = "graph.mmd") -> None:
         """Write `mermaid()` to a file."""
         warn_renamed("dump_mermaid(file)", "mermaid()")
         Path(file).write_text(self.mermaid(), "utf-8")
 
-    def set_lastmodule_wbit(self: QuantModel, bit: int = 8) -> None:  # type: ignore[misc]
+    def set_lastmodule_wbit(self: Any, bit: int = 8) -> None:
         """Give the weight of the last layer this many bits. Raises PlanError once there are scales."""
         warn_renamed("set_lastmodule_wbit(bit)", "a rule with `node:` and `bits:`")
         if self.state is not State.FLOAT:
@@ -86,8 +83,8 @@ class AncestorNames:
         if weights:
             weights[-1].set_bit(bit)
 
-    def export_onnx(  # type: ignore[misc]
-        self: QuantModel,
+    def export_onnx(
+        self: Any,
         dummy_data: Any,
         name: str | Path,
         input_names: Sequence[str] | None = None,
@@ -114,7 +111,7 @@ class AncestorNames:
 
 
 def _read_axes(
-    model: QuantModel,
+    model: Any,
     batch: Any,
     axes: Mapping[str, Any],
     input_names: Sequence[str] | None,

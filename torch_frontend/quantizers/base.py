@@ -273,9 +273,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
             return x
         shape, size = getattr(self, self.slots[0]).shape, groups.block_size_of(self.spec)
         if (wrong := explain_misfit(x.shape, shape, self.axis, size)) is not None:
-            raise PlanError(
-                self.site, wrong, "calibrate again with tensors of this shape, or change the granularity", code="Q407"
-            )
+            fix = "calibrate again with tensors of this shape, or change the granularity"
+            raise PlanError(self.site, wrong, fix, code="Q407")
         # A compiler follows no handler of errors.
         if torch.compiler.is_compiling():
             return self.fake_quantize(x)
@@ -296,9 +295,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """(scale, zero point). Raises CalibrationError naming the site before calibration."""
         scale, zero = self.scale, self.zero_point
         if scale is None or zero is None:
-            raise CalibrationError(
-                self.site, "has no scale yet", "calibrate first, or load a calibrated state", code="Q508"
-            )
+            fix = "calibrate first, or load a calibrated state"
+            raise CalibrationError(self.site, "has no scale yet", fix, code="Q508")
         return scale, zero
 
     # -- export ------------------------------------------------------------------------------------------------
@@ -345,11 +343,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
         try:
             return compute()
         except OnnxqError as error:
-            cause = (
-                error.cause
-                if error.subject in (self.site, "weight", "activation")
-                else f"{error.subject}: {error.cause}"
-            )
+            own = error.subject in (self.site, "weight", "activation")
+            cause = error.cause if own else f"{error.subject}: {error.cause}"
             raise error.replace_text(self.site, cause) from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:

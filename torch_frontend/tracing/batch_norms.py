@@ -124,7 +124,7 @@ def _explain_function(model: fx.GraphModule, root: nn.Module, node: fx.Node, ten
         return None
     if node.meta.get(_FOLLOWS):
         return None
-    return f"its forward has `training={mode}` in both modes, or what it does in the other is unknown"
+    return f"its forward has {mode} for `training` in both modes, or what it does in the other is unknown"
 
 
 def _make_module(

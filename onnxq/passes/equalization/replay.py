@@ -14,7 +14,7 @@ from onnxq.passes.equalization.cross_layer import Factors, write_scales
 from onnxq.passes.equalization.smoothquant import write_smoothing
 from onnxq.passes.state import State
 from onnxq.plan import Scaling
-from onnxq.planner.match import Anchors
+from onnxq.planner.anchors import Anchors
 from onnxq.planner.recognize import Recognized
 from onnxq.sites import TensorId
 

@@ -113,9 +113,9 @@ def test_export_with_dynamic_axes_and_bits(tmp_path: Path) -> None:
 
 def test_backends_and_yaml(tmp_path: Path) -> None:
     with old('"onnxruntime"'):
-        assert QuantModel(nn.Sequential(nn.Linear(8, 4)), target="onnxruntime").config.target == "ort"
+        assert QuantModel(nn.Sequential(nn.Linear(8, 4)), target="onnxruntime").quant_config.target == "ort"
     with old('"tensorrt"'):
-        assert make(extends="trt-int8", target="tensorrt").config.target == "trt"
+        assert make(extends="trt-int8", target="tensorrt").quant_config.target == "trt"
     (tmp_path / "q.yaml").write_text(YAML)
     config = load_config(tmp_path / "q.yaml")
     assert not config.torch.fuse_bn

@@ -13,6 +13,7 @@ from onnxq.evaluation.accumulator import measure_error
 from onnxq.sites import Role
 from tests.torch.nets import Encoder
 from torch_frontend.quant_model import QuantModel
+from torch_frontend.tracing.tracer import Origin
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
 
@@ -71,7 +72,7 @@ def test_encoder_and_decoder_together() -> None:
     assert measure_error(net(**given).detach().numpy(), made(**given).detach().numpy()).sqnr_db > 20
 
 
-def test_attention_with_learned_extra_keys_stays_a_leaf_and_says_so() -> None:
+def test_attention_with_learned_extra_keys_is_captured_by_a_run() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -82,5 +83,10 @@ def test_attention_with_learned_extra_keys_stays_a_leaf_and_says_so() -> None:
 
     net, x = Net().eval(), torch.randn(2, 3, 8)
     made = QuantModel(net, target="virtual", example_inputs=x)
-    assert [r.subject for r in made.refusals] == ["attention"]
-    assert torch.equal(made(x), net(x))
+    assert made.origin is Origin.EXPORTED
+    assert [(r.subject, r.rule) for r in made.refusals] == [("Net", "mode")]
+    assert {"attention.in_proj_weight", "attention.out_proj.weight"} <= set(made.quantizers)
+    torch.testing.assert_close(made(x), net(x))
+    alone = QuantModel(net, target="virtual")
+    assert [r.subject for r in alone.refusals] == ["attention"]
+    assert torch.equal(alone(x), net(x))
