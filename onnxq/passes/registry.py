@@ -10,6 +10,7 @@ from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
 from onnxq.passes.mixed_precision.dynamic_scales import DYNAMIC_SCALES
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
+from onnxq.passes.mixed_precision.float_ops import FLOAT_OPS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.sensitive_ops import SENSITIVE_OPS
@@ -24,6 +25,7 @@ PASSES: tuple[Pass, ...] = (
     *EQUALIZATION,
     # Before whatever judges plans by their outputs: those of wrong ranges say little.
     *RANGES,
+    FLOAT_OPS,
     DYNAMIC_SCALES,
     SENSITIVE_OPS,
     # Widths and places of pairs before weights are rounded for them.

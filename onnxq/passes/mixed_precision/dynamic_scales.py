@@ -40,8 +40,8 @@ def choose_scales(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     readers = list_dynamic_candidates(problem, plan)
     if not readers:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    static = _measure_alone(ctx, state, plan)
-    dynamic = _measure_alone(ctx, state, make_dynamic(ctx, state, readers.values())[1])
+    static = measure_alone(ctx, state, plan)
+    dynamic = measure_alone(ctx, state, make_dynamic(ctx, state, readers.values())[1])
     # A pair in the file serves all readers, one of each run a single reader.
     better = [
         names
@@ -90,7 +90,7 @@ def make_dynamic(ctx: RunContext, state: State, nodes: Iterable[tuple[str, ...]]
     return again, calibrate_missing(ctx, state, plan)
 
 
-def _measure_alone(ctx: RunContext, state: State, plan: Plan) -> Mapping[str, float]:
+def measure_alone(ctx: RunContext, state: State, plan: Plan) -> Mapping[str, float]:
     """Noise at the outputs of each pair of an activation alone, by the nodes that read it."""
     toggled = toggle_model(state.model, write_pairs(state, plan), threads=ctx.config.verify.threads)
     pairs = [one for one in toggled.switches if one.role is Role.ACTIVATION]
@@ -100,12 +100,13 @@ def _measure_alone(ctx: RunContext, state: State, plan: Plan) -> Mapping[str, fl
     return {name: errors.noise() for one, errors in zip(pairs, found, strict=True) for name in one.readers}
 
 
-def _is_automatic(ctx: RunContext, state: State) -> bool:
+def is_automatic(ctx: RunContext, state: State) -> bool:
+    """True in `mode: auto`, for models whose operators were placed."""
     return ctx.config.mode == "auto" and state.problem is not None
 
 
 DYNAMIC_SCALES = Pass(
-    NAME, Stage.REFINE, choose_scales, "trying scales of each run", 0.2, applies=_is_automatic,
+    NAME, Stage.REFINE, choose_scales, "trying scales of each run", 0.2, applies=is_automatic,
     trial=Trial(
         score=lambda ctx, state: ctx.data.judge.score(state, ignore_rounding(state.planned), progress=ctx.progress),
         keeps=lambda _ctx, _before, _after, before, after: after >= before + _GAIN_DB,

@@ -1,0 +1,83 @@
+"""Operators left float in `mode: auto`, where they gain little time and make much of the noise.
+
+A few convolutions in front of a transformer may spoil what all its products keep (an audio encoder: 39.4 dB with its
+three in int8, 52.0 without, in nearly the same time). Those that read the loudest pairs are taken, as far as the
+predicted time on each kind of CPU allows, and kept where the outputs gain enough for that time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxq.passes.base import Pass, RunContext, Stage, Trial
+from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.judging import ignore_rounding
+from onnxq.passes.mixed_precision.attention import has_attention_rules
+from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, list_quantized_ops
+from onnxq.passes.mixed_precision.dynamic_scales import is_automatic, measure_alone
+from onnxq.passes.mixed_precision.request import FLOAT
+from onnxq.passes.state import State
+from onnxq.planner import OnnxPlacement
+from onnxq.planner.choose import choose_ops
+from onnxq.planner.cut import CutProblem
+from onnxq.sites import Role
+from onnxq.targets.costs import CPU_COSTS
+
+NAME = "float_ops"
+# The predicted time of the network may be so much longer.
+_LONGEST = 1.15
+# Of the noise that all pairs make, each alone.
+_LEAST = 0.05
+# Decibels that the outputs must gain: for each percent of time, and at least. 6 dB are a bit of every integer.
+_DB_A_PERCENT, _GAIN_DB = 0.6, 1.0
+_REASON = "it gains little time, and what it reads makes much of the noise at the outputs"
+
+
+def leave_float(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """The plan without the operators that read the loudest pairs, as far as time allows. Deterministic."""
+    problem, plan = state.problem, state.planned
+    assert problem is not None
+    noise = measure_alone(ctx, state, plan)
+    ways = Ways(problem, plan, FLOAT, has_attention_rules(ctx, state), _REASON)
+    loud = [name for name in list_quantized_ops(problem, plan) if noise.get(name, 0.0) > _LEAST * sum(noise.values())]
+    keys: frozenset[str] = frozenset()
+    for name in sorted(loud, key=lambda name: -noise[name]):
+        more = keys | {name}
+        if not _is_forced(problem, name) and _compare_times(problem, ways.left(more)) <= _LONGEST:
+            keys = more
+    if not keys:
+        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+    changed = calibrate_missing(ctx, state, ways.placed(keys))
+    line = f"{', '.join(sorted(keys))} stay float: {_REASON}"
+    return replace(state, plan=changed, problem=ways.left(keys)), PassReport(NAME, (line,))
+
+
+def _is_forced(problem: OnnxPlacement, name: str) -> bool:
+    op = problem.ops.by_name[name]
+    return problem.requests.is_forced(op.node, [(Role.ACTIVATION, tensor) for _, tensor in op.data])
+
+
+def _compare_times(before: OnnxPlacement, after: OnnxPlacement) -> float:
+    """The predicted time of the second placement over that of the first, on the kind of CPU that loses most."""
+    kinds = [CPU_COSTS[before.config.cpu]] if before.config.cpu in CPU_COSTS else list(CPU_COSTS.values())
+    chosen = [choose_ops(problem).chosen for problem in (before, after)]
+    # Both choices at the same costs: those of the network itself.
+    cut = CutProblem(before.ops, before.engine.dynamic, before.apart)
+    times = ([cut.time_us(cut.costs(kind), one) for one in chosen] for kind in kinds)
+    return max(new / old if old else 1.0 for old, new in times)
+
+
+def _pays(_ctx: RunContext, before: State, after: State, db: float, changed_db: float) -> bool:
+    assert before.problem is not None
+    assert after.problem is not None
+    percent = 100 * (_compare_times(before.problem, after.problem) - 1)
+    return changed_db >= db + max(_GAIN_DB, _DB_A_PERCENT * percent)
+
+
+FLOAT_OPS = Pass(
+    NAME, Stage.REFINE, leave_float, "looking for operators that gain little", 0.2, applies=is_automatic,
+    trial=Trial(
+        score=lambda ctx, state: ctx.data.judge.score(state, ignore_rounding(state.planned), progress=ctx.progress),
+        keeps=_pays,
+    ),
+)  # fmt: skip
