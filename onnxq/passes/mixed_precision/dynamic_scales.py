@@ -23,7 +23,7 @@ from onnxq.planner.cut import CutProblem
 from onnxq.planner.requests import Requests
 from onnxq.sites import Role, TensorId
 from onnxq.spec import QuantSpec
-from onnxq.targets.costs import CPU_COSTS
+from onnxq.targets.costs import list_cpu_costs
 
 NAME = "dynamic_scales"
 # What is left of the noise of the calibrated pair; and decibels that the outputs gain. One scale serves all that runs
@@ -58,8 +58,7 @@ def choose_scales(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, tuple[str, ...]]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     found: dict[TensorId, tuple[str, ...]] = {}
-    kinds = [CPU_COSTS[problem.config.cpu]] if problem.config.cpu in CPU_COSTS else list(CPU_COSTS.values())
-    costs = [CutProblem(problem.ops, dynamic=True).costs(kind) for kind in kinds]
+    costs = [CutProblem(problem.ops, dynamic=True).costs(kind) for kind in list_cpu_costs(problem.config.cpu)]
     for site in plan.sites:
         tensor, edges = site.site, site.consumers
         if site.role is not Role.ACTIVATION or site.spec != _USUAL or not isinstance(tensor, TensorId) or not edges:

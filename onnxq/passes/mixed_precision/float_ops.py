@@ -21,7 +21,7 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.choose import choose_ops
 from onnxq.planner.cut import CutProblem
 from onnxq.sites import Role
-from onnxq.targets.costs import CPU_COSTS
+from onnxq.targets.costs import list_cpu_costs
 
 NAME = "float_ops"
 # The predicted time of the network may be so much longer.
@@ -39,17 +39,21 @@ def leave_float(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     assert problem is not None
     noise = measure_alone(ctx, state, plan)
     ways = Ways(problem, plan, FLOAT, has_attention_rules(ctx, state), _REASON)
-    loud = [name for name in list_quantized_ops(problem, plan) if noise.get(name, 0.0) > _LEAST * sum(noise.values())]
+    least = _LEAST * sum(noise.values())
+    loud = [name for name in list_quantized_ops(problem, plan) if noise.get(name, 0.0) > least]
+    before, left = _predict_times(problem, problem), problem
     keys: frozenset[str] = frozenset()
     for name in sorted(loud, key=lambda name: -noise[name]):
-        more = keys | {name}
-        if not _is_forced(problem, name) and _compare_times(problem, ways.left(more)) <= _LONGEST:
-            keys = more
+        if _is_forced(problem, name):
+            continue
+        more = ways.left(keys | {name})
+        if _compare_times(before, _predict_times(problem, more)) <= _LONGEST:
+            keys, left = keys | {name}, more
     if not keys:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     changed = calibrate_missing(ctx, state, ways.placed(keys))
     line = f"{', '.join(sorted(keys))} stay float: {_REASON}"
-    return replace(state, plan=changed, problem=ways.left(keys)), PassReport(NAME, (line,))
+    return replace(state, plan=changed, problem=left), PassReport(NAME, (line,))
 
 
 def _is_forced(problem: OnnxPlacement, name: str) -> bool:
@@ -57,20 +61,22 @@ def _is_forced(problem: OnnxPlacement, name: str) -> bool:
     return problem.requests.is_forced(op.node, [(Role.ACTIVATION, tensor) for _, tensor in op.data])
 
 
-def _compare_times(before: OnnxPlacement, after: OnnxPlacement) -> float:
-    """The predicted time of the second placement over that of the first, on the kind of CPU that loses most."""
-    kinds = [CPU_COSTS[before.config.cpu]] if before.config.cpu in CPU_COSTS else list(CPU_COSTS.values())
-    chosen = [choose_ops(problem).chosen for problem in (before, after)]
-    # Both choices at the same costs: those of the network itself.
-    cut = CutProblem(before.ops, before.engine.dynamic, before.apart)
-    times = ([cut.time_us(cut.costs(kind), one) for one in chosen] for kind in kinds)
-    return max(new / old if old else 1.0 for old, new in times)
+def _predict_times(problem: OnnxPlacement, changed: OnnxPlacement) -> list[float]:
+    """Microseconds of the network of `problem` on each kind of CPU, with the choice of operators of `changed`."""
+    cut, chosen = CutProblem(problem.ops, problem.engine.dynamic, problem.apart), choose_ops(changed).chosen
+    return [cut.time_us(cut.costs(kind), chosen) for kind in list_cpu_costs(problem.config.cpu)]
+
+
+def _compare_times(before: list[float], after: list[float]) -> float:
+    """The time after over that before, on the kind of CPU that loses most."""
+    return max(new / old if old else 1.0 for old, new in zip(before, after, strict=True))
 
 
 def _pays(_ctx: RunContext, before: State, after: State, db: float, changed_db: float) -> bool:
     assert before.problem is not None
     assert after.problem is not None
-    percent = 100 * (_compare_times(before.problem, after.problem) - 1)
+    times = (_predict_times(before.problem, one) for one in (before.problem, after.problem))
+    percent = 100 * (_compare_times(*times) - 1)
     return changed_db >= db + max(_GAIN_DB, _DB_A_PERCENT * percent)
 
 

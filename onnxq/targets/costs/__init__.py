@@ -12,6 +12,12 @@ from onnxq.targets.costs.vnni import VNNI
 
 CPU_COSTS: Mapping[str, CpuCosts] = {"vnni": VNNI, "avx2": AVX2}
 
+
+def list_cpu_costs(cpu: str) -> list[CpuCosts]:
+    """The table of one kind of CPU; all of them for "any" and for kinds without one."""
+    return [CPU_COSTS[cpu]] if cpu in CPU_COSTS else list(CPU_COSTS.values())
+
+
 __all__ = [
     "AVX2",
     "CPU_COSTS",
@@ -21,6 +27,7 @@ __all__ = [
     "Moves",
     "OpCase",
     "dequantize_us",
+    "list_cpu_costs",
     "op_cost",
     "quantize_us",
 ]
