@@ -63,8 +63,11 @@ def _read_known(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, 
     shape = index.shape(t)
     if index.dtype(t) not in _INTEGERS or shape is None or len(shape) > 1 or not index.is_constant(t):
         return None
+    # Long constants are not read: an index without weights does not hold their values.
+    if shape and not (isinstance(shape[0], int) and shape[0] <= _LONGEST):
+        return None
     array = index.constant(t)
-    if array is None or array.size > _LONGEST:
+    if array is None:
         return None
     return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
 

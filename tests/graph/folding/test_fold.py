@@ -163,6 +163,16 @@ def test_shapes_are_followed_entry_by_entry(text: str, expected: list[int] | Non
     np.testing.assert_array_equal(compute(index.proto, feeds)[0], compute(proto, feeds)[0])
 
 
+def test_long_indices_are_not_read_as_shapes() -> None:
+    # More bytes than the index without weights keeps: relative positions of attention are such vectors.
+    text = "k = Unsqueeze(long, zero) g = Gather(x, k) y = Relu(g)"
+    long = np.arange(1000) % 3
+    proto = name_nodes(model(f"g (float[3] x) => (float[1,1000] y) {{ {text} }}", long=long, zero=np.array([0])))
+    index = fold(proto)
+    assert ops(index) == ["Gather", "Relu"]
+    np.testing.assert_array_equal(initializer(index, "k"), long[None])
+
+
 def test_stale_value_info_is_not_believed() -> None:
     """A model made dynamic by editing its input alone still claims batch 1 inside."""
     proto = model("g (float[N,3] x) => (int64[2] y) { a = Relu(x) s = Shape(a) y = Add(s, s) }")
