@@ -69,6 +69,15 @@ class ReadsMode(nn.Module):
         return self.inner(x) * 2 if self.training else self.inner(x)
 
 
+class NormsByFunction(nn.BatchNorm2d):
+    """A batch norm with a function in its forward, as timm's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        mean, var = self.running_mean, self.running_var
+        return functional.relu(functional.batch_norm(x, mean, var, self.weight, self.bias, self.training, 0.1, 1e-5))
+
+
 @pytest.fixture(scope="module")
 def net() -> Net:
     torch.manual_seed(0)
@@ -111,6 +120,13 @@ def test_dropout_and_batch_norm_follow_the_mode(model):
     torch.testing.assert_close(model(x, mask).logits, model(x, mask).logits, rtol=0, atol=0)
     found = [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"]
     assert found == [0.1]
+
+
+def test_batch_norms_in_functions_do_not_keep_a_graph_from_being_taken():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), NormsByFunction(4), nn.Conv2d(4, 4, 3)).eval()
+    model = QuantModel(net, target="virtual", example_inputs=torch.randn(2, 3, 8, 8))
+    assert model.origin is Origin.EXPORTED
+    assert not model.refusals
 
 
 def test_arguments_that_were_fixed_or_given_are_checked(model):
