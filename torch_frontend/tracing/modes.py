@@ -17,7 +17,7 @@ from torch_frontend.tracing.values import keep_modes
 # Functions that take a mode, which a graph follows: their names and numbers decide nothing.
 _FOLLOWING = (
     functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
-    functional.alpha_dropout, functional.scaled_dot_product_attention,
+    functional.alpha_dropout, functional.scaled_dot_product_attention, functional.batch_norm,
 )  # fmt: skip
 
 
