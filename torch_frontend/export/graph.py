@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import logging
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 
 import onnx
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from onnxq.errors import ModelError
 from onnxq.graph.scopes import walk_graphs
@@ -54,6 +55,21 @@ def export_with_markers(
         raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122")
     proto: onnx.ModelProto = program.model_proto
     return clean_up_model(proto)
+
+
+def order_inputs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs with those by name in the order of the forward, and the defaults of those between them.
+
+    torch.export gives a GraphModule's inputs by position, whatever their names (torch 2.13).
+    """
+    if not isinstance(model, fx.GraphModule) or not kwargs:
+        return args, kwargs
+    known = dict(list(inspect.signature(model.forward).parameters.items())[len(args) :])
+    last = max((k for k, name in enumerate(known) if name in kwargs), default=-1)
+    ordered = {name: kwargs.get(name, known[name].default) for name in list(known)[: last + 1]}
+    return args, {**ordered, **kwargs}
 
 
 def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

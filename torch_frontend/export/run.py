@@ -21,7 +21,7 @@ from onnxq.sites import Site
 from onnxq.spec import PerBlock
 from torch_frontend.export.check import ExportCheck, check_export
 from torch_frontend.export.files import write_all
-from torch_frontend.export.graph import batch_dims, export_with_markers
+from torch_frontend.export.graph import batch_dims, export_with_markers, order_inputs
 from torch_frontend.export.marking import active_quantizers, prepare_markers
 from torch_frontend.export.sums import warn_of_moved_weights
 from torch_frontend.quant_model import QuantModel, State
@@ -78,12 +78,12 @@ def to_onnx(
     inner, wanted, mode = _begin_export(model, target)
     quantizers = active_quantizers(inner)
     _check_types(inner)
-    args, kwargs = as_inputs(example_inputs)
+    args, kwargs = order_inputs(inner, *as_inputs(example_inputs))
     shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
     with prepare_markers(inner, quantizers, args, kwargs):
         proto = export_with_markers(
             inner, args, kwargs, opset=opset or _choose_opset(inner, quantizers), optimize=optimize,
-            dynamic_shapes=shapes, input_names=input_names, output_names=output_names,
+            dynamic_shapes={**dict.fromkeys(kwargs), **shapes} if kwargs and isinstance(shapes, dict) else shapes, input_names=input_names, output_names=output_names,
         )  # fmt: skip
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.

@@ -37,7 +37,7 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
             pair.value.replace_all_uses_with(node, delete_user_cb=lambda user, own=node: user is not own)
         for reader, slot in pair.readers or ():
             fill_slot(reader, slot, node)
-    paths |= swap_layers(model, placement.pairs, config)
+    paths = paths | swap_layers(model, placement.pairs, config, made) | paths
     bind_sums(model, placement.pairs, made, paths)
     model.graph.lint()
     model.recompile()
@@ -83,8 +83,13 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     return node
 
 
-def swap_layers(model: nn.Module, pairs: Iterable[Pair], config: Config) -> dict[str, str]:
-    """Change the class of layers and give them their weight's quantizer. Returns site -> module path of a quantizer."""
+def swap_layers(
+    model: nn.Module, pairs: Iterable[Pair], config: Config, made: Mapping[str, Quantizer] | None = None
+) -> dict[str, str]:
+    """Change the class of layers and give them their weight's quantizer. Returns site -> module path of a quantizer.
+
+    made: quantizers of weights that calls outside of layers read, by site.
+    """
     paths: dict[str, str] = {}
     layers: dict[int, nn.Module] = {}
     shared: dict[object, Quantizer] = {}
@@ -98,7 +103,8 @@ def swap_layers(model: nn.Module, pairs: Iterable[Pair], config: Config) -> dict
         # Tied weights are one Parameter in several layers; with one spec they share a quantizer.
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
         if key not in shared:
-            shared[key] = _make_quantizer(pair, config)
+            known = (made or {}).get(pair.site)
+            shared[key] = known if known and known.spec == pair.spec else _make_quantizer(pair, config)
             paths[pair.site] = f"{path}.{WEIGHT}"
         layer.add_module(WEIGHT, shared[key])
     # One module under two names stays one module.

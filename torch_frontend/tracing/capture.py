@@ -135,6 +135,8 @@ def _capture_graph(
 
     root: a shallow copy of the model, with the constants of its forward.
     """
+    # torch.export takes a tensor that is given twice for one input.
+    args, kwargs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
     given, (args, kwargs) = (args, kwargs), _widen_batch(args, kwargs)
     failures: list[Exception] = []
     # Sizes that may differ from call to call first; some models have only fixed ones.

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from onnxq.errors import DataError, ModelError
+from onnxq.runtime import Session
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import capture_model, take_graph
@@ -78,6 +79,21 @@ class NormsByFunction(nn.BatchNorm2d):
         return functional.relu(functional.batch_norm(x, mean, var, self.weight, self.bias, self.training, 0.1, 1e-5))
 
 
+class Tied(nn.Module):
+    """A table that is read as the weight of its Linear, and inputs that are not given in the forward's order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 10, bias=False)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, *, other: Tensor | None = None) -> Tensor:
+        assert isinstance(ids, Tensor)
+        y = functional.embedding(ids, self.head.weight)
+        if other is not None:
+            y = y + 2 * functional.embedding(other, self.head.weight)
+        return self.head(y if mask is None else y * mask[..., None])
+
+
 @pytest.fixture(scope="module")
 def net() -> Net:
     torch.manual_seed(0)
@@ -127,6 +143,23 @@ def test_batch_norms_in_functions_do_not_keep_a_graph_from_being_taken():
     model = QuantModel(net, target="virtual", example_inputs=torch.randn(2, 3, 8, 8))
     assert model.origin is Origin.EXPORTED
     assert not model.refusals
+
+
+def test_a_weight_of_a_layer_and_of_functions_has_one_quantizer_and_inputs_stay_apart():
+    torch.manual_seed(0)
+    net, ids = Tied(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    # One tensor for two arguments, and the one between them left out.
+    model = QuantModel(net, target="virtual", example_inputs={"other": ids, "ids": ids})
+    assert model.origin is Origin.EXPORTED
+    torch.testing.assert_close(model(ids=ids, other=ids + 1), net(ids, other=ids + 1))
+    model.prepare_calibration()
+    model(ids=ids, other=ids + 1)
+    model.calc_qparams().init_qat()
+    exported = to_onnx(model.freeze(), {"other": ids, "ids": ids + 1})
+    assert [site for site in exported.sites if site == "head.weight"]
+    feeds = {"other": ids.numpy(), "ids": ids.numpy() + 1}
+    (made,) = Session(exported.model, optimize=False).run(feeds).values()
+    torch.testing.assert_close(torch.from_numpy(made), model(ids=ids + 1, other=ids), rtol=1e-4, atol=1e-5)
 
 
 def test_arguments_that_were_fixed_or_given_are_checked(model):
