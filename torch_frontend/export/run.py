@@ -80,10 +80,12 @@ def to_onnx(
     _check_types(inner)
     args, kwargs = order_inputs(inner, *as_inputs(example_inputs))
     shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
+    if kwargs and isinstance(shapes, dict):
+        shapes = {**dict.fromkeys(kwargs), **shapes}
     with prepare_markers(inner, quantizers, args, kwargs):
         proto = export_with_markers(
             inner, args, kwargs, opset=opset or _choose_opset(inner, quantizers), optimize=optimize,
-            dynamic_shapes={**dict.fromkeys(kwargs), **shapes} if kwargs and isinstance(shapes, dict) else shapes, input_names=input_names, output_names=output_names,
+            dynamic_shapes=shapes, input_names=input_names, output_names=output_names,
         )  # fmt: skip
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.
