@@ -144,7 +144,7 @@ def _build_traced(network: _Network, config: Config, example: tuple[Any, Any] | 
         inner += inside_placed.reasons
         placed.products += inside_placed.products
     model.recompile()
-    unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
+    unquantized = split_unquantized([*traced.refusals, *traced.opaque, *placed.reasons, *inner])
     return Built(
         model,
         _sort_paths(model, paths),

@@ -60,12 +60,13 @@ def capture_model(
     # Its choice of leaves, so that both ways give the same calls.
     tracer = Tracer(skip)
     try:
-        root, graph = _capture_graph(model, args, kwargs, tracer.is_leaf_module)
+        root, graph, lost = _capture_graph(model, args, kwargs, tracer.is_leaf_module)
     except NotCaptured as error:
         return Untraceable(str(error))
-    modes = _follow_modes(model, graph, args, kwargs, tracer.is_leaf_module)
+    refusals = (*_follow_modes(model, graph, args, kwargs, tracer.is_leaf_module), *lost)
     fixed = [str(node.args[1]) for node in graph.nodes if node.target is require_default]
-    return Traced(root, graph, skipped=tuple(tracer.skipped), fixed=tuple(fixed), modes=modes, origin=Origin.EXPORTED)
+    skipped = tuple(tracer.skipped)
+    return Traced(root, graph, skipped=skipped, fixed=tuple(fixed), refusals=refusals, origin=Origin.EXPORTED)
 
 
 def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
@@ -96,7 +97,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
             ),
         )
     _restore_graph(root, graph, model, [], None)
-    return Traced(root, graph, skipped=tuple(skipped), modes=modes, origin=Origin.GIVEN)
+    return Traced(root, graph, skipped=tuple(skipped), refusals=modes, origin=Origin.GIVEN)
 
 
 # Operators that know the mode: names of their arguments up to that which tells it.
@@ -130,8 +131,8 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, args: Any, kwargs: Any, is_
 
 def _capture_graph(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf
-) -> tuple[nn.Module, fx.Graph]:
-    """(root, graph) of the model's forward in its mode, train or eval; raises NotCaptured.
+) -> tuple[nn.Module, fx.Graph, list[Refusal]]:
+    """(root, graph, results that it lacks) of the model's forward in its mode, train or eval; raises NotCaptured.
 
     root: a shallow copy of the model, with the constants of its forward.
     """
@@ -140,7 +141,7 @@ def _capture_graph(
     # Sizes that may differ from call to call first; some models have only fixed ones.
     for inputs, dynamic in (((args, kwargs), True), (given, True), (given, False)):
         try:
-            with _silence_export(), _drop_unknown_results(model), mark_leaves(model, is_leaf) as calls:
+            with _silence_export(), _drop_unknown_results(model) as lost, mark_leaves(model, is_leaf) as calls:
                 program = torch.export.export(
                     model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False
                 )
@@ -158,7 +159,7 @@ def _capture_graph(
         raise
     except Exception as error:  # forms of graphs that torch.export may yet make
         raise NotCaptured(f"its exported graph is of another form ({shorten_error(error)})") from error
-    return root, graph
+    return root, graph, [_refuse_result(*one) for one in lost.items()]
 
 
 def _restore_graph(
@@ -232,28 +233,38 @@ def _silence_export() -> Iterator[None]:
 
 
 @contextmanager
-def _drop_unknown_results(model: nn.Module) -> Iterator[None]:
-    """Run a block in which results that torch cannot take apart, as caches for the next token, are left out."""
-    handle = model.register_forward_hook(lambda _module, _args, output: _drop_unknown(output))
+def _drop_unknown_results(model: nn.Module) -> Iterator[dict[str, str]]:
+    """Run a block in which results that torch cannot take apart, as caches for the next token, are left out.
+
+    Yields name of a result -> its class, filled by the forward.
+    """
+    lost: dict[str, str] = {}
+    handle = model.register_forward_hook(lambda _module, _args, output: _drop_unknown(output, lost))
     try:
-        yield
+        yield lost
     finally:
         handle.remove()
 
 
-def _drop_unknown(output: Any) -> Any:
+def _drop_unknown(output: Any, lost: dict[str, str]) -> Any:
     plain = (Tensor, int, float, bool, str, type(None), torch.SymInt)
-    known = {key: isinstance(value, plain) for key, value in pytree.tree_flatten_with_path(output)[0]}
-    if all(known.values()):
-        return output
+    unknown = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(output)[0] if not isinstance(leaf, plain)]
     if isinstance(output, Mapping):
-        lost = {path[0] for path, fine in known.items() if not fine}
-        kept = {key: value for key, value in output.items() if pytree.MappingKey(key) not in lost}
-        return type(output)(**kept)  # type: ignore[call-arg]
+        keys = {path[0].key: type(leaf).__name__ for path, leaf in unknown}
+        lost.update({str(key): name for key, name in keys.items()})
+        return type(output)(**{key: value for key, value in output.items() if key not in keys}) if keys else output
     if type(output) in (tuple, list):
-        lost = {path[0].idx for path, fine in known.items() if not fine and len(path) == 1}  # type: ignore[attr-defined]
-        return type(output)(value for k, value in enumerate(output) if k not in lost)
+        places = {path[0].idx: type(leaf).__name__ for path, leaf in unknown if len(path) == 1}
+        lost.update({f"result {k}": name for k, name in places.items()})
+        return type(output)(value for k, value in enumerate(output) if k not in places)
     return output
+
+
+def _refuse_result(name: str, kind: str) -> Refusal:
+    """A Refusal for a result that the captured graph does not return. kind: its class."""
+    reason = f"is a {kind}, which torch.export cannot take apart: the captured model does not return it"
+    fix = "return tensors in its place, or leave it out of the forward (use_cache=False for caches of transformers)"
+    return Refusal(name, reason, fix, "results", "R108")
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------

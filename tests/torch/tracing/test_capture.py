@@ -135,7 +135,30 @@ def test_it_trains_pickles_and_exports_as_trained(model):
 def test_another_forward_in_train_mode_is_refused():
     made = capture_model(ReadsMode().eval(), (), (torch.randn(2, 8),), {})
     assert isinstance(made, Traced)
-    assert [one.rule for one in made.modes] == ["mode"]
+    assert [one.rule for one in made.refusals] == ["mode"]
+
+
+class Cache:
+    """A result that torch cannot take apart."""
+
+
+@pytest.mark.parametrize(("keyed", "name"), [(True, "cache"), (False, "result 1")])
+def test_results_that_the_graph_cannot_return_are_told_by_name(keyed: bool, name: str):
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> dict[str, object] | tuple[object, ...]:
+            assert isinstance(x, Tensor)
+            made = {"out": self.inner(x), "cache": Cache(), "twice": x * 2}
+            return made if keyed else tuple(made.values())
+
+    model = QuantModel(Remembers().eval(), target="virtual", example_inputs=torch.randn(2, 8))
+    told = [one for one in model.refusals if one.rule == "results"]
+    assert [(one.subject, one.code) for one in told] == [(name, "R108")]
+    assert "Cache" in told[0].reason
+    assert len(model(torch.randn(2, 8))) == 2
 
 
 def test_control_flow_on_values_is_not_captured():
