@@ -23,13 +23,13 @@ from torch.utils import _pytree as pytree
 from onnxq.config import matches_any
 from onnxq.sites import Refusal
 from torch_frontend.qmodules import copy_shallowly
-from torch_frontend.tracing.arguments import require_default, require_given
+from torch_frontend.tracing.arguments import CHECKS, require_default
 from torch_frontend.tracing.aten import convert_calls
 from torch_frontend.tracing.leaves import LeafCall, mark_leaves, restore_leaves
 from torch_frontend.tracing.modes import list_calls
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import make_unique_path
-from torch_frontend.tracing.signature import restore_signature
+from torch_frontend.tracing.signature import read_sizes, restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
 from torch_frontend.tracing.tracer import (
     Origin,
@@ -146,6 +146,7 @@ def _capture_graph(
                     model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False
                 )
                 module = program.module(check_guards=False)
+            _check_widened(module, given)
             break
         except Exception as error:  # torch.export may raise anything in the user's forward
             failures.append(error)
@@ -195,7 +196,7 @@ def _copy_graph(graph: fx.Graph) -> fx.Graph:
 def _is_kept(node: fx.Node) -> bool:
     """True for calls that do something besides giving a result."""
     writes = node.op == "call_method" and str(node.target).endswith("_")
-    return writes or node.op in ("placeholder", "output") or node.target in (require_default, require_given)
+    return writes or node.op in ("placeholder", "output") or node.target in CHECKS
 
 
 # -- the example -------------------------------------------------------------------------------------------------
@@ -207,6 +208,15 @@ def _widen_batch(args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not tensors or any(tensor.shape[0] != 1 for tensor in tensors):
         return args, kwargs
     return pytree.tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() else x, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _check_widened(module: fx.GraphModule, given: Any) -> None:
+    """Raise NotCaptured if the graph of a widened batch does not take the batch that was given."""
+    for node, value in zip(module.graph.find_nodes(op="placeholder"), pytree.tree_leaves(given), strict=True):
+        if isinstance(value, Tensor) and any(
+            size not in (None, value.shape[k]) for k, size in enumerate(read_sizes(node.meta["val"]))
+        ):
+            raise NotCaptured("the size of its batch is a constant")
 
 
 def _free_sizes(args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import CalibrationError, DataError, ModelError
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import capture_model, take_graph
@@ -136,6 +136,72 @@ def test_another_forward_in_train_mode_is_refused():
     made = capture_model(ReadsMode().eval(), (), (torch.randn(2, 8),), {})
     assert isinstance(made, Traced)
     assert [one.rule for one in made.refusals] == ["mode"]
+
+
+class Fixed(nn.Module):
+    """Its graph holds for one number of rows, and with `whole` for one batch; any number of columns is fine."""
+
+    def __init__(self, *, whole: bool = False) -> None:
+        super().__init__()
+        self.inner, self.whole = nn.Linear(1, 4), whole
+
+    def forward(self, x: Tensor, more: dict[str, Tensor] | None = None) -> Tensor:
+        assert isinstance(x, Tensor)
+        made = self.inner(x[..., None]).reshape(int(x.shape[0]) if self.whole else x.shape[0], int(x.shape[1]), -1)
+        return made if more is None else made + more["shift"]
+
+
+def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
+    net, x = Fixed().eval(), torch.randn(2, 6, 5)
+    model = QuantModel(net, target="virtual", example_inputs=x)
+    assert model.origin is Origin.EXPORTED
+    other = torch.randn(3, 6, 7)
+    torch.testing.assert_close(model(other), net(other))
+    for wrong, text in (((2, 3, 10), "has 3 at dimension 1, and was captured with 6"), ((2, 6), "2 dimensions")):
+        with pytest.raises(DataError, match=text) as caught:
+            model(torch.randn(wrong))
+        assert (caught.value.subject, caught.value.code) == ("input 'x'", "Q209")
+        assert "example_inputs" in caught.value.fix
+
+
+def test_sizes_are_checked_inside_of_arguments_and_before_anything_is_observed():
+    model = QuantModel(
+        Fixed().eval(),
+        target="virtual",
+        example_inputs={"x": torch.randn(2, 6, 5), "more": {"shift": torch.randn(2, 6, 1)}},
+    )
+    with pytest.raises(DataError, match="dimension 2") as caught:
+        model(torch.randn(2, 6, 5), {"shift": torch.randn(2, 6, 20)})
+    assert caught.value.subject == """input "more['shift']\""""
+    model.prepare_calibration()
+    with pytest.raises(DataError, match="dimension 1"):
+        model(torch.randn(2, 5, 6), {"shift": torch.randn(2, 6, 1)})
+    with pytest.raises(CalibrationError, match=r"getitem.out, unsqueeze.out"):
+        model.calc_qparams()
+
+
+def test_a_batch_of_one_is_captured_where_the_batch_becomes_a_constant():
+    net, x = Fixed(whole=True).eval(), torch.randn(1, 6, 5)
+    model = QuantModel(net, target="virtual", example_inputs=x)
+    assert model.origin is Origin.EXPORTED
+    torch.testing.assert_close(model(x), net(x))
+    with pytest.raises(DataError, match="has 2 at dimension 0, and was captured with 1"):
+        model(torch.randn(2, 6, 5))
+
+
+def test_a_model_with_checked_sizes_compiles_without_a_break_and_exports_with_any_batch():
+    model, x = QuantModel(Fixed().eval(), target="virtual", example_inputs=torch.randn(2, 6, 5)), torch.randn(2, 6, 5)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for k in (2, 3, 4):
+        torch.testing.assert_close(compiled(torch.randn(k, 6, 5).fill_(k)), model(torch.full((k, 6, 5), float(k))))
+    model.prepare_calibration()
+    model(x)
+    exported = to_onnx(model.calc_qparams().freeze(), x, dynamic_batch=True)
+    assert [dim.dim_param or dim.dim_value for dim in exported.model.graph.input[0].type.tensor_type.shape.dim] == [
+        "batch",
+        6,
+        5,
+    ]
 
 
 class Cache:
