@@ -7,11 +7,12 @@ so that everything behind it reads one form of graph.
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
@@ -141,7 +142,8 @@ def _capture_graph(
     # Sizes that may differ from call to call first; some models have only fixed ones.
     for inputs, dynamic in (((args, kwargs), True), (given, True), (given, False)):
         try:
-            with _silence_export(), _drop_unknown_results(model) as lost, mark_leaves(model, is_leaf) as calls:
+            silence = silence_torch("torch", logging.CRITICAL, Warning)  # its notes on the person's model
+            with silence, _drop_unknown_results(model) as lost, mark_leaves(model, is_leaf) as calls:
                 program = torch.export.export(
                     model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False
                 )
@@ -229,17 +231,18 @@ def _free_sizes(args: Any, kwargs: Any) -> Any:
 
 
 @contextmanager
-def _silence_export() -> Iterator[None]:
-    """Run a block without torch.export's warnings and notes on the person's model."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+def silence_torch(name: str, level: int, *categories: type[Warning]) -> Iterator[None]:
+    """Run a block without what is printed, notes below a level of the logger of this name, and such warnings."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            for category in categories:
+                warnings.simplefilter("ignore", category)
             yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 @contextmanager
