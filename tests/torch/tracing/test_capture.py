@@ -281,3 +281,10 @@ def test_what_torch_2_13_keeps_for_itself_is_still_there():
     assert info.in_spec.num_leaves == info.out_spec.num_leaves == 1
     assert torch.ops.higher_order.wrap_with_set_grad_enabled in {node.target for node in module.graph.nodes}
     assert hasattr(torch.ops.higher_order, "wrap_with_autocast")
+
+
+def test_dropout_of_attention_in_a_model_in_train_mode_is_captured():
+    torch.manual_seed(0)
+    model = QuantModel(Net().train(), target="virtual", example_inputs=torch.randn(2, 6, 8))
+    assert model.origin is Origin.EXPORTED
+    assert [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"] == [0.1]
