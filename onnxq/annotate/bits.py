@@ -19,7 +19,7 @@ from onnxq.annotate.model import Origin
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.plan.names import PARTS
+from onnxq.plan.names import is_clipped_part
 from onnxq.sites import TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
 
@@ -126,7 +126,7 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool
     the name alone tells which one it is.
     """
     if chain.outer is not None and is_dynamic(chain.quantize):
-        return chain.outer.outputs[0].endswith(PARTS["clipped"])
+        return is_clipped_part(chain.outer.outputs[0])
     return chain.outer is not None and _float_clip_bits(index, chain.outer, numbers) is not None
 
 

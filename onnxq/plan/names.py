@@ -46,6 +46,11 @@ PARTS: dict[str, str] = {
 }
 
 
+def is_clipped_part(tensor: str) -> bool:
+    """True for the name of the result of the Clip in a site's pair."""
+    return tensor.endswith(PARTS["clipped"])
+
+
 def name_part(site: Site, name: str) -> str:
     """The name of one part of a site's pair, e.g. name_part(TensorId("x"), "scale") == "x/scale"."""
     return site_base(site) + PARTS[name]

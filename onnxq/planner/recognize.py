@@ -10,8 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.plan.contents import Contents, NodeContents, Sketch
+from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
 from onnxq.sites import TensorId
 
 # Gemm adds what an Add behind MatMul added, so that their outputs differ.
@@ -29,7 +32,8 @@ class Recognized:
     """The plan's nodes and tensors in this graph.
 
     nodes: plan's name -> node. tensors: for each of the plan's tensors those of this graph that hold its values, the
-    likeliest first; () for none. sketches: of this graph. readers: of the plan's tensors, in the plan.
+    likeliest first; () for none. sketches: of this graph. readers: of the plan's tensors, in the plan. joined: MatMul
+    of this graph -> those of the plan whose weights stand side by side in its own, with their columns there.
     """
 
     contents: Contents
@@ -38,6 +42,7 @@ class Recognized:
     tensors: Mapping[str, tuple[TensorId, ...]]
     sketches: Mapping[TensorId, Sketch]
     readers: Mapping[str, Sequence[tuple[str, int]]]
+    joined: Mapping[str, Mapping[str, slice]]
 
     def has_lost(self, name: str) -> bool:
         """True for a node of the plan that only moved values, and that this graph does without."""
@@ -51,6 +56,21 @@ class Recognized:
                 yield from self.follow_readers(reader)
             else:
                 yield reader, k
+
+    def find_joined_maker(self, name: str) -> str:
+        """The MatMul of `joined` that a tensor of the plan is computed of, no other weight between; "" for none."""
+        queue, seen = list(self.tensors.get(name, ())[:1]), set[str]()
+        while queue:
+            maker = self.index.producer(queue.pop())
+            if maker is None or maker.name in seen:
+                continue
+            seen.add(maker.name)
+            if maker.name in self.joined:
+                return maker.name
+            inputs = [self.index.input(maker, k) for k in range(len(maker.inputs))]
+            weighted = maker.op_type in _BIASED and any(t is not None and self.index.is_constant(t) for t in inputs)
+            queue += [] if weighted else [t for t in inputs if t is not None]
+        return ""
 
     def suggest_tensors(self, name: str) -> str:
         """The tensors of this graph that come nearest to a tensor of the plan, for a person."""
@@ -76,8 +96,10 @@ def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[Ten
         if free:
             nodes[name] = free[0]
             taken.add(free[0].name)
+    joined = search.find_joined({name for name in contents.nodes if name not in nodes})
+    nodes |= {part: index.node(name) for name, parts in joined.items() for part in parts}
     tensors = {name: search.list_tensors(name, nodes) for name in contents.tensors}
-    return Recognized(contents, index, nodes, tensors, sketches, search.readers)
+    return Recognized(contents, index, nodes, tensors, sketches, search.readers, joined)
 
 
 class _Search:
@@ -112,6 +134,40 @@ class _Search:
                 if inputs and all(inputs):
                     found.append((not same, node.name != name, len(both) > 1, node.order, node))
         return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
+
+    def find_joined(self, lost: set[str]) -> dict[str, dict[str, slice]]:
+        """The products that a tool made of several that read one tensor, as `Recognized.joined` has them.
+
+        lost: nodes of the plan that have no node here.
+        """
+        found = {}
+        parts = {name: one for name in sorted(lost) if (one := self.contents.nodes[name]).op_type == "MatMul"}
+        for node in self.nodes if parts else ():
+            weight = self.index.input(node, 1) if node.op_type == "MatMul" else None
+            value = None if weight is None else self.index.constant(weight)
+            if value is not None and value.ndim == 2:
+                data = self.index.input(node, 0)
+                beside = {name: part.inputs[1] for name, part in parts.items() if self._is_alike(part.inputs[0], data)}
+                if columns := self._split_columns(value, beside):
+                    found[node.name] = columns
+        return found
+
+    def _split_columns(self, value: NDArray[np.generic], parts: Mapping[str, str]) -> dict[str, slice]:
+        """The columns in which the weights of nodes stand; {} where they do not make up all of the value."""
+        found: dict[str, slice] = {}
+        start, (rows, end) = 0, value.shape
+        while start < end:
+            for name, weight in parts.items():
+                wanted = self.contents.tensors.get(weight)
+                if name in found or wanted is None:
+                    continue
+                columns = slice(start, start + wanted.size // rows)
+                if wanted.is_alike(sketch_values(value[:, columns], constant=True)):
+                    found[name], start = columns, columns.stop
+                    break
+            else:
+                return {}
+        return found
 
     def list_tensors(self, name: str, nodes: Mapping[str, NodeRef]) -> tuple[TensorId, ...]:
         """The tensors that hold the values of the plan's: those that its readers read, else all that are alike."""

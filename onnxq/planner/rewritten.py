@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
+from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.anchors import Anchors
 from onnxq.planner.recognize import MOVERS, Recognized
 from onnxq.sites import Edge, Role, Site, TensorId
-from onnxq.spec import PerTensor
+from onnxq.spec import PerChannel, PerTensor
 
 # A tensor of this graph, and the inputs that read it dequantized; None: all of them.
 Place = tuple[TensorId, tuple[Edge, ...] | None]
@@ -20,11 +25,12 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> tupl
     """The sites in this graph's names, each with all its readers.
 
     A site has several places where a tool gave its readers tensors of their own, and none where it merged two tensors
-    of equal values that were both quantized. A weight that is read transposed is quantized along its other axis.
+    of equal values that were both quantized. A weight that is read transposed is quantized along its other axis; of
+    those that a tool put side by side in one, the scales stand side by side, too.
     Raises PlanError naming the first site that is not there, with the tensors nearest by their values.
     """
     mover = _Mover(plan, anchors, recognized)
-    for site in plan.sites:
+    for site in _join_weights(mover, plan):
         mover.move(site)
     return tuple(
         site
@@ -136,7 +142,8 @@ class _Mover:
             cause = f"is in the plan but not in this model: nothing there computes the same as its reader {reader!r}"
             return PlanError(str(site.site), cause, self.anchors.suggest_nodes(reader), code="Q404")
         name = lost or (tensor.name if isinstance(tensor, TensorId) else "")
-        fix = self.recognized.suggest_tensors(name) or "plan this model again"
+        near = self.recognized.suggest_tensors(name)
+        fix = f"{near}{'; ' if near else ''}plan this model again, or leave out the rewrite that changed it"
         if name in self.recognized.tensors and self.recognized.contents.tensors[name].constant:
             fix += "; weights that were trained anew need `new_weights=True` and the graph as it was exported"
         cause = "is in the plan but not in this model, under any name"
@@ -151,6 +158,70 @@ def _list_claims(plan: Plan, recognized: Recognized) -> Iterator[tuple[tuple[str
             yield from ((edge, site.site) for edge in recognized.readers.get(site.site.name, ()))
         if isinstance(site.site, Edge):
             yield (site.site.node, site.site.index), site.site
+
+
+def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
+    """The plan's sites, with one in place of those of weights that are columns of one here.
+
+    Raises PlanError naming a weight that is quantized or scaled in another way than those beside it.
+    """
+    claims, contents = mover.claims, mover.recognized.contents
+    known, done = {site.site: site for site in plan.sites}, dict[Site, SitePlan | None]()
+    # A scaling may divide one of the weights, which here is none of its own.
+    scaled = {mover.recognized.find_joined_maker(one.tensor.name): one.tensor for one in plan.scalings}
+    for name, columns in mover.recognized.joined.items():
+        parts = {part: _spread_scale(known[claims[part, 1]], columns[part]) for part in columns if (part, 1) in claims}
+        tensor = mover.index.input(mover.anchors.nodes[name], 1)
+        value = None if tensor is None else mover.index.constant(tensor)
+        if not parts or value is None:
+            continue
+        first = next(iter(parts))
+        for part in columns:
+            same = part in parts and parts[part].spec == parts[first].spec and parts[part].qparams is not None
+            # Nothing else reads the weight, and the data have one pair for all.
+            alone = same and len(parts[part].consumers or ()) == 1 and claims.get((part, 0)) == claims.get((first, 0))
+            if not alone or name in scaled:
+                how = "is quantized in another way than the other parts"
+                how = f"the plan scales {str(scaled[name])!r}, which is computed of it" if alone else how
+                cause = f"is a part of {str(tensor)!r} here, and {how}"
+                fix = "leave its MatMul one of its own when the file is rewritten, or plan this model again"
+                raise PlanError(contents.nodes[part].inputs[1], cause, fix, code="Q404")
+        done |= {site.site: None for site in parts.values()}
+        done[parts[first].site] = _join_sites(value, [(parts[part], columns[part]) for part in columns])
+    return (one for site in plan.sites if (one := done.get(site.site, site)) is not None)
+
+
+def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
+    """The site of a matrix with a scale for each of its columns, where it had one for all."""
+    if not isinstance(site.spec.granularity, PerTensor) or site.qparams is None:
+        return site
+    scale, zero = (np.full(columns.stop - columns.start, one) for one in (site.qparams.scale, site.qparams.zero_point))
+    spec = replace(site.spec, granularity=PerChannel(1))
+    # Numbers for other levels would be computed again.
+    numbers = replace(site.qparams, scale=scale, zero_point=zero, computed_for=spec.levels)
+    return replace(site, spec=spec, qparams=numbers)
+
+
+def _join_sites(value: NDArray[Any], parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
+    """One site for a matrix whose columns have sites of one spec."""
+    numbers = [site.qparams for site, _ in parts if site.qparams is not None]
+    scale, zero = (
+        np.concatenate(held, -1) for held in zip(*((one.scale, one.zero_point) for one in numbers), strict=True)
+    )
+    values = None
+    if any(site.values is not None for site, _ in parts):
+        # Integers that were chosen stay; the others are those that rounding gives.
+        values = np.concatenate(
+            [
+                quantize_weight(value[:, columns], one, site.spec, site.sum_orders)
+                if site.values is None
+                else site.values
+                for (site, columns), one in zip(parts, numbers, strict=True)
+            ],
+            1,
+        )
+    first = parts[0][0]
+    return replace(first, qparams=replace(numbers[0], scale=scale, zero_point=zero), values=values)
 
 
 def turn_site(site: SitePlan) -> SitePlan:

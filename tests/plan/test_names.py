@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE, name_part, site_base
+from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE, is_clipped_part, name_part, site_base
 from onnxq.sites import Edge, TensorId
 
 names = st.text(min_size=1, max_size=12)
@@ -14,6 +14,7 @@ names = st.text(min_size=1, max_size=12)
 def test_nodes_are_called_after_their_operator() -> None:
     assert name_part(TensorId("x"), "q_node") == f"x/{QUANTIZE}" == "x/QuantizeLinear"
     assert name_part(Edge("conv", 1), "dq_node") == f"conv/in1/{DEQUANTIZE}" == "conv/in1/DequantizeLinear"
+    assert is_clipped_part(name_part(TensorId("x"), "clipped"))
     assert name_part(TensorId("onnx::MatMul_12"), "scale") == "onnx::MatMul_12/scale"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +12,8 @@ from onnx import numpy_helper
 
 import onnxq
 from onnxq.errors import PlanError
-from onnxq.plan import from_json, to_json
+from onnxq.numerics import quantize_weight
+from onnxq.plan import Scaling, from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
 from onnxq.spec import PerChannel
@@ -86,3 +88,78 @@ def test_what_is_not_there_is_named_with_what_is_near() -> None:
     assert caught.value.code == "Q404"
     assert "'w' (off by 0.0043 of its size)" in caught.value.fix
     assert "new_weights=True" in caught.value.fix
+    assert "plan this model again, or leave out the rewrite" in caught.value.fix
+
+
+THREE = """g (float[2,4,16] x) => (float[2,4,24] k, float[2,4,16] q, float[2,4,16] z) {
+    a = MatMul(x, wq) q = Add(a, bq) b = MatMul(x, wk) k = Add(b, bk) c = MatMul(x, wv) v = Add(c, bv)
+    r = Relu(v) z = MatMul(r, wo)
+}"""
+# As onnxsim writes it, in an order of its own.
+ONE = """g (float[2,4,16] x) => (float[2,4,24] k, float[2,4,16] q, float[2,4,16] z) <int64[3] parts = {16, 16, 24}> {
+    a = MatMul(x, w) b = Add(a, bias) v, q, k = Split<axis = 2>(b, parts) r = Relu(v) z = MatMul(r, wo)
+}"""
+
+
+@lru_cache(maxsize=1)
+def list_parts() -> dict[str, np.ndarray]:
+    """Weights and biases of THREE."""
+    shapes = {"wq": (16, 16), "wk": (16, 24), "wv": (16, 16), "wo": (16, 16), "bq": (16,), "bk": (24,), "bv": (16,)}
+    random = np.random.default_rng(5)
+    return {
+        name: (random.standard_normal(shape) * (1 + k)).astype(np.float32)
+        for k, (name, shape) in enumerate(shapes.items())
+    }
+
+
+def join_parts() -> onnx.ModelProto:
+    parts = list_parts()
+    w, bias = (np.concatenate([parts[f"{kind}{name}"] for name in "vqk"], -1) for kind in "wb")
+    return make(ONE, w=w, bias=bias, wo=parts["wo"])
+
+
+def quantize_parts(**weights: object) -> onnxq.Result:
+    config = {"rules": [FORCE], "weights": weights, "latency": False, "effort": "fast"}
+    batches = [{"x": np.random.default_rng(k).standard_normal((2, 4, 16)).astype(np.float32)} for k in range(4)]
+    return onnxq.quantize(make(THREE, **list_parts()), batches, "ort-int8", overrides=config)
+
+
+@pytest.mark.parametrize(("granularity", "chosen"), [("channel", False), ("tensor", False), ("channel", True)])
+def test_weights_that_a_tool_put_side_by_side(granularity: str, chosen: bool) -> None:
+    first = quantize_parts(granularity=granularity)
+    if chosen:
+        # Integers that some rounding chose, for one of the weights.
+        site = first.plan.site(TensorId("wk"))
+        values = np.clip(quantize_weight(list_parts()["wk"], site.qparams, site.spec) + 1, -127, 127).astype(np.int8)
+        sites = [replace(one, values=values) if one is site else one for one in first.plan.sites]
+        first = onnxq.apply(make(THREE, **list_parts()), replace(first.plan, sites=tuple(sites)))
+        assert first.plan.site(TensorId("wk")).values is not None
+    again = onnxq.apply(join_parts(), from_json(to_json(first.plan)))
+    found = again.plan.site(TensorId("w"))
+    assert found.spec.granularity == PerChannel(1)
+    assert found.qparams.scale.shape == (56,)
+    feeds = {"x": np.random.default_rng(9).standard_normal((2, 4, 16)).astype(np.float32)}
+    runs = [Session(one.model, optimize=False).run(feeds) for one in (first, again)]
+    for name, value in runs[0].items():
+        np.testing.assert_array_equal(runs[1][name], value)
+    assert onnxq.apply(join_parts(), again.plan).model == again.model
+
+
+def test_weights_side_by_side_that_are_quantized_in_different_ways_are_refused() -> None:
+    plan = quantize_parts(granularity="channel").plan
+    for change in ({"spec": replace(plan.site(TensorId("wk")).spec, bits=4)}, None):
+        sites = [replace(site, **change) if change and site.site == TensorId("wk") else site for site in plan.sites]
+        kept = tuple(site for site in sites if change or site.site != TensorId("wk"))
+        with pytest.raises(PlanError, match=r"wk: is a part of 'w' here") as caught:
+            onnxq.apply(join_parts(), replace(plan, sites=kept))
+        assert caught.value.code == "Q404"
+        assert "one of its own" in caught.value.fix
+
+
+def test_weights_side_by_side_are_refused_where_the_plan_scales_what_is_made_of_one() -> None:
+    plan = quantize_parts(granularity="channel").plan
+    scaling = Scaling(name="smoothquant", tensor=TensorId("r"), factors=np.full(16, 2, np.float32))
+    with pytest.raises(PlanError, match=r"is a part of 'w' here, .* 'r'"):
+        onnxq.apply(join_parts(), replace(plan, scalings=(scaling,)))
+    # What it reads may be scaled: all of them read the same.
+    onnxq.apply(join_parts(), replace(plan, scalings=(replace(scaling, tensor=TensorId("x")),)))

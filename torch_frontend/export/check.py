@@ -61,10 +61,15 @@ class ExportCheck:
     def __str__(self) -> str:
         if self.not_run:
             return f"was not compared with torch: {self.not_run}"
+        written, run, rounding = map(_format_decibel, (self.as_written, self.as_run, self.quantization))
         return (
-            f"differs from torch by {-self.as_written:.0f} dB as written and {-self.as_run:.0f} dB as ONNX Runtime "
-            f"optimizes it (at most {self.max_abs:.2g}); quantization itself by {-self.quantization:.0f} dB"
+            f"against torch: SQNR {written} as written, {run} as ONNX Runtime optimizes it (at most {self.max_abs:.2g} "
+            f"apart); of quantization itself {rounding}"
         )
+
+
+def _format_decibel(value: float) -> str:
+    return "exact" if value == math.inf else f"{value:.1f} dB"
 
 
 def check_export(model: nn.Module, file: Path, example_inputs: Any) -> ExportCheck:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import logging
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -18,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from onnxq.errors import ModelError
 from onnxq.graph.scopes import walk_graphs
+from torch_frontend.tracing.capture import silence_torch
 
 # Keys of node metadata that torch's exporter writes: the scopes of a node as a Python list, and the scope by which
 # viewers group nodes.
@@ -37,7 +35,8 @@ def export_with_markers(
     output_names: Sequence[str] | None,
 ) -> onnx.ModelProto:
     """The model as torch exports it, markers included. Raises ModelError if torch cannot export it."""
-    with _silence_exporter():
+    # Its progress, its notes on torchvision, and warnings about its own code.
+    with silence_torch("torch.onnx._internal.exporter", logging.ERROR, DeprecationWarning, FutureWarning):
         try:
             program = torch.onnx.export(
                 model, args, kwargs=kwargs or None, dynamo=True, optimize=optimize, opset_version=opset,
@@ -122,18 +121,3 @@ def _explain_error(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-@contextmanager
-def _silence_exporter() -> Iterator[None]:
-    """Run a block without the exporter's progress, its notes on torchvision, and warnings about its own code."""
-    logger = logging.getLogger("torch.onnx._internal.exporter")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            for category in (DeprecationWarning, FutureWarning):
-                warnings.simplefilter("ignore", category)
-            yield
-    finally:
-        logger.setLevel(level)

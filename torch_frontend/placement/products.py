@@ -9,11 +9,11 @@ from onnxq.planner.place import Placement
 from onnxq.sites import LeftFloat, Refusal, Role, Unquantized
 from torch_frontend.placement.graph import CallGraph, CallNode
 
-# Operators that multiply tensors, and functions that do and are in no registry.
+# Operators that multiply tensors; functions that do and are in no registry.
 PRODUCTS = frozenset(
     ("conv", "conv_transpose", "linear", "bilinear", "matmul", "attention", "lstm", "gru", "rnn", "multihead_attention")
 )
-_FUNCTIONS = frozenset(
+PRODUCT_FUNCTIONS = frozenset(
     ("addmm", "baddbmm", "addbmm", "addmv", "einsum", "tensordot", "inner", "outer", "dot", "vdot", "chain_matmul",
      "conv_tbc", "multi_head_attention_forward", "multi_dot", "cdist", "kron", "addr", "ger")
 )  # fmt: skip
@@ -43,7 +43,7 @@ def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unqu
         found |= {edge.node for edge in site.consumers or graph.consumers(site.quantized_tensor)}
     calls: dict[str, list[CallNode]] = {}
     for node in graph.nodes:
-        if node.op.name in PRODUCTS or node.function in _FUNCTIONS:
+        if node.op.name in PRODUCTS or node.function in PRODUCT_FUNCTIONS:
             calls.setdefault(node.call, []).append(node)
     products = []
     for call, nodes in calls.items():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from onnxq.errors import ModelError
-from torch_frontend.qmodules.registry import find_entry, register_qmodule
+from torch_frontend.qmodules.ops import Op
+from torch_frontend.qmodules.registry import find_layer, register_qmodule
 
 
 class WeightQuantized(nn.Module):
@@ -93,6 +95,21 @@ class QProjection(QLinear, nn.modules.linear.NonDynamicallyQuantizableLinear):
     """The output projection of nn.MultiheadAttention, a Linear with a class of its own."""
 
 
+_TURNED = Op(name="linear", onnx=("MatMul", "Gemm"), weight="weight", weight_axis=1, block_axis=0, channel=-1)
+
+
+@register_qmodule("transformers.pytorch_utils.Conv1D", op=_TURNED, params=("x",))
+class QTurnedLinear(WeightQuantized):
+    """The layer of GPT-2 in transformers: a Linear with its weight as [in, out], quantized."""
+
+    bias: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As transformers' class."""
+        made = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.quantized_weight())
+        return made.reshape(*x.shape[:-1], -1)
+
+
 @register_qmodule(nn.Bilinear, op="bilinear")
 class QBilinear(WeightQuantized, nn.Bilinear):
     """Bilinear with a quantized weight."""
@@ -120,7 +137,7 @@ def swap_class(module: nn.Module) -> nn.Module:
     Raises ModelError for a layer without a quantized class.
     """
     # Changing the class of a copy keeps parameters, buffers, hooks and names, whatever the constructor would need.
-    found = find_entry(type(module))
+    found = find_layer(module)
     if found is None or found.qmodule is None:
         raise ModelError(
             type(module).__name__, "has no quantized class", "register one with @register_qmodule", code="Q123"

@@ -14,7 +14,8 @@ from onnxq.nearest import suggest_names
 from torch_frontend.qmodules.ops import OPS, Op
 
 _Made = TypeVar("_Made", bound=type[nn.Module])
-# A module class, a function, or the name of a tensor method.
+# A module class, a function, or the name of a tensor method. The full name of a class of a library that may be absent
+# counts where modules are converted one by one; in a graph its forward is traced.
 Target = type[nn.Module] | Callable[..., Any] | str
 
 
@@ -87,6 +88,11 @@ def find_entry(target: Any) -> Entry | None:
         target = target.__base__
     # The exact class: a subclass may compute something else.
     return _ENTRIES.get(target) if isinstance(target, Hashable) else None
+
+
+def find_layer(module: nn.Module) -> Entry | None:
+    """The entry of a module that is converted alone, not in a graph: its class may be registered by its full name."""
+    return find_entry(type(module)) or _ENTRIES.get(f"{type(module).__module__}.{type(module).__qualname__}")
 
 
 def list_op_names() -> tuple[str, ...]:

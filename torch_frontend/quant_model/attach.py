@@ -12,6 +12,7 @@ from torch_frontend.placement.slots import fill_slot
 from torch_frontend.qmodules import swap_class
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer, create_quantizer
+from torch_frontend.tracing.arguments import CHECKS
 from torch_frontend.tracing.names import make_unique_path
 
 WEIGHT = "weight_quantizer"
@@ -32,9 +33,11 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
             model.add_submodule(path, made[pair.site])
             nodes[pair.site] = _insert_call(model, pair.value, path)
         node = nodes[pair.site]
-        # None: all readers, save the quantizer itself.
+        # None: all readers, save the quantizer itself, and checks: these come before anything is observed.
         if pair.readers is None:
-            pair.value.replace_all_uses_with(node, delete_user_cb=lambda user, own=node: user is not own)
+            pair.value.replace_all_uses_with(
+                node, delete_user_cb=lambda user, own=node: user is not own and user.target not in CHECKS
+            )
         for reader, slot in pair.readers or ():
             fill_slot(reader, slot, node)
     paths = paths | swap_layers(model, placement.pairs, config, made) | paths
@@ -76,6 +79,8 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     # fx needs all placeholders in front of the first call.
     if value.op == "placeholder":
         at = [node for node in model.graph.nodes if node.op == "placeholder"][-1]
+    while at.next.target in CHECKS:
+        at = at.next
     with model.graph.inserting_after(at):
         node = model.graph.call_module(path, (value,))
     stack = value.meta.get("nn_module_stack") or {}

@@ -15,7 +15,7 @@ from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
 from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, plan_pairs
-from torch_frontend.placement.products import PRODUCTS, Product
+from torch_frontend.placement.products import PRODUCT_FUNCTIONS, PRODUCTS, Product
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.qmodules import multiply_weight_norms
 from torch_frontend.quant_model.attach import attach_quantizers
@@ -146,7 +146,7 @@ def _build_traced(network: _Network, config: Config, example: tuple[Any, Any] | 
         inner += inside_placed.reasons
         placed.products += inside_placed.products
     model.recompile()
-    unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
+    unquantized = split_unquantized([*traced.refusals, *traced.opaque, *placed.reasons, *inner])
     return Built(
         model,
         _sort_paths(model, paths),
@@ -175,7 +175,7 @@ def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str)
     unquantized = split_unquantized(
         [root, *placed.reasons, *(product.reason for product in unreached if product.reason)]
     )
-    products = (*placed.products, *(product for product in unreached if product.op in PRODUCTS))
+    products = (*placed.products, *(product for product in unreached if product.op in PRODUCTS | PRODUCT_FUNCTIONS))
     return Built(converted, paths, *unquantized, (), products)
 
 

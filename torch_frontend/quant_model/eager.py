@@ -12,8 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch_frontend.placement.graph import CallGraph
 from torch_frontend.placement.layers import name_input
 from torch_frontend.placement.pairs import Pairs, plan_pairs
+from torch_frontend.placement.products import PRODUCT_FUNCTIONS
 from torch_frontend.placement.rules import CallRequests
-from torch_frontend.qmodules import Entry, WeightQuantized, copy_module_tree, find_entry
+from torch_frontend.qmodules import Entry, WeightQuantized, copy_module_tree, find_entry, find_layer
 from torch_frontend.quant_model.attach import bind_sums, make_quantizers, swap_layers
 from torch_frontend.quantizers import Quantizer
 
@@ -56,7 +57,7 @@ def convert_layers(
     placed, made = plan_pairs(graph, requests, sized=False), copy_module_tree(model)
     inputs = make_quantizers((pair for pair in placed.pairs if pair.weight is None), requests.config)
     # By the classes of before: quantized classes are not registered.
-    entries = {path: find_entry(type(module)) for path, module in made.named_modules(remove_duplicate=False)}
+    entries = {path: find_layer(module) for path, module in made.named_modules(remove_duplicate=False)}
     weights = swap_layers(made, placed.pairs, requests.config)
     paths: dict[str, str] = {}
     for path, entry in entries.items():
@@ -94,7 +95,7 @@ class CallsOutside(TorchFunctionMode):
         self._handles = []
         for path, module in model.named_modules():
             # Calls inside a known module belong to its operator.
-            inside = find_entry(type(module)) is not None or isinstance(module, (WeightQuantized, Quantizer))
+            inside = find_layer(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
             self._handles.append(module.register_forward_pre_hook(partial(self._enter, path, inside)))
             # always_call: the stack must be right after an exception that the user's forward catches.
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
@@ -107,10 +108,12 @@ class CallsOutside(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the call, then make it."""
-        known = find_entry(func) or find_entry(getattr(func, "__name__", ""))
+        name = getattr(func, "__name__", "")
+        known = find_entry(func) or find_entry(name)
         outside = self._stack and not any(inside for _, inside in self._stack)
-        if known is not None and outside and known.op.name in _COMBINING:
-            self.seen[self._stack[-1][0], known.op.name] = None
+        op = name if known is None else known.op.name
+        if outside and op in (_COMBINING if known is not None else PRODUCT_FUNCTIONS):
+            self.seen[self._stack[-1][0], op] = None
         return func(*args, **(kwargs or {}))
 
     def stop_recording(self) -> list[tuple[str, str]]:

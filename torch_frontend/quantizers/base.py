@@ -226,9 +226,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
         Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
-        scale, zero = (groups.gather_shards(values.detach()).float().cpu().numpy() for values in self._read_qparams())
-        if self.axis is None:
-            scale, zero = scale.reshape(()), zero.reshape(())
+        whole = (groups.gather_shards(values.detach()).float().cpu() for values in self._read_qparams())
+        scale, zero = (values.numpy() for values in groups.shape_numbers(whole, self.spec))
         if not np.isfinite(zero).all():
             raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
         found = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
@@ -236,9 +235,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
         """(lowest, highest) value that can be represented, of the shape of `qparams`."""
-        scale, zero = self._read_qparams()
-        if self.axis is None:
-            scale, zero = scale.reshape(()), zero.reshape(())
+        scale, zero = groups.shape_numbers(self._read_qparams(), self.spec)
         zero = zero.round()  # learned zero points lie between integers
         return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
 

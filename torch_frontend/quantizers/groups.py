@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,11 @@ def block_size_of(spec: QuantSpec) -> int:
     """Elements in a block; 0 unless per block."""
     # 0, not None: the op's schema takes an int.
     return spec.granularity.size if isinstance(spec.granularity, PerBlock) else 0
+
+
+def shape_numbers(slots: Iterable[Tensor], spec: QuantSpec) -> list[Tensor]:
+    """Scales and zero points of the shape of QParams: [] per tensor, where slots have shape [1]."""
+    return [values.reshape(()) if axis_of(spec) is None else values for values in slots]
 
 
 def spread_values(values: Tensor, spec: QuantSpec, shape: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
@@ -72,6 +72,30 @@ def require_given(value: Any, name: str) -> None:
         raise DataError(
             f"input {name!r}", "is missing: example_inputs have it", "give it by position or name", code="Q207"
         )
+
+
+@has_side_effect
+def require_sizes(value: Any, name: str, sizes: tuple[int | None, ...]) -> None:
+    """Raise DataError if a tensor has another rank, or another size where that became a constant of the graph.
+
+    sizes: by dimension; None: any.
+    """
+    if _record_check(require_sizes, value, name, sizes) or not isinstance(value, Tensor):
+        return
+    if value.dim() != len(sizes):
+        cause = f"has {value.dim()} dimensions, and was captured with {len(sizes)}"
+    else:
+        # Only these are compared: a comparison would make a constant of any other size, where a compiler looks on.
+        wrong = [k for k, size in enumerate(sizes) if size is not None and value.shape[k] != size]
+        if not wrong:
+            return
+        cause = f"has {value.shape[wrong[0]]} at dimension {wrong[0]}, and was captured with {sizes[wrong[0]]}"
+    fix = "give example_inputs of this size: torch.export found that what is computed depends on it"
+    raise DataError(f"input {name!r}", cause, fix, code="Q209")
+
+
+# Calls in a graph that give nothing.
+CHECKS = (require_default, require_given, require_sizes)
 
 
 class PackOutputs(nn.Module):

@@ -7,11 +7,12 @@ so that everything behind it reads one form of graph.
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ from torch.utils import _pytree as pytree
 from onnxq.config import matches_any
 from onnxq.sites import Refusal
 from torch_frontend.qmodules import copy_shallowly
-from torch_frontend.tracing.arguments import require_default, require_given
+from torch_frontend.tracing.arguments import CHECKS, require_default
 from torch_frontend.tracing.aten import convert_calls
 from torch_frontend.tracing.leaves import LeafCall, mark_leaves, restore_leaves
 from torch_frontend.tracing.modes import list_calls
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import make_unique_path
-from torch_frontend.tracing.signature import restore_signature
+from torch_frontend.tracing.signature import read_sizes, restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
 from torch_frontend.tracing.tracer import (
     Origin,
@@ -60,12 +61,13 @@ def capture_model(
     # Its choice of leaves, so that both ways give the same calls.
     tracer = Tracer(skip)
     try:
-        root, graph = _capture_graph(model, args, kwargs, tracer.is_leaf_module)
+        root, graph, lost = _capture_graph(model, args, kwargs, tracer.is_leaf_module)
     except NotCaptured as error:
         return Untraceable(str(error))
-    modes = _follow_modes(model, graph, args, kwargs, tracer.is_leaf_module)
+    refusals = (*_follow_modes(model, graph, args, kwargs, tracer.is_leaf_module), *lost)
     fixed = [str(node.args[1]) for node in graph.nodes if node.target is require_default]
-    return Traced(root, graph, skipped=tuple(tracer.skipped), fixed=tuple(fixed), modes=modes, origin=Origin.EXPORTED)
+    skipped = tuple(tracer.skipped)
+    return Traced(root, graph, skipped=skipped, fixed=tuple(fixed), refusals=refusals, origin=Origin.EXPORTED)
 
 
 def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
@@ -96,7 +98,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
             ),
         )
     _restore_graph(root, graph, model, [], None)
-    return Traced(root, graph, skipped=tuple(skipped), modes=modes, origin=Origin.GIVEN)
+    return Traced(root, graph, skipped=tuple(skipped), refusals=modes, origin=Origin.GIVEN)
 
 
 # Operators that know the mode: names of their arguments up to that which tells it.
@@ -130,8 +132,8 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, args: Any, kwargs: Any, is_
 
 def _capture_graph(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf
-) -> tuple[nn.Module, fx.Graph]:
-    """(root, graph) of the model's forward in its mode, train or eval; raises NotCaptured.
+) -> tuple[nn.Module, fx.Graph, list[Refusal]]:
+    """(root, graph, results that it lacks) of the model's forward in its mode, train or eval; raises NotCaptured.
 
     root: a shallow copy of the model, with the constants of its forward.
     """
@@ -142,11 +144,13 @@ def _capture_graph(
     # Sizes that may differ from call to call first; some models have only fixed ones.
     for inputs, dynamic in (((args, kwargs), True), (given, True), (given, False)):
         try:
-            with _silence_export(), _drop_unknown_results(model), mark_leaves(model, is_leaf) as calls:
+            silence = silence_torch("torch", logging.CRITICAL, Warning)  # its notes on the person's model
+            with silence, _drop_unknown_results(model) as lost, mark_leaves(model, is_leaf) as calls:
                 program = torch.export.export(
                     model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False
                 )
                 module = program.module(check_guards=False)
+            _check_widened(module, given)
             break
         except Exception as error:  # torch.export may raise anything in the user's forward
             failures.append(error)
@@ -160,7 +164,7 @@ def _capture_graph(
         raise
     except Exception as error:  # forms of graphs that torch.export may yet make
         raise NotCaptured(f"its exported graph is of another form ({shorten_error(error)})") from error
-    return root, graph
+    return root, graph, [_refuse_result(*one) for one in lost.items()]
 
 
 def _restore_graph(
@@ -196,7 +200,7 @@ def _copy_graph(graph: fx.Graph) -> fx.Graph:
 def _is_kept(node: fx.Node) -> bool:
     """True for calls that do something besides giving a result."""
     writes = node.op == "call_method" and str(node.target).endswith("_")
-    return writes or node.op in ("placeholder", "output") or node.target in (require_default, require_given)
+    return writes or node.op in ("placeholder", "output") or node.target in CHECKS
 
 
 # -- the example -------------------------------------------------------------------------------------------------
@@ -210,6 +214,15 @@ def _widen_batch(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return pytree.tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() else x, (args, kwargs))  # type: ignore[no-any-return]
 
 
+def _check_widened(module: fx.GraphModule, given: Any) -> None:
+    """Raise NotCaptured if the graph of a widened batch does not take the batch that was given."""
+    for node, value in zip(module.graph.find_nodes(op="placeholder"), pytree.tree_leaves(given), strict=True):
+        if isinstance(value, Tensor) and any(
+            size not in (None, value.shape[k]) for k, size in enumerate(read_sizes(node.meta["val"]))
+        ):
+            raise NotCaptured("the size of its batch is a constant")
+
+
 def _free_sizes(args: Any, kwargs: Any) -> Any:
     """Dynamic shapes in which torch.export decides which sizes may differ from call to call."""
 
@@ -220,42 +233,53 @@ def _free_sizes(args: Any, kwargs: Any) -> Any:
 
 
 @contextmanager
-def _silence_export() -> Iterator[None]:
-    """Run a block without torch.export's warnings and notes on the person's model."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+def silence_torch(name: str, level: int, *categories: type[Warning]) -> Iterator[None]:
+    """Run a block without what is printed, notes below a level of the logger of this name, and such warnings."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            for category in categories:
+                warnings.simplefilter("ignore", category)
             yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 @contextmanager
-def _drop_unknown_results(model: nn.Module) -> Iterator[None]:
-    """Run a block in which results that torch cannot take apart, as caches for the next token, are left out."""
-    handle = model.register_forward_hook(lambda _module, _args, output: _drop_unknown(output))
+def _drop_unknown_results(model: nn.Module) -> Iterator[dict[str, str]]:
+    """Run a block in which results that torch cannot take apart, as caches for the next token, are left out.
+
+    Yields name of a result -> its class, filled by the forward.
+    """
+    lost: dict[str, str] = {}
+    handle = model.register_forward_hook(lambda _module, _args, output: _drop_unknown(output, lost))
     try:
-        yield
+        yield lost
     finally:
         handle.remove()
 
 
-def _drop_unknown(output: Any) -> Any:
+def _drop_unknown(output: Any, lost: dict[str, str]) -> Any:
     plain = (Tensor, int, float, bool, str, type(None), torch.SymInt)
-    known = {key: isinstance(value, plain) for key, value in pytree.tree_flatten_with_path(output)[0]}
-    if all(known.values()):
-        return output
+    unknown = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(output)[0] if not isinstance(leaf, plain)]
     if isinstance(output, Mapping):
-        lost = {path[0] for path, fine in known.items() if not fine}
-        kept = {key: value for key, value in output.items() if pytree.MappingKey(key) not in lost}
-        return type(output)(**kept)  # type: ignore[call-arg]
+        keys = {path[0].key: type(leaf).__name__ for path, leaf in unknown}
+        lost.update({str(key): name for key, name in keys.items()})
+        return type(output)(**{key: value for key, value in output.items() if key not in keys}) if keys else output
     if type(output) in (tuple, list):
-        lost = {path[0].idx for path, fine in known.items() if not fine and len(path) == 1}  # type: ignore[attr-defined]
-        return type(output)(value for k, value in enumerate(output) if k not in lost)
+        places = {path[0].idx: type(leaf).__name__ for path, leaf in unknown if len(path) == 1}
+        lost.update({f"result {k}": name for k, name in places.items()})
+        return type(output)(value for k, value in enumerate(output) if k not in places)
     return output
+
+
+def _refuse_result(name: str, kind: str) -> Refusal:
+    """A Refusal for a result that the captured graph does not return. kind: its class."""
+    reason = f"is a {kind}, which torch.export cannot take apart: the captured model does not return it"
+    fix = "return tensors in its place, or leave it out of the forward (use_cache=False for caches of transformers)"
+    return Refusal(name, reason, fix, "results", "R108")
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from torch_frontend.qmodules import UNKNOWN, Call, Entry, find_entry
-from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given
+from torch_frontend.tracing.arguments import CHECKS, PackOutputs
 from torch_frontend.tracing.modules import find_module
 
 # Keys of a node's meta.
@@ -144,7 +144,7 @@ def _computes_no_tensor(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     # Checks give nothing that is read.
-    if node.target in (require_default, require_given, torch._assert):
+    if node.target in (*CHECKS, torch._assert):
         return True
     if node.target is getattr:
         return node.args[1] in _FACTS

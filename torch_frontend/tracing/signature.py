@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
-from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given
+from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given, require_sizes
 from torch_frontend.tracing.names import make_unique_path
 
 
@@ -85,8 +86,15 @@ def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, defaul
             graph.call_function(require_default, (at, name, held))
         elif default is not inspect.Parameter.empty:
             graph.call_function(require_given, (node, name))
+        if isinstance(held, Tensor):
+            graph.call_function(require_sizes, (at, f"{name}{pytree.keystr(path)}", read_sizes(held)))
         at.meta["val"] = held
         flat.replace_all_uses_with(at)
+
+
+def read_sizes(tensor: Tensor) -> tuple[int | None, ...]:
+    """Sizes of a tensor of torch.export; None for those that may change from call to call."""
+    return tuple(int(size) if is_concrete_int(size) else None for size in tensor.shape)
 
 
 def _is_native(spec: Any) -> bool:

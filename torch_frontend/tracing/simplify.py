@@ -39,6 +39,7 @@ def simplify_graph(model: fx.GraphModule) -> None:
     model.graph.eliminate_dead_code()
     model.delete_all_unused_submodules()
     model.graph.lint()
+    model.recompile()
 
 
 def remove_identities(model: fx.GraphModule) -> None:

@@ -41,8 +41,8 @@ class Traced:
     """A graph over the modules of `root`.
 
     opaque: modules that could not be traced, with reasons. skipped: modules that match `torch.skip_trace`. fixed:
-    arguments that keep their defaults. modes: a Refusal if the other mode (train or eval) makes other calls. shaped:
-    modules whose control flow on shapes the example decided.
+    arguments that keep their defaults. refusals: parts of the forward that the graph lacks: calls of the other mode,
+    train or eval, and results. shaped: modules whose control flow on shapes the example decided.
     """
 
     root: nn.Module
@@ -50,7 +50,7 @@ class Traced:
     opaque: tuple[Refusal, ...] = ()
     skipped: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
-    modes: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     shaped: tuple[str, ...] = ()
     origin: Origin = Origin.SYMBOLIC
 

@@ -15,7 +15,7 @@ import onnx
 
 from onnxq.engines.diff.levels import Array, Level, find_level
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.plan.names import DEQUANTIZE, DYNAMIC, PARTS, QUANTIZE
+from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, is_clipped_part
 from onnxq.sites import TensorId
 
 Values = Mapping[str, Array]
@@ -129,7 +129,7 @@ def _is_quantizer_clip(index: GraphIndex, node: NodeRef) -> bool:
     if node.op_type != "Clip" or node.scope or index.is_output(node.result):
         return False
     readers = {reader.op_type for reader in index.readers(node.result)}
-    return readers in ({QUANTIZE}, {DYNAMIC}) and node.outputs[0].endswith(PARTS["clipped"])
+    return readers in ({QUANTIZE}, {DYNAMIC}) and is_clipped_part(node.outputs[0])
 
 
 def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:

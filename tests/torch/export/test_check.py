@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from tests.torch.exporting import Depthwise, quantized, wish
 from torch_frontend.export import ExportWarning, export_onnx
+from torch_frontend.export.check import ExportCheck
 
 
 class Doubled(nn.Module):
@@ -36,13 +39,21 @@ def test_the_file_is_the_module(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert found.as_run > found.quantization > 20
     assert not found.beyond_rounding
     assert found.max_abs < 1e-2
-    assert "net.onnx differs from torch by -" in caplog.text
+    assert re.search(r"net\.onnx against torch: SQNR (\d+\.\d dB|exact) as written, ", caplog.text)
     assert export_onnx(model, tmp_path / "net.onnx", x, overwrite=True, check=False).check is None
+
+
+def test_the_line_says_how_near_the_file_is_in_decibels_as_other_reports_do() -> None:
+    assert str(ExportCheck(math.inf, 41.26, 0.00123, 38.0)) == (
+        "against torch: SQNR exact as written, 41.3 dB as ONNX Runtime optimizes it (at most 0.0012 apart); "
+        "of quantization itself 38.0 dB"
+    )
+    assert str(ExportCheck(not_run="no session")) == "was not compared with torch: no session"
 
 
 def test_another_network_is_a_warning(tmp_path: Path) -> None:
     model, x = quantized(Depthwise, wish())
-    with pytest.warns(ExportWarning, match=r"net\.onnx differs from torch by .*\[W126\]"):
+    with pytest.warns(ExportWarning, match=r"net\.onnx against torch: SQNR .*: it does not .*\[W126\]"):
         found = export_onnx(Doubled(model.model).eval(), tmp_path / "net.onnx", x, target="virtual").check
     assert found is not None
     assert found.beyond_rounding

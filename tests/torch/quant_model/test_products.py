@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 
 
@@ -73,6 +74,67 @@ def test_another_product_is_refused_by_name(name):
     assert not model.quantizers or product.reason.reason
 
 
+def make_stand_in() -> type[nn.Module]:
+    """A class of the name and form of transformers' Conv1D."""
+
+    class Conv1D(nn.Module):
+        def __init__(self, nf: int, nx: int) -> None:
+            super().__init__()
+            self.nf = nf
+            self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+            return made.view((*x.size()[:-1], self.nf))
+
+    Conv1D.__module__, Conv1D.__qualname__ = "transformers.pytorch_utils", "Conv1D"
+    return Conv1D
+
+
+def find_real() -> type[nn.Module]:
+    return pytest.importorskip("transformers.pytorch_utils", reason="transformers is not installed").Conv1D
+
+
+@pytest.mark.parametrize("find", [make_stand_in, find_real], ids=["stand-in", "transformers"])
+@pytest.mark.parametrize(
+    ("config", "scales"), [("virtual-int8", 8), ("ort-int8", 8), ("ort-int4-weights", 24), ("ort-dynamic", 8)]
+)
+def test_a_layer_of_transformers_with_a_turned_weight_is_quantized_where_nothing_can_be_traced(find, config, scales):
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = find()(8, 96)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+    torch.manual_seed(0)
+    net, x = Branching().eval(), torch.rand(2, 3, 96)
+    model = QuantModel(net, config, example_inputs=x)
+    assert not model.traced
+    assert torch.equal(model(x), net(x))
+    (product,) = model.products
+    assert (product.weight, product.reason) == ("layer.weight", None)
+    model.prepare_calibration()
+    model(x)
+    model.calc_qparams().freeze()
+    assert model.quantizers["layer.weight"].qparams().scale.size == scales
+    with torch.no_grad():
+        assert 0 < float((model(x) - net(x)).abs().max()) < 2
+    if config == "ort-int8":
+        exported = to_onnx(Straight(model.model.get_submodule("layer")), x, target="ort")
+        assert "layer.weight" in exported.sites
+
+
+class Straight(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
 def test_products_of_a_model_that_cannot_be_traced_are_listed():
     class Branching(nn.Module):
         def __init__(self) -> None:
@@ -80,7 +142,14 @@ def test_products_of_a_model_that_cannot_be_traced_are_listed():
             self.layer, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) @ self.weight if x.sum() > 0 else self.layer(-x) @ self.weight
+            x = torch.einsum("bi,io->bo", self.layer(x if x.sum() > 0 else -x), self.weight)
+            return torch.addmm(x, x @ self.weight, self.weight)
 
     model = QuantModel(Branching().eval(), target="virtual", example_inputs=torch.ones(2, 4))
-    assert [(one.subject, one.reason is None) for one in model.products] == [("layer", True), ("matmul", False)]
+    assert [(one.subject, one.reason is None) for one in model.products] == [
+        ("layer", True),
+        ("einsum", False),
+        ("matmul", False),
+        ("addmm", False),
+    ]
+    assert {"einsum", "addmm"} <= {one.subject for one in model.refusals}

@@ -71,3 +71,25 @@ def test_pact_starts_at_its_alpha_or_at_the_range() -> None:
     below.observe(-x)
     with pytest.raises(CalibrationError, match=r"relu\.out: no value above zero"):
         below.calc_qparams()
+
+
+@pytest.mark.parametrize(
+    ("spec", "zero"), [(QuantSpec(bits=4), 0), (QuantSpec(bits=4, signed=False, symmetric=False), 5)]
+)
+def test_of_signed_tensors_the_lower_end_follows_alpha(spec: QuantSpec, zero: int) -> None:
+    """The paper has outputs of ReLU only; values below the lower end give alpha the share by which that end follows."""
+    x, g = values(4, 6, size=3.0), values(4, 6, seed=1)
+    pact = quantizer("pact", spec, 1.5 / (spec.qmax - zero), zero, role=Role.ACTIVATION)
+    ours = x.clone().requires_grad_()
+    pact(ours).backward(g)
+
+    theirs, a = x.clone().requires_grad_(), pact.alpha.detach().clone().requires_grad_()
+    low = a * (spec.qmin - zero) / (spec.qmax - zero)
+    clipped = torch.minimum(torch.maximum(theirs, low), a)
+    step = (a / (spec.qmax - zero)).detach()
+    y = clipped + ((clipped / step).round() * step - clipped).detach()
+    y.backward(g)
+    assert bool((x < low).any())
+    torch.testing.assert_close(pact(x), y, **EXACT)
+    torch.testing.assert_close(ours.grad, theirs.grad, **EXACT)
+    torch.testing.assert_close(pact.alpha.grad, a.grad, **EXACT)

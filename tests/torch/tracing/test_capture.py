@@ -13,8 +13,12 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+<<<<<<< HEAD
 from onnxq.errors import DataError, ModelError
 from onnxq.runtime import Session
+=======
+from onnxq.errors import CalibrationError, DataError, ModelError
+>>>>>>> wt-defects2
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import capture_model, take_graph
@@ -184,7 +188,96 @@ def test_it_trains_pickles_and_exports_as_trained(model):
 def test_another_forward_in_train_mode_is_refused():
     made = capture_model(ReadsMode().eval(), (), (torch.randn(2, 8),), {})
     assert isinstance(made, Traced)
-    assert [one.rule for one in made.modes] == ["mode"]
+    assert [one.rule for one in made.refusals] == ["mode"]
+
+
+class Fixed(nn.Module):
+    """Its graph holds for one number of rows, and with `whole` for one batch; any number of columns is fine."""
+
+    def __init__(self, *, whole: bool = False) -> None:
+        super().__init__()
+        self.inner, self.whole = nn.Linear(1, 4), whole
+
+    def forward(self, x: Tensor, more: dict[str, Tensor] | None = None) -> Tensor:
+        assert isinstance(x, Tensor)
+        made = self.inner(x[..., None]).reshape(int(x.shape[0]) if self.whole else x.shape[0], int(x.shape[1]), -1)
+        return made if more is None else made + more["shift"]
+
+
+def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
+    net, x = Fixed().eval(), torch.randn(2, 6, 5)
+    model = QuantModel(net, target="virtual", example_inputs=x)
+    assert model.origin is Origin.EXPORTED
+    other = torch.randn(3, 6, 7)
+    torch.testing.assert_close(model(other), net(other))
+    for wrong, text in (((2, 3, 10), "has 3 at dimension 1, and was captured with 6"), ((2, 6), "2 dimensions")):
+        with pytest.raises(DataError, match=text) as caught:
+            model(torch.randn(wrong))
+        assert (caught.value.subject, caught.value.code) == ("input 'x'", "Q209")
+        assert "example_inputs" in caught.value.fix
+
+
+def test_sizes_are_checked_inside_of_arguments_and_before_anything_is_observed():
+    model = QuantModel(
+        Fixed().eval(),
+        target="virtual",
+        example_inputs={"x": torch.randn(2, 6, 5), "more": {"shift": torch.randn(2, 6, 1)}},
+    )
+    with pytest.raises(DataError, match="dimension 2") as caught:
+        model(torch.randn(2, 6, 5), {"shift": torch.randn(2, 6, 20)})
+    assert caught.value.subject == """input "more['shift']\""""
+    model.prepare_calibration()
+    with pytest.raises(DataError, match="dimension 1"):
+        model(torch.randn(2, 5, 6), {"shift": torch.randn(2, 6, 1)})
+    with pytest.raises(CalibrationError, match=r"getitem.out, unsqueeze.out"):
+        model.calc_qparams()
+
+
+def test_a_batch_of_one_is_captured_where_the_batch_becomes_a_constant():
+    net, x = Fixed(whole=True).eval(), torch.randn(1, 6, 5)
+    model = QuantModel(net, target="virtual", example_inputs=x)
+    assert model.origin is Origin.EXPORTED
+    torch.testing.assert_close(model(x), net(x))
+    with pytest.raises(DataError, match="has 2 at dimension 0, and was captured with 1"):
+        model(torch.randn(2, 6, 5))
+
+
+def test_a_model_with_checked_sizes_compiles_without_a_break_and_exports_with_any_batch():
+    model, x = QuantModel(Fixed().eval(), target="virtual", example_inputs=torch.randn(2, 6, 5)), torch.randn(2, 6, 5)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for k in (2, 3, 4):
+        torch.testing.assert_close(compiled(torch.randn(k, 6, 5).fill_(k)), model(torch.full((k, 6, 5), float(k))))
+    model.prepare_calibration()
+    model(x)
+    exported = to_onnx(model.calc_qparams().freeze(), x, dynamic_batch=True)
+    assert [dim.dim_param or dim.dim_value for dim in exported.model.graph.input[0].type.tensor_type.shape.dim] == [
+        "batch",
+        6,
+        5,
+    ]
+
+
+class Cache:
+    """A result that torch cannot take apart."""
+
+
+@pytest.mark.parametrize(("keyed", "name"), [(True, "cache"), (False, "result 1")])
+def test_results_that_the_graph_cannot_return_are_told_by_name(keyed: bool, name: str):
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> dict[str, object] | tuple[object, ...]:
+            assert isinstance(x, Tensor)
+            made = {"out": self.inner(x), "cache": Cache(), "twice": x * 2}
+            return made if keyed else tuple(made.values())
+
+    model = QuantModel(Remembers().eval(), target="virtual", example_inputs=torch.randn(2, 8))
+    told = [one for one in model.refusals if one.rule == "results"]
+    assert [(one.subject, one.code) for one in told] == [(name, "R108")]
+    assert "Cache" in told[0].reason
+    assert len(model(torch.randn(2, 8))) == 2
 
 
 def test_control_flow_on_values_is_not_captured():
@@ -241,3 +334,10 @@ def test_what_torch_2_13_keeps_for_itself_is_still_there():
     assert info.in_spec.num_leaves == info.out_spec.num_leaves == 1
     assert torch.ops.higher_order.wrap_with_set_grad_enabled in {node.target for node in module.graph.nodes}
     assert hasattr(torch.ops.higher_order, "wrap_with_autocast")
+
+
+def test_dropout_of_attention_in_a_model_in_train_mode_is_captured():
+    torch.manual_seed(0)
+    model = QuantModel(Net().train(), target="virtual", example_inputs=torch.randn(2, 6, 8))
+    assert model.origin is Origin.EXPORTED
+    assert [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"] == [0.1]
