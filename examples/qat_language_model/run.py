@@ -38,7 +38,7 @@ RATE, TUNING_RATE, DECAY = 3e-3, 1e-3, 0.05
 
 @dataclass(frozen=True)
 class Sizes:
-    """steps of the first training and of the second; windows a batch; bytes a window; windows of the test; bytes read."""
+    """steps of the first and the second training; windows a batch; bytes a window; windows of the test; bytes read."""
 
     steps: int = 1600
     tuning: int = 200

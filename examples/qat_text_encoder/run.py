@@ -46,7 +46,7 @@ Example = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """steps of the first training and of the second; windows a batch, a package and its test; bytes a window; features."""
+    """steps of the first and the second training; windows a batch, a package, its test; bytes a window; features."""
 
     steps: int = 1200
     tuning: int = 200
