@@ -33,7 +33,7 @@ from torch_frontend.export import export_onnx
 from torch_frontend.quant_model import QuantModel
 
 # Of AdamW, in float training and in what follows, in float or quantized.
-RATE, TUNING_RATE, DECAY = 3e-3, 1e-3, 0.05
+RATE, TUNING_RATE, DECAY = 3e-3, 3e-4, 0.05
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sizes:
     tuning: int = 200
     batch: int = 4
     length: int = 128
-    test: int = 512
+    test: int = 256
     text: int = 6_000_000
     layers: int = 3
 
