@@ -46,19 +46,20 @@ Example = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """steps of the first and the second training; windows a batch, a package, its test; bytes a window; features."""
+    """steps of both trainings; windows a batch, a package, its test; bytes a window; features; layers."""
 
-    steps: int = 1200
-    tuning: int = 200
-    batch: int = 32
+    steps: int = 1000
+    tuning: int = 150
+    batch: int = 16
     training: int = 5000
     test: int = 250
     length: int = 64
     width: int = 64
+    layers: int = 2
 
 
 # Half a minute, without figures that mean anything.
-QUICK = Sizes(steps=6, tuning=3, batch=4, training=8, test=4, length=16, width=32)
+QUICK = Sizes(steps=6, tuning=3, batch=4, training=8, test=4, length=16, width=32, layers=1)
 
 
 class Way(Enum):
@@ -79,9 +80,9 @@ METHODS: dict[str, tuple[dict[str, Any], Way]] = {
 
 
 def make_bert(sizes: Sizes) -> nn.Module:
-    """A BERT of two layers for bytes, with random weights."""
+    """A BERT for bytes, with random weights."""
     config = BertConfig(
-        vocab_size=256, hidden_size=sizes.width, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=256, hidden_size=sizes.width, num_hidden_layers=sizes.layers, num_attention_heads=4,
         intermediate_size=4 * sizes.width, max_position_embeddings=sizes.length, num_labels=len(PACKAGES),
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip

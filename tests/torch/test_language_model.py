@@ -28,7 +28,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_trained_row_is_what_its_name_says(example: Any) -> None:
     torch.manual_seed(0)
     net = example.ByteModel(width=64, layers=1, hidden=64, longest=16).eval()
-    text, _ = example.read_sources(50_000)
+    text, _ = example.read_sources(example.QUICK.text)
     sizes = replace(example.QUICK, length=16, tuning=2, batch=2)
     for name, (config, way) in example.METHODS.items():
         if way is not example.Way.QAT:
@@ -47,7 +47,7 @@ def test_every_trained_row_is_what_its_name_says(example: Any) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own, of torch.onnx.export
 def test_rows_are_files_that_run(example: Any, tmp_path: Path) -> None:
     rows = ("W4A16, GPTQ", "W4A16, QAT")
-    sizes = replace(example.QUICK, length=16, steps=2, tuning=2, batch=2, test=2, text=50_000)
+    sizes = replace(example.QUICK, length=16, steps=2, tuning=2, batch=2, test=2)
     scores = example.run(tmp_path, sizes, {name: example.METHODS[name] for name in rows})
     assert list(scores) == ["float", "float, trained further", *rows]
     for score in scores.values():
