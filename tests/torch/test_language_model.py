@@ -46,7 +46,7 @@ def test_every_trained_row_is_what_its_name_says(example: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own, of torch.onnx.export
 def test_rows_are_files_that_run(example: Any, tmp_path: Path) -> None:
-    rows = ("W4A16, GPTQ", "W4A16, QAT")
+    rows = ("W4A16, nearest", "W4A16, QAT")
     sizes = replace(example.QUICK, length=16, steps=2, tuning=2, batch=2, test=2)
     scores = example.run(tmp_path, sizes, {name: example.METHODS[name] for name in rows})
     assert list(scores) == ["float", "float, trained further", *rows]
