@@ -111,8 +111,6 @@ def _simplify_traced(traced: Traced) -> _Network:
     model = _make_graph_module(traced.root, traced.graph)
     norms = replace_batch_norms(model, traced.root)
     simplify_graph(model)
-    # It is run before it is taken.
-    model.recompile()
     return _Network(traced, model, tuple(norms))
 
 

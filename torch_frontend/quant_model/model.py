@@ -45,6 +45,9 @@ class QuantModel(AncestorNames, nn.Module):
     the graph comes from. quantizers: site -> quantizer.
     """
 
+    # Hugging Face's Trainer adds its own arguments to those of a model whose forward takes any, unless this says no.
+    accepts_loss_kwargs = False
+
     def __init__(
         self,
         model: nn.Module,

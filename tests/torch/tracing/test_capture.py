@@ -13,12 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-<<<<<<< HEAD
-from onnxq.errors import DataError, ModelError
-from onnxq.runtime import Session
-=======
 from onnxq.errors import CalibrationError, DataError, ModelError
->>>>>>> wt-defects2
+from onnxq.runtime import Session
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import capture_model, take_graph
