@@ -48,9 +48,9 @@ Example = dict[str, Tensor]
 class Sizes:
     """steps of both trainings; windows a batch, a package, its test; bytes a window; features; layers."""
 
-    steps: int = 1000
-    tuning: int = 150
-    batch: int = 16
+    steps: int = 1200
+    tuning: int = 200
+    batch: int = 32
     training: int = 5000
     test: int = 250
     length: int = 64
