@@ -4,16 +4,20 @@
     pip install 'onnxq[cpu,torch]' transformers accelerate
     python examples/qat_text_encoder/run.py      # some minutes on two cores; --quick: half of one, without figures
 
-The encoder reads some bytes of Python's standard library and says which package they come from. Every row is an
-exported ONNX file, run by ONNX Runtime on text that nothing was trained on.
+The encoder reads some bytes of Python's standard library and says of each what a highlighter colours: whether it
+belongs to a name, a keyword, a string, a comment. Every row is an exported ONNX file, run by ONNX Runtime on files that
+nothing was trained on.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import sys
+import io
+import keyword
+import sysconfig
 import time
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -21,11 +25,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import BertConfig, BertForTokenClassification, Trainer, TrainingArguments
 
 import onnxq
 from onnxq import qat
@@ -33,11 +38,12 @@ from onnxq.runtime import Session
 from torch_frontend.export import export_onnx
 from torch_frontend.quant_model import QuantModel
 
-sys.path.append(str(Path(__file__).parents[1] / "qat_language_model"))
-from text import draw_windows, read_sources
-
-# Packages of eight files or more, which every Python since 3.10 brings along.
-PACKAGES = ("asyncio", "ctypes", "email", "encodings", "importlib", "multiprocessing", "unittest", "xml")
+KINDS = ("space", "name", "keyword", "number", "string", "comment", "operator")
+# By the type of Python's own tokens; f-strings have three since 3.12.
+KIND_OF = {
+    "NUMBER": "number", "STRING": "string", "FSTRING_START": "string", "FSTRING_MIDDLE": "string",
+    "FSTRING_END": "string", "COMMENT": "comment", "OP": "operator",
+}  # fmt: skip
 # Of AdamW, in float training and in what follows, in float or quantized.
 RATE, TUNING_RATE, DECAY = 2e-3, 5e-4, 0.01
 
@@ -46,20 +52,21 @@ Example = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """steps of both trainings; windows a batch, a package, its test; bytes a window; features; layers."""
+    """steps of both trainings; windows a batch, of training, of the test; bytes a window, of all files; features."""
 
     steps: int = 1200
-    tuning: int = 200
+    tuning: int = 150
     batch: int = 32
-    training: int = 5000
-    test: int = 250
-    length: int = 64
+    training: int = 40_000
+    test: int = 500
+    length: int = 96
+    text: int = 2_000_000
     width: int = 64
     layers: int = 2
 
 
 # Half a minute, without figures that mean anything.
-QUICK = Sizes(steps=6, tuning=3, batch=4, training=8, test=4, length=16, width=32, layers=1)
+QUICK = Sizes(steps=6, tuning=3, batch=4, training=32, test=8, length=16, text=60_000, width=32, layers=1)
 
 
 class Way(Enum):
@@ -71,11 +78,15 @@ class Way(Enum):
 
 
 LEARNED = {"quantizer": {"name": "lsq", "init": "observer"}}
+W2A8 = {"extends": "ort-w4a8", "weights": {"bits": 2}}
+TRAINED = {"torch": {"weights": LEARNED, "activations": LEARNED}}
 METHODS: dict[str, tuple[dict[str, Any], Way]] = {
     "W8A8, nearest": ({"extends": "ort-int8"}, Way.NEAREST),
     "W4A8, nearest": ({"extends": "ort-w4a8"}, Way.NEAREST),
     "W4A8, GPTQ": ({"extends": "ort-w4a8"}, Way.GPTQ),
-    "W4A8, QAT": ({"extends": "ort-w4a8", "torch": {"weights": LEARNED, "activations": LEARNED}}, Way.QAT),
+    "W4A8, QAT": ({"extends": "ort-w4a8", **TRAINED}, Way.QAT),
+    "W2A8, GPTQ": (W2A8, Way.GPTQ),
+    "W2A8, QAT": ({**W2A8, **TRAINED}, Way.QAT),
 }
 
 
@@ -83,22 +94,52 @@ def make_bert(sizes: Sizes) -> nn.Module:
     """A BERT for bytes, with random weights."""
     config = BertConfig(
         vocab_size=256, hidden_size=sizes.width, num_hidden_layers=sizes.layers, num_attention_heads=4,
-        intermediate_size=4 * sizes.width, max_position_embeddings=sizes.length, num_labels=len(PACKAGES),
+        intermediate_size=4 * sizes.width, max_position_embeddings=sizes.length, num_labels=len(KINDS),
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    return BertForSequenceClassification(config).eval()
+    return BertForTokenClassification(config).eval()
+
+
+def label_bytes(source: bytes) -> np.ndarray:
+    """The kind of each byte of an ASCII source, as an index into KINDS."""
+    starts = np.cumsum([0, *map(len, source.splitlines(keepends=True))])
+    labels = np.zeros(len(source) + 1, np.int64)
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        kind = KIND_OF.get(tokenize.tok_name[token.type] if token.type != tokenize.OP else "OP")
+        if token.type == tokenize.NAME:
+            kind = "keyword" if keyword.iskeyword(token.string) else "name"
+        if kind is not None:
+            (row, column), (last, end) = token.start, token.end
+            labels[starts[row - 1] + column : starts[last - 1] + end] = KINDS.index(kind)
+    return labels[:-1]
+
+
+def read_labelled(limit: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """(bytes, kinds) of training and test files of the standard library: every eighth file is for tests."""
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for k, file in enumerate(sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))):
+        source = file.read_bytes().replace(b"\r\n", b"\n")
+        if source.isascii():
+            parts[k % 8 == 7].append(source)
+        if sum(map(len, parts[0])) > limit:
+            break
+    training, test = (
+        (torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8).long(),
+         torch.from_numpy(np.concatenate([label_bytes(source) for source in part])))
+        for part in parts
+    )  # fmt: skip
+    return training, test
 
 
 def draw_examples(sizes: Sizes) -> tuple[list[Example], list[Example]]:
-    """(training, test) windows of bytes, each with the package that it comes from."""
-    generator = torch.Generator().manual_seed(0)
-    drawn: tuple[list[Example], list[Example]] = ([], [])
-    for label, package in enumerate(PACKAGES):
-        texts = read_sources(10_000_000, f"{package}/**/*.py")
-        for examples, text, count in zip(drawn, texts, (sizes.training, sizes.test), strict=True):
-            windows = draw_windows(text, count, sizes.length, generator)
-            examples += [{"input_ids": ids, "labels": torch.tensor(label)} for ids in windows]
-    return drawn
+    """(training, test) windows of bytes, each byte with its kind."""
+    generator, drawn = torch.Generator().manual_seed(0), []
+    for (text, labels), count in zip(read_labelled(sizes.text), (sizes.training, sizes.test), strict=True):
+        starts = torch.randint(len(text) - sizes.length, (count,), generator=generator)
+        where = starts[:, None] + torch.arange(sizes.length)
+        drawn.append([{"input_ids": a, "labels": b} for a, b in zip(text[where], labels[where], strict=True)])
+    training, test = drawn
+    return training, test
 
 
 def stack_inputs(examples: list[Example]) -> dict[str, Tensor]:
@@ -108,7 +149,7 @@ def stack_inputs(examples: list[Example]) -> dict[str, Tensor]:
 
 def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
     """Cross-entropy outside of the model, so that the one that is trained is the one that is exported."""
-    return F.cross_entropy(outputs["logits"], labels)
+    return F.cross_entropy(outputs["logits"].flatten(0, 1), labels.flatten())
 
 
 def train(model: nn.Module, examples: list[Example], steps: int, rate: float, batch: int) -> None:
@@ -193,7 +234,9 @@ def run(folder: Path, sizes: Sizes, methods: Mapping[str, tuple[dict[str, Any], 
             model = train_quantized(copy.deepcopy(net), config, examples, sizes)
             export_quantized(model, file, inputs)
         else:
-            onnx.save(onnxq.quantize(plain, samples, config["extends"], overrides={"effort": way.value}).model, file)
+            asked = {f"weights.{key}": value for key, value in config.get("weights", {}).items()}
+            done = onnxq.quantize(plain, samples, config["extends"], overrides={**asked, "effort": way.value})
+            onnx.save(done.model, file)
         scores[name] = measure(file, test, start)
     return scores
 
