@@ -307,7 +307,8 @@ def main(arguments: list[str]) -> None:
         if options.rows:
             with options.rows.open("a") as file:
                 file.write(json.dumps(asdict(rows[-1])) + "\n")
-    print_table(rows)
+    places = {name: k for k, (name, _) in enumerate(list_nets())}
+    print_table(sorted(rows, key=lambda row: places.get(row.net, len(places))))
 
 
 if __name__ == "__main__":
