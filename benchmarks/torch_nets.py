@@ -218,8 +218,8 @@ def _judge_chaos(row: Row, model: nn.Module, x: Tensor, said: list[Tensor], plai
     file, change, rounding = _part(said, made), max(_part(said, one) for one in nudged), _part(plain, said)
     row.exported = "yes" if file <= 2 * change else row.exported
     row.reason += "; " * bool(row.reason) + (
-        f"the file is {file:.1%} from torch; images changed by 1e-6 change torch's outputs by {change:.1%}, quantization "
-        f"by {rounding:.0%}"
+        f"the file is {file:.1%} from torch; images changed by 1e-6 change torch's outputs by {change:.1%}, "
+        f"quantization by {rounding:.0%}"
     )
 
 
