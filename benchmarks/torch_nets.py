@@ -8,9 +8,9 @@ Small variants with random weights. Each net is given to QuantModel with one bat
 how many of its products are quantized, whether the model with quantizers off is the float model (2e-4 of the largest
 output), one training step with finite gradients, the exported file beside torch, and whether the plan applies to the
 float file as onnxslim rewrites it. Sums in another order round some values to the next integer, so a file is torch's
-model within one twentieth of the largest output or, in nets where such a step grows, within twice what changing the sums
-of all layers by 1e-6 does. A net that fails says why. Names are beginnings; --rows keeps one line of JSON a net, and goes on behind
-those it has.
+model within one twentieth of the largest output or, in nets where such a step grows, within twice what changing the
+sums of all layers by 1e-6 does. A net that fails says why. Names are beginnings; --rows keeps one line of JSON a net,
+and goes on behind those it has.
 """
 
 from __future__ import annotations
@@ -176,7 +176,9 @@ def _fill_row(row: Row, net: nn.Module, inputs: Any) -> None:
     # `virtual`: no engine's costs, by which most of such small nets would stay float.
     model = QuantModel(net, target="virtual", example_inputs=inputs)
     row.captured = model.origin.value
-    row.reason = "; ".join(dict.fromkeys(one.reason for one in model.refusals if one.code == "R108"))
+    row.reason = "; ".join(
+        dict.fromkeys(f"{one.subject}: {one.reason}" for one in model.refusals if one.code == "R108")
+    )
     quantized = [product for product in model.products if product.reason is None]
     row.quantized = f"{len(quantized)} of {len(model.products)}"
     with torch.no_grad():
@@ -212,7 +214,7 @@ def _part(expected: list[Tensor], got: list[Tensor]) -> float:
 
 
 def _judge_chaos(row: Row, model: QuantModel, inputs: Any, plain: list[Tensor], made: list[Tensor]) -> None:
-    """yes for a file that is no farther from torch than twice what a change of all layers' sums by 1e-6 makes of torch."""
+    """yes for a file that is no farther from torch than twice what changing the sums of all layers by 1e-6 does."""
     rng, said = torch.Generator().manual_seed(1), _run(model, inputs)
 
     def nudge(_module: nn.Module, _inputs: Any, sums: Tensor) -> Tensor:
