@@ -86,8 +86,9 @@ class _Mover:
             if first is None:
                 raise self._explain_missing(site)
             others = self.recognized.tensors.get(site.site.name, ())[1:]
-            rest = [t for t in others if not self._is_made_from(t, first)]
-            return [(first, None), *((t, self._find_readers(site.site.name, t)) for t in rest)]
+            rest = [(t, self._find_readers(site.site.name, t)) for t in others if not self._is_made_from(t, first)]
+            # Others of its values that none of its readers reads are float in the plan, too.
+            return [(first, None), *((t, readers) for t, readers in rest if readers)]
         edges = site.consumers if site.consumers is not None else (site.site,)
         places: dict[TensorId, dict[Edge, None]] = {}
         for edge in edges:
