@@ -40,25 +40,32 @@ sys.path.insert(0, str(EXAMPLE))
 from data import Images, load  # noqa: E402
 from net import FashionNet, train, varied  # noqa: E402
 
-CALIBRATION, BATCH = 512, 128
+CALIBRATION, BATCH, DECAY = 512, 128, 1e-4
 
 
 @dataclass
 class Contender:
-    """A model in training. before_step: called before each step; finish: the model to be judged, in eval mode."""
+    """A model in training. groups: of its parameters, with parts of the rate. finish_model: gives what is judged.
+
+    before_step: is called before each step.
+    """
 
     model: nn.Module
-    groups: Any
-    finish: Callable[[], Callable[[Tensor], Tensor]]
+    groups: list[dict[str, Any]]
+    finish_model: Callable[[], Callable[[Tensor], Tensor]]
     before_step: Callable[[], None] = lambda: None
-    after_step: Callable[[], None] = lambda: None
     attach: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
     milliseconds: list[float] = field(default_factory=list)
 
 
+def group_parameters(model: nn.Module) -> list[dict[str, Any]]:
+    """All parameters of another tool's model in one group."""
+    return [{"params": list(model.parameters()), "lr": 1.0, "weight_decay": DECAY}]
+
+
 def prepare_float(net: nn.Module, bits: tuple[int, int], few: Images, steps: int) -> Contender:
     """The float network, trained on."""
-    return Contender(net, net.parameters(), net.eval)
+    return Contender(net, group_parameters(net), net.eval)
 
 
 def prepare_onnxq(net: nn.Module, bits: tuple[int, int], few: Images, steps: int) -> Contender:
@@ -90,7 +97,7 @@ def prepare_onnxq(net: nn.Module, bits: tuple[int, int], few: Images, steps: int
     model.init_qat()
     pacer = qat.Pacer(model, qat.Schedule(freeze_batch_norms=steps // 2))
 
-    def finish() -> Callable[[Tensor], Tensor]:
+    def finish_model() -> Callable[[Tensor], Tensor]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "net.onnx"
             export_onnx(model.freeze(), path, few.images[:2], dynamic_batch=True)
@@ -98,7 +105,9 @@ def prepare_onnxq(net: nn.Module, bits: tuple[int, int], few: Images, steps: int
         name = session.inputs[0].name
         return lambda x: torch.from_numpy(next(iter(session.run({name: x.numpy()}).values())))
 
-    return Contender(model, qat.parameter_groups(model, lr=1.0), finish, pacer.step, attach=pacer.attach)
+    return Contender(
+        model, qat.parameter_groups(model, lr=1.0, weight_decay=DECAY), finish_model, pacer.step, attach=pacer.attach
+    )
 
 
 def prepare_brevitas(net: nn.Module, bits: tuple[int, int], few: Images, steps: int) -> Contender:
@@ -113,7 +122,7 @@ def prepare_brevitas(net: nn.Module, bits: tuple[int, int], few: Images, steps: 
     def make_weight(width: int) -> type:
         return type("Weights", (Int8WeightPerChannelFloat,), {"bit_width": width, **learned})
 
-    def replace(module: nn.Module, path: str = "") -> None:
+    def replace_layers(module: nn.Module, path: str = "") -> None:
         for name, child in module.named_children():
             full, wide = f"{path}{name}", 8 if f"{path}{name}" in ("stem.0", "head") else bits[0]
             new: nn.Module | None = None
@@ -131,18 +140,18 @@ def prepare_brevitas(net: nn.Module, bits: tuple[int, int], few: Images, steps: 
             elif isinstance(child, nn.ReLU):
                 new = qnn.QuantReLU(act_quant=type("Data", (Uint8ActPerTensorFloat,), {"bit_width": bits[1]}))
             if new is None:
-                replace(child, f"{full}.")
+                replace_layers(child, f"{full}.")
                 continue
             new.load_state_dict(child.state_dict(), strict=False)
             setattr(module, name, new)
 
     split_relus(net)
-    replace(net)
+    replace_layers(net)
     net.eval()
     with torch.no_grad(), calibration_mode(net):
         for x, _ in few.batches(64):
             net(x)
-    return Contender(net, net.parameters(), net.eval)
+    return Contender(net, group_parameters(net), net.eval)
 
 
 def split_relus(net: nn.Module) -> None:
@@ -177,12 +186,12 @@ def prepare_torchao(net: nn.Module, bits: tuple[int, int], few: Images, steps: i
     model = prepare_qat_pt2e(exported, quantizer)
     pt2e.move_exported_model_to_train(model)
 
-    def finish() -> Callable[[Tensor], Tensor]:
+    def finish_model() -> Callable[[Tensor], Tensor]:
         model.apply(pt2e.disable_observer)
         pt2e.move_exported_model_to_eval(model)
         return model
 
-    return Contender(model, model.parameters(), finish)
+    return Contender(model, group_parameters(model), finish_model)
 
 
 TOOLS: dict[str, tuple[str, Callable[[nn.Module, tuple[int, int], Images, int], Contender]]] = {
@@ -199,11 +208,7 @@ def train_beside(contenders: list[Contender], images: Images, epochs: int, seed:
     steps = epochs * -(-len(images) // BATCH)
     made = []
     for one in contenders:
-        groups = list(one.groups)
-        if not isinstance(groups[0], dict):
-            groups = [{"params": groups}]
-        # Groups of onnxq's hold parts of a rate of 1.
-        groups = [{"weight_decay": 1e-4, **group, "lr": lr * group.get("lr", 1.0)} for group in groups]
+        groups = [{**group, "lr": lr * group["lr"]} for group in one.groups]
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
         one.attach(optimizer)
         made.append((one, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)))
@@ -223,7 +228,7 @@ def train_beside(contenders: list[Contender], images: Images, epochs: int, seed:
                 one.milliseconds.append(1e3 * (time.perf_counter() - start))
 
 
-def score(run: Callable[[Tensor], Tensor], images: Images) -> float:
+def measure_accuracy(run: Callable[[Tensor], Tensor], images: Images) -> float:
     """Share of right answers in percent."""
     with torch.no_grad():
         return 100 * sum(int((run(x).argmax(1) == label).sum()) for x, label in images.batches(500)) / len(images)
@@ -242,7 +247,9 @@ def make_float(images: Images, epochs: int) -> nn.Module:
     return net.eval()
 
 
-def compare(net: nn.Module, bits: tuple[int, int], images: Images, test: Images, args: argparse.Namespace) -> None:
+def compare_tools(
+    net: nn.Module, bits: tuple[int, int], images: Images, test: Images, args: argparse.Namespace
+) -> None:
     """Print the table of one pair of widths."""
     names = [name for name, (package, _) in TOOLS.items() if find_spec(package)]
     scores: dict[str, list[float]] = {name: [] for name in names}
@@ -253,7 +260,7 @@ def compare(net: nn.Module, bits: tuple[int, int], images: Images, test: Images,
         contenders = {name: TOOLS[name][1](copy.deepcopy(net), bits, images.take(CALIBRATION), steps) for name in names}
         train_beside(list(contenders.values()), images, args.epochs, seed, args.lr)
         for name, one in contenders.items():
-            scores[name].append(score(one.finish(), test))
+            scores[name].append(measure_accuracy(one.finish_model(), test))
             times[name] += one.milliseconds
             print(f"W{bits[0]}A{bits[1]}, seed {seed}: {name} {scores[name][-1]:.2f}", file=sys.stderr, flush=True)
     plain = statistics.median(times[names[0]])
@@ -287,12 +294,12 @@ def main(arguments: list[str]) -> None:
     net = make_float(images, args.float_epochs)
     packages = [name for name in ("torch", "brevitas", "torchao") if find_spec(name)]
     print(
-        f"float {score(net, test):.2f} %; {len(images)} images, {args.epochs} epoch(s), batches of {BATCH}, "
+        f"float {measure_accuracy(net, test):.2f} %; {len(images)} images, {args.epochs} epoch(s), batches of {BATCH}, "
         f"{torch.get_num_threads()} threads; {', '.join(f'{name} {version(name)}' for name in packages)}\n"
     )
     for pair in args.bits:
         weight, _, data = pair.partition(",")
-        compare(net, (int(weight), int(data)), images, test, args)
+        compare_tools(net, (int(weight), int(data)), images, test, args)
         print()
 
 

@@ -217,11 +217,11 @@ def _judge_chaos(row: Row, model: QuantModel, inputs: Any, plain: list[Tensor], 
     """yes for a file that is no farther from torch than twice what changing the sums of all layers by 1e-6 does."""
     rng, said = torch.Generator().manual_seed(1), _run(model, inputs)
 
-    def nudge(_module: nn.Module, _inputs: Any, sums: Tensor) -> Tensor:
+    def nudge_sums(_module: nn.Module, _inputs: Any, sums: Tensor) -> Tensor:
         return sums * (1 + 1e-6 * torch.randn(sums.shape, generator=rng))
 
     layers = [module for path, module in model.model.named_modules() if path and "weight" in module._parameters]
-    handles = [layer.register_forward_hook(nudge) for layer in layers]
+    handles = [layer.register_forward_hook(nudge_sums) for layer in layers]
     change = max(_part(said, _run(model, inputs)) for _ in range(3))
     for handle in handles:
         handle.remove()
