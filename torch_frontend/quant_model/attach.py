@@ -40,7 +40,7 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
             )
         for reader, slot in pair.readers or ():
             fill_slot(reader, slot, node)
-    paths = paths | swap_layers(model, placement.pairs, config, made) | paths
+    paths |= swap_layers(model, placement.pairs, config, made)
     bind_sums(model, placement.pairs, made, paths)
     model.graph.lint()
     model.recompile()
@@ -91,9 +91,9 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
 def swap_layers(
     model: nn.Module, pairs: Iterable[Pair], config: Config, made: Mapping[str, Quantizer] | None = None
 ) -> dict[str, str]:
-    """Change the class of layers and give them their weight's quantizer. Returns site -> module path of a quantizer.
+    """Give layers their weight's quantizer and change their class. Returns site -> module path of a new quantizer.
 
-    made: quantizers of weights that calls outside of layers read, by site.
+    made: quantizers of weights that calls outside of layers read, by site; layers of these weights share them.
     """
     paths: dict[str, str] = {}
     layers: dict[int, nn.Module] = {}
@@ -109,8 +109,10 @@ def swap_layers(
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
         if key not in shared:
             known = (made or {}).get(pair.site)
-            shared[key] = known if known and known.spec == pair.spec else _make_quantizer(pair, config)
-            paths[pair.site] = f"{path}.{WEIGHT}"
+            if known is not None and known.spec == pair.spec:
+                shared[key] = known
+            else:
+                shared[key], paths[pair.site] = _make_quantizer(pair, config), f"{path}.{WEIGHT}"
         layer.add_module(WEIGHT, shared[key])
     # One module under two names stays one module.
     for path, module in list(model.named_modules(remove_duplicate=False)):
