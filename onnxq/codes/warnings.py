@@ -85,6 +85,9 @@ WARNINGS = (
          "Run on the example inputs, the file is farther from torch than quantization is from the float model.",
          "Look for code that runs otherwise in an export, such as branches on `torch.onnx.is_in_onnx_export()`; "
          "`onnxq diff` compares the file with the float file beside it, tensor by tensor."),
+    Code("W127", "a large model was not checked",
+         "No samples were given, and the inputs made up for the check do not fit the model: its segments do not run.",
+         "Give samples with `data=…`."),
     Code("W130", "an argument of another tool means nothing here",
          "A script made for onnxruntime.quantization gave `onnxq.compat` an argument or an extra option that nothing "
          "in onnxq answers to, or a name that the model does not have.",

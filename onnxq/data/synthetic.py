@@ -49,13 +49,14 @@ def make_synthetic(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     model: ModelLike | None = None,
+    run: bool = True,
 ) -> Dataset:
     """Make seeded random samples: floats standard normal, booleans with probability 1/2, masks all 1, other ints 0 or 1
     or, where the model looks them up in a table, a row of it.
 
     A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
     dims: sizes by symbol, or by "input:axis" for an axis without one. model: if it does not run with the guessed sizes,
-    others are tried.
+    others are tried, unless it is not to be run.
     Raises DataError for an input of strings or of unknown type or rank, and if the model runs with no guess.
     """
     for value in inputs:
@@ -70,7 +71,7 @@ def make_synthetic(
         source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows)
         return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
 
-    return made(None) if model is None else _find_running(made, Session(model, optimize=False))
+    return made(None) if model is None or not run else _find_running(made, Session(model, optimize=False))
 
 
 def _count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[str, int]:

@@ -6,7 +6,8 @@ in or the folder its real file lies in; the second serves caches that link a mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -41,32 +42,62 @@ def is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
-def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
-    """Read every external tensor of the model at `path` into the proto, in place; the bytes read from each file.
+@dataclass(frozen=True)
+class Extent:
+    """Where the bytes of an external tensor lie: in a real file, `length` bytes from `offset`."""
 
+    file: Path
+    offset: int
+    length: int
+
+
+def load_external(
+    proto: ModelProto,
+    path: Path,
+    keep: Callable[[TensorProto, Extent], bool] | None = None,
+    kept: Callable[[TensorProto], bool] = lambda tensor: False,
+) -> dict[Path, int]:
+    """Read every external tensor of the model at `path` into the proto, in place; the bytes in use of each file.
+
+    keep: called with the initializers of the main graph; True for one that it has made a stub of, which is not read.
+    kept: True for one that is a stub already.
     Raises ModelError for a location that is missing, absolute, outside the model's folder, or too short.
     """
     read: dict[Path, int] = {}
-    for tensor in filter(is_external, walk_tensors(proto)):
-        subject = f"{path}, tensor {tensor.name!r}"
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        strange = next((key for key in entries if key not in _KEYS and not key.startswith("prepacked")), None)
-        if strange is not None:
-            # Left out of account, a damaged "offset" would give the tensor another one's values.
-            cause = f"its external data has the unknown key {strange!r}"
-            raise _fault(subject, cause, "the file is damaged; export or copy it again")
-        try:
-            file = _locate_file(subject, entries.get("location", ""), path)
-        except OSError as error:
-            cause = f"its data file cannot be reached ({error.strerror or error})"
-            raise _fault(subject, cause, "check the location's name and its permissions") from error
-        if file not in read:
-            register_input(file)
-        tensor.raw_data = _read_bytes(tensor, entries, file)
-        read[file] = read.get(file, 0) + len(tensor.raw_data)
-        del tensor.external_data[:]
-        tensor.ClearField("data_location")
+    main = {id(tensor): tensor for tensor in proto.graph.initializer} if keep is not None else {}
+    for tensor in walk_tensors(proto):
+        if not is_external(tensor) or kept(tensor):
+            continue
+        extent = _find_extent(tensor, path, read)
+        if keep is None or id(tensor) not in main or not keep(tensor, extent):
+            tensor.raw_data = _read_bytes(tensor, extent)
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
     return read
+
+
+def _find_extent(tensor: TensorProto, path: Path, read: dict[Path, int]) -> Extent:
+    """Where an external tensor of the model at `path` lies; its bytes are added to those `read` from its file.
+
+    Raises ModelError as `load_external` does.
+    """
+    subject = f"{path}, tensor {tensor.name!r}"
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    strange = next((key for key in entries if key not in _KEYS and not key.startswith("prepacked")), None)
+    if strange is not None:
+        # Left out of account, a damaged "offset" would give the tensor another one's values.
+        cause = f"its external data has the unknown key {strange!r}"
+        raise _fault(subject, cause, "the file is damaged; export or copy it again")
+    try:
+        file = _locate_file(subject, entries.get("location", ""), path)
+    except OSError as error:
+        cause = f"its data file cannot be reached ({error.strerror or error})"
+        raise _fault(subject, cause, "check the location's name and its permissions") from error
+    if file not in read:
+        register_input(file)
+    offset, length = _read_range(tensor, entries, file)
+    read[file] = read.get(file, 0) + length
+    return Extent(file, offset, length)
 
 
 def _locate_file(subject: str, location: str, path: Path) -> Path:
@@ -96,7 +127,8 @@ def _locate_file(subject: str, location: str, path: Path) -> Path:
     return real
 
 
-def _read_bytes(tensor: TensorProto, entries: dict[str, str], file: Path) -> bytes:
+def _read_range(tensor: TensorProto, entries: dict[str, str], file: Path) -> tuple[int, int]:
+    """Offset and length of a tensor's bytes, which the file is long enough for."""
     subject, size = f"{file}, tensor {tensor.name!r}", file.stat().st_size
     try:
         offset = int(entries.get("offset", "") or 0)
@@ -108,11 +140,16 @@ def _read_bytes(tensor: TensorProto, entries: dict[str, str], file: Path) -> byt
         cause = f"the file is too short: bytes {offset} to {offset + length} are wanted, {size} are there"
         fix = "the file is truncated or belongs to another model; copy it again"
         raise ModelError(subject, cause, fix, code="Q106")
+    return offset, length
+
+
+def _read_bytes(tensor: TensorProto, extent: Extent) -> bytes:
     try:
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            return stream.read(length)
+        with extent.file.open("rb") as stream:
+            stream.seek(extent.offset)
+            return stream.read(extent.length)
     except OSError as error:
+        subject = f"{extent.file}, tensor {tensor.name!r}"
         raise ModelError(
             subject, f"cannot be read ({error.strerror or error})", "check its permissions", code="Q106"
         ) from error

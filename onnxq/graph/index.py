@@ -27,6 +27,7 @@ from onnxq.graph.values import (
     read_constant_type,
     read_declared_type,
 )
+from onnxq.graph.weights import is_stub
 from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, TensorId
 
@@ -193,6 +194,9 @@ class GraphIndex:
                 value = decode_sparse(stored)
             else:
                 value = decode_tensor(stored, self._weights)
+                # The store keeps it, or maps it anew: a model may have more weights than memory.
+                if is_stub(stored):
+                    return value
             self._decoded[origin] = value
         return self._decoded[origin]
 

@@ -8,7 +8,7 @@ Stubs are external data to every other tool, and those here leave external data 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
@@ -19,12 +19,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
+from onnxq.graph.external import walk_tensors
+from onnxq.graph.stored import Spool, StoredArray
 from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
-_SMALLEST = 1 << 14
+SMALLEST_STUB = 1 << 14
+# Bytes. Smaller arrays of a model too large for memory stay in it all the same: they are few bytes together.
+_WORTH_SPOOLING = 1 << 20
 # Types whose arrays have the layout of raw_data in numpy and in ONNX Runtime.
-_SAME_LAYOUT = frozenset(
+SAME_LAYOUT = frozenset(
     {
         TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8,
         TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64,
@@ -36,40 +40,76 @@ class WeightStore:
     """The arrays behind the stubs of one model.
 
     observed: facts about graphs with these weights or others, shared by all stores that come from one model.
+    spool: takes the arrays of a model too large for memory; None where they stay in it.
     """
 
-    def __init__(self, observed: dict[Any, Any] | None = None) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {}
+    def __init__(self, observed: dict[Any, Any] | None = None, spool: Spool | None = None) -> None:
+        self._arrays: dict[str, NDArray[Any] | StoredArray] = {}
         self.observed: dict[Any, Any] = {} if observed is None else observed
+        self.spool = spool
 
-    def put(self, tensor: TensorProto, array: NDArray[Any]) -> bool:
+    def put(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> bool:
         """Make `tensor`, which has a type and dims but no values, a stub of `array`; False where it is too small.
 
         The array must not change from here on.
         """
-        if array.nbytes < _SMALLEST or tensor.data_type not in _SAME_LAYOUT:
+        if array.nbytes < SMALLEST_STUB or tensor.data_type not in SAME_LAYOUT:
             return False
-        value = np.ascontiguousarray(array).view()
-        value.setflags(write=False)
+        if isinstance(array, np.ndarray):
+            array = np.ascontiguousarray(array).view()
+            array.setflags(write=False)
+            if self.spool is not None and array.nbytes >= _WORTH_SPOOLING:
+                array = self.spool.write(array)
+        self._refer(tensor, array)
+        return True
+
+    def _refer(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> None:
         # The store keeps the array alive, so no other array in use has this id.
-        key = str(id(value))
-        self._arrays[key] = value
+        key = str(id(array))
+        self._arrays[key] = array
         tensor.data_location = TensorProto.EXTERNAL
         for name, text in (("location", STUB_LOCATION), ("offset", key)):
             tensor.external_data.add(key=name, value=text)
-        return True
 
     def array(self, tensor: TensorProto) -> NDArray[Any]:
-        """The read-only values of a stub."""
-        return self._arrays[_key(tensor)]
+        """The read-only values of a stub: those in a file only as long as the caller keeps them."""
+        found = self._arrays[_key(tensor)]
+        if not isinstance(found, StoredArray):
+            return found
+        values = found.map()
+        return values if tensor.data_type in SAME_LAYOUT else _unpack(tensor, values)
+
+    def put_packed(self, tensor: TensorProto, packed: bytes) -> bool:
+        """As `put`, for types that ONNX packs closer than numpy, given as they are packed; False without a spool."""
+        if self.spool is None or len(packed) < _WORTH_SPOOLING or tensor.data_type in SAME_LAYOUT:
+            return False
+        self._refer(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
+        return True
+
+    def bytes_of(self, tensor: TensorProto) -> NDArray[np.uint8]:
+        """The values of a stub as they lie in a file: little endian, and packed where the type is."""
+        found = self._arrays[_key(tensor)]
+        array = found.map() if isinstance(found, StoredArray) else found
+        return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+
+    def holds(self, tensor: TensorProto) -> bool:
+        """True for a stub of this store."""
+        return is_stub(tensor) and _key(tensor) in self._arrays
 
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
-        copy = WeightStore(self.observed)
+        copy = WeightStore(self.observed, self.spool)
         keys = (_key(tensor) for tensor in proto.graph.initializer if is_stub(tensor))
         # An array that no stub refers to any more is let go of here.
         copy._arrays = {key: self._arrays[key] for key in keys}
         return copy
+
+
+def _unpack(stub: TensorProto, packed: NDArray[np.uint8]) -> NDArray[Any]:
+    whole = TensorProto(data_type=stub.data_type, dims=stub.dims, raw_data=packed.tobytes())
+    values = np.asarray(onnx.numpy_helper.to_array(whole))
+    values.setflags(write=False)
+    return values
 
 
 def _key(stub: TensorProto) -> str:
@@ -121,8 +161,14 @@ class LightModel:
         return found
 
     def list_arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays behind the stubs, by initializer name."""
-        return {tensor.name: self.weights.array(tensor) for tensor in self.graph.initializer if is_stub(tensor)}
+        """The arrays behind the stubs, by initializer name; those of packed types left out, see `attach_packed`."""
+        stubs = (tensor for tensor in self.graph.initializer if is_stub(tensor) and tensor.data_type in SAME_LAYOUT)
+        return {tensor.name: self.weights.array(tensor) for tensor in stubs}
+
+    def attach_packed(self) -> ModelProto:
+        """The model with the bytes of stubs whose type numpy does not pack as ONNX does: engines take them so only."""
+        packed = [t.name for t in self.graph.initializer if is_stub(t) and t.data_type not in SAME_LAYOUT]
+        return _attach(self, packed) if packed else self.proto
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
@@ -220,20 +266,35 @@ def strip_weights(model: ModelLike) -> LightModel:
 
 def _can_be_stub(tensor: TensorProto) -> bool:
     plain = tensor.HasField("raw_data") and not tensor.HasField("data_location")
-    return plain and tensor.data_type in _SAME_LAYOUT and count_tensor_bytes(tensor) >= _SMALLEST
+    return plain and tensor.data_type in SAME_LAYOUT and count_tensor_bytes(tensor) >= SMALLEST_STUB
 
 
 def attach_weights(model: ModelLike) -> ModelProto:
     """The model with the bytes of its large initializers; a ModelProto, or a model without stubs, as it is."""
     proto = bare_proto(model)
-    if not isinstance(model, LightModel) or not any(is_stub(tensor) for tensor in proto.graph.initializer):
-        return proto
-    whole = deepcopy(proto)
+    stubs = [tensor.name for tensor in proto.graph.initializer if is_stub(tensor)]
+    return _attach(model, stubs) if isinstance(model, LightModel) and stubs else proto
+
+
+def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
+    """A copy of the graph with the bytes of these initializers."""
+    whole, wanted = deepcopy(model.proto), set(names)
     for tensor in whole.graph.initializer:
-        if is_stub(tensor):
-            array = model.weights.array(tensor)
+        if tensor.name in wanted:
+            raw = model.weights.bytes_of(tensor).tobytes()
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-            # raw_data is little endian on every machine.
-            tensor.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+            tensor.raw_data = raw
     return whole
+
+
+def count_light_bytes(model: ModelLike) -> int:
+    """The bytes of all tensors together, of those behind stubs too."""
+    return sum(count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model)))
+
+
+def measure_size(model: ModelLike) -> int:
+    """About the bytes that the model takes in a file, its weights included."""
+    proto = bare_proto(model)
+    stubs = (tensor for tensor in proto.graph.initializer if is_stub(tensor))
+    return int(proto.ByteSize()) + sum(count_tensor_bytes(tensor) for tensor in stubs)

@@ -1,4 +1,4 @@
-"""Reading a model: from an untrusted file to a checked, self-contained ModelProto in memory."""
+"""Reading a model: from an untrusted file to a checked ModelProto, with its weights or with stubs for them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from onnxq.errors import ModelError
 from onnxq.files import read_input
 from onnxq.graph.external import is_external, load_external, walk_tensors
 from onnxq.graph.index import find_opset
+from onnxq.graph.lazy import read_lazily
+from onnxq.graph.light import LightModel, WeightStore, strip_weights
 from onnxq.graph.scopes import replace_items, sort_nodes, walk_graphs
 from onnxq.graph.weights import check_tensors, omit_weights
 from onnxq.nearest import find_nearest
@@ -28,8 +30,9 @@ _MAX_MESSAGE = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model read from a file (or copied from a ModelProto), with everything it needs in memory.
+    """A model read from a file (or copied from a ModelProto).
 
+    proto: whole, or with stubs for large weights, whose arrays are in `weights` and stay in their files.
     path: None for a ModelProto. size_bytes: the file and its external data. external: it had external data.
     notes: changes made while reading, one sentence each. files: those that were read.
     """
@@ -40,16 +43,25 @@ class Model:
     external: bool
     notes: tuple[Caution, ...] = ()
     files: tuple[Path, ...] = ()
+    weights: WeightStore | None = None
+
+    @property
+    def light(self) -> LightModel:
+        """The model with stubs for its large weights."""
+        return strip_weights(self.proto if self.weights is None else LightModel(self.proto, self.weights))
 
 
-def load_model(source: str | Path | ModelProto) -> Model:
+def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
     """Read and check a model; a ModelProto is copied. Never writes.
+
+    lazy: leave large weights in their files, which are read when somebody asks for one.
 
     Initializers that are graph inputs too become plain ones, and nodes that stand before their producers are sorted,
     with a note each.
     Raises ModelError for anything missing, damaged, unsafe or not supported.
     """
     files: tuple[Path, ...] = ()
+    store: WeightStore | None = None
     if isinstance(source, ModelProto):
         proto, path, subject = deepcopy(source), None, "the model"
         loose = next((tensor.name for tensor in walk_tensors(proto) if is_external(tensor)), None)
@@ -60,14 +72,12 @@ def load_model(source: str | Path | ModelProto) -> Model:
     else:
         path = Path(source)
         subject = str(path)
-        data = _read_file(path)
-        size = len(data)
-        proto = _parse_model(data, path)
-        # Before the weights are read: a model of gigabytes need not be in memory twice.
-        del data
-        _check_text(proto, subject)
-        read = load_external(proto, path)
-        size, external = size + sum(read.values()), sum(read.values()) > 0
+        if lazy:
+            proto, store, read = read_lazily(path, _read_file, _parse_model)
+        else:
+            proto = _parse_model(_read_file(path), path)
+            read = load_external(proto, path)
+        size, external = path.stat().st_size + sum(read.values()), sum(read.values()) > 0
         files = (path, *read)
     _check_versions(proto, subject)
     check_tensors(proto, subject)
@@ -76,7 +86,7 @@ def load_model(source: str | Path | ModelProto) -> Model:
     # Before the checker, which refuses nodes out of order.
     notes = (*_separate_initializers(proto), *_sort_graphs(proto))
     check_structure(proto, subject)
-    return Model(proto=proto, path=path, size_bytes=size, external=external, notes=notes, files=files)
+    return Model(proto, path, size, external, notes, files, store)
 
 
 def check_structure(proto: ModelProto, subject: str) -> None:
@@ -165,6 +175,7 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
         raise ModelError(path, cause, "copy or export it again", code="Q102") from error
     if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
         raise ModelError(path, "is a protobuf file but not an ONNX model", "give the .onnx of the network", code="Q102")
+    _check_text(proto, str(path))
     return proto
 
 

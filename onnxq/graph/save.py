@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
-from onnxq.graph.light import ModelLike, attach_weights
+from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
+from onnxq.graph.skeleton import write_model
+from onnxq.graph.stored import cut_bytes
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.graph.weights import count_model_bytes, is_large, locate_tensors, omit_weights, restore_weights
+from onnxq.graph.weights import is_large, is_stub, locate_tensors, omit_weights, restore_weights
 
 # protobuf's limit on one message, less the room for names and nodes.
 _ONE_FILE = 2**31 - 2**24
@@ -34,10 +38,10 @@ def save_model(
     inputs: files that are never written over.
     Raises OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
-    path, proto = Path(path), attach_weights(model)
+    path, proto = Path(path), bare_proto(model)
     targets = [path]
     if external is None:
-        external = count_model_bytes(proto) > _ONE_FILE
+        external = count_light_bytes(model) > _ONE_FILE
     external = external and any(is_large(tensor) for _, tensor in locate_tensors(proto, constants=False))
     if external:
         targets.append(name_data_file(path))
@@ -45,13 +49,16 @@ def save_model(
             check_data_name(target)
     with replace_files(targets, overwrite=overwrite, inputs=inputs) as files:
         if external:
-            proto = _write_weights(proto, files[1], targets[1].name)
+            proto = _write_weights(model, files[1], targets[1].name)
+        store = store_of(model)
         try:
-            data = proto.SerializeToString(deterministic=True)
-        except Exception as error:  # protobuf: over 2 GB
+            for piece in write_model(proto, lambda tensor: cut_bytes(_read_bytes(tensor, store))):
+                files[0].write(piece)
+        except OSError:
+            raise
+        except Exception as error:  # protobuf does not say which of its errors: over 2 GB
             cause = f"cannot be serialized ({error})"
             raise OutputError(path, cause, "fold Constant nodes first", code="Q604") from error
-        files[0].write(data)
 
 
 def name_data_file(path: str | Path) -> Path:
@@ -72,23 +79,33 @@ def check_data_name(target: Path) -> None:
         raise OutputError(target, cause, fix, code="Q604") from error
 
 
-def _write_weights(proto: ModelProto, file: BinaryIO, location: str) -> ModelProto:
-    """Write the large initializers to `file`; returns the model that refers to them."""
-    light, omitted = omit_weights(proto)
-    offset = 0
-    for key, stub in locate_tensors(light, constants=False):
-        tensor = omitted.get(key)
-        if tensor is None or tensor.data_type == TensorProto.STRING:
+def _write_weights(model: ModelLike, file: BinaryIO, location: str) -> ModelProto:
+    """Write the large initializers to `file`, one after another; returns the model that refers to them."""
+    light, omitted = omit_weights(bare_proto(model))
+    store, offset = store_of(model), 0
+    for key, tensor in locate_tensors(light, constants=False):
+        held = omitted.get(key)
+        if held is None or held.data_type == TensorProto.STRING:
             continue
-        raw = tensor.raw_data or encode_tensor(tensor.name, decode_tensor(tensor), tensor.data_type).raw_data
-        padding = -offset % _ALIGNMENT
-        file.write(b"\0" * padding)
-        file.write(raw)
-        offset += padding
-        stub.ClearField("raw_data")
-        stub.data_location = TensorProto.EXTERNAL
-        for entry, value in (("location", location), ("offset", str(offset)), ("length", str(len(raw)))):
-            stub.external_data.add(key=entry, value=value)
-        offset += len(raw)
+        offset += _write_padding(file, -offset % _ALIGNMENT)
+        length = 0
+        for piece in cut_bytes(_read_bytes(held, store)):
+            length += file.write(piece)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for entry, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+            tensor.external_data.add(key=entry, value=value)
+        offset += length
         del omitted[key]
     return restore_weights(light, omitted)
+
+
+def _write_padding(file: BinaryIO, count: int) -> int:
+    return file.write(b"\0" * count)
+
+
+def _read_bytes(tensor: TensorProto, store: WeightStore | None) -> NDArray[np.uint8]:
+    if store is not None and is_stub(tensor):
+        return store.bytes_of(tensor)
+    raw = tensor.raw_data or encode_tensor(tensor.name, decode_tensor(tensor), tensor.data_type).raw_data
+    return np.frombuffer(raw, np.uint8)

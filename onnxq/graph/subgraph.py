@@ -49,6 +49,26 @@ class Cutter(Generic[M]):
         name = self._producer.get(tensor)
         return None if name in self.constants else name
 
+    def list_tensors(self) -> list[str]:
+        """The tensors that nodes compute from inputs of the model, as they run."""
+        return [tensor for tensor, name in self._producer.items() if name not in self.constants]
+
+    def list_constant_reads(self, tensor: str) -> list[str]:
+        """The tensors that the node behind a constant reads; none for a stored one."""
+        name = self._producer.get(tensor)
+        return list_reads(self.nodes[name]) if name in self.constants else []
+
+    def list_between(self, outputs: Iterable[str], given: Collection[str]) -> list[str]:
+        """The nodes that these tensors are computed by from the given ones, as they run."""
+        found: set[str] = set()
+        waiting = [tensor for tensor in outputs if tensor not in given]
+        while waiting:
+            name = self.producer(waiting.pop())
+            if name is not None and name not in found:
+                found.add(name)
+                waiting.extend(tensor for tensor in list_reads(self.nodes[name]) if tensor not in given)
+        return self.sort_names(found)
+
     def list_sources(self, node: str) -> list[str]:
         """The nodes whose outputs a node, or a subgraph in it, reads; without constants."""
         return [name for tensor in list_reads(self.nodes[node]) if (name := self.producer(tensor)) is not None]

@@ -65,7 +65,10 @@ def encode_tensor(
         return numpy_helper.from_array(array.astype(object), name)
     stored = array if array.dtype == target else _cast_exactly(name, array, target)
     stub = TensorProto(name=name, data_type=onnx.helper.np_dtype_to_tensor_dtype(target), dims=stored.shape)
-    return stub if store is not None and store.put(stub, stored) else numpy_helper.from_array(stored, name)
+    if store is not None and store.put(stub, stored):
+        return stub
+    whole = numpy_helper.from_array(stored, name)
+    return stub if store is not None and store.put_packed(stub, whole.raw_data) else whole
 
 
 def _cast_exactly(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:

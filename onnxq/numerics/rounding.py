@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from onnxq.errors import PlanError
+from onnxq.numerics.threads import map_parts
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 Aligned = tuple[NDArray[Any], NDArray[np.int32]]
@@ -41,6 +42,22 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     """
     values = np.asarray(x)
     scale, zero = align_qparams(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
+    if values.size <= _SLAB or not values.ndim:
+        return _quantize(values, scale, zero, spec)
+    levels = np.empty(values.shape, _find_type(spec))
+
+    def work(part: slice) -> None:
+        rows = part if scale.ndim and len(scale) == len(values) else slice(None)
+        own = (scale[rows], zero[rows]) if scale.ndim else (scale, zero)
+        levels[part] = _quantize(values[part], *own, spec)
+
+    map_parts(work, len(values), max(1, _SLAB * len(values) // values.size), elements=values.size)
+    return levels
+
+
+def _quantize(
+    values: NDArray[Any], scale: NDArray[np.float32], zero: NDArray[np.int32], spec: QuantSpec
+) -> NDArray[Any]:
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.
@@ -80,6 +97,8 @@ def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     return dequantize(quantize(values, qparams, spec), qparams, spec, dtype)
 
 
+# Values per step: 1 MiB of float32, of which there are a few copies.
+_SLAB = 1 << 18
 # Values per step: 256 KiB of float32 for input and output, which stay in the second-level cache.
 _CHUNK = 1 << 15
 

@@ -16,6 +16,7 @@ from onnxq.nearest import suggest_names
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.numerics.rounding import compute_block_shape, fake_quant
 from onnxq.numerics.saturation import SumOrder, choose_widening, find_channel_axis, needs_bound, pair_neighbours
+from onnxq.numerics.threads import map_parts
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 # (low, high) of each group.
@@ -26,6 +27,8 @@ _COARSE = np.geomspace(1.0, 0.04, 30)
 _FINE = np.geomspace(1.1, 1 / 1.1, 9)
 # Values per step: 1 MiB of float32, which stays in the cache.
 _SLAB = 1 << 18
+# Of the smallest and of the largest values of a row, those that bound the error of a narrow range.
+_OUTER = 64
 
 
 def weight_qparams(
@@ -122,10 +125,11 @@ def _fit_minmax(groups: NDArray[np.float32], spec: QuantSpec) -> Ends:
 
 def _fit_mse(groups: NDArray[np.float32], spec: QuantSpec) -> Ends:
     lo, hi = np.empty(len(groups)), np.empty(len(groups))
-    rows = max(1, _SLAB // max(groups.shape[1], 1))
-    for first in range(0, len(groups), rows):
-        part = slice(first, first + rows)
+
+    def search(part: slice) -> None:
         lo[part], hi[part] = _search_ends(np.ascontiguousarray(groups[part]), spec)
+
+    map_parts(search, len(groups), max(1, _SLAB // max(groups.shape[1], 1)), elements=groups.size)
     return lo, hi
 
 
@@ -133,6 +137,7 @@ def _search_ends(rows: NDArray[np.float32], spec: QuantSpec) -> Ends:
     """Search both ends together, coarse then fine; for asymmetric specs then each end by itself, in turns."""
     widest = np.stack(_fit_minmax(rows, spec))
     ends, least = widest.copy(), _measure_error(rows, widest, spec)
+    outer = _find_outer(rows)
     both, low, high = (np.array(which)[:, None] for which in ([True, True], [True, False], [False, True]))
     moves = [(_COARSE, both), (_FINE, both)]
     if not spec.symmetric:
@@ -143,10 +148,38 @@ def _search_ends(rows: NDArray[np.float32], spec: QuantSpec) -> Ends:
         start = widest if factors is _COARSE else fixed
         for factor in factors:
             tried = np.clip(np.where(which, start * factor, fixed), widest[:1], widest[1:])
-            error = _measure_error(rows, tried, spec)
-            better = error < least
-            ends[:, better], least[better] = tried[:, better], error[better]
+            may_win = (tried != ends).any(axis=0)
+            if outer is not None:
+                may_win &= _bound_error(outer, tried, spec) < least
+            at = np.flatnonzero(may_win)
+            if not at.size:
+                continue
+            # A copy of few rows costs less than a look at those that cannot win.
+            at = at if 2 * at.size < len(rows) else np.arange(len(rows))
+            part, some = (rows[at], tried[:, at]) if at.size < len(rows) else (rows, tried)
+            error = _measure_error(part, some, spec)
+            better = error < least[at]
+            ends[:, at[better]], least[at[better]] = some[:, better], error[better]
     return ends[0], ends[1]
+
+
+def _find_outer(rows: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """The smallest and largest values of each row, which a narrow range cuts off; None for short rows."""
+    if rows.shape[1] <= 8 * _OUTER:
+        return None
+    parted = np.partition(rows, (_OUTER, rows.shape[1] - _OUTER), axis=1)
+    return np.concatenate([parted[:, :_OUTER], parted[:, -_OUTER:]], axis=1)
+
+
+def _bound_error(outer: NDArray[np.float32], ends: NDArray[np.float64], spec: QuantSpec) -> NDArray[np.float64]:
+    """A bound from below on the squared error of each row in its range [lo, hi]: that of the values cut off."""
+    low, high = ends
+    # A zero point moves the ends by half a step, and the lowest level of a symmetric spec lies a step further out.
+    step = 2.0 * (high - low) / max(spec.qmax - spec.qmin, 1)
+    gap = np.maximum(outer - (high + step)[:, None], (low - step)[:, None] - outer)
+    np.maximum(gap, 0.0, out=gap)
+    # Sums of squares are rounded.
+    return np.asarray(np.einsum("ij,ij->i", gap, gap) * (1.0 - 1e-3))
 
 
 def _measure_error(rows: NDArray[np.float32], ends: NDArray[np.float64], spec: QuantSpec) -> NDArray[np.float64]:

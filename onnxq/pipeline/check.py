@@ -23,11 +23,12 @@ from onnxq.sites import Caution, Role
 
 @dataclass(frozen=True, eq=False)
 class ModelCheck:
-    """Float and quantized model side by side."""
+    """Float and quantized model side by side. segments: of which `outputs` has the worst; 0 for whole models."""
 
     outputs: tuple[OutputCheck, ...]
     samples: int
     notes: tuple[Caution, ...] = ()
+    segments: int = 0
 
 
 def check_model(

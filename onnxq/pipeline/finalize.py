@@ -9,13 +9,16 @@ from pathlib import Path
 from onnxq import targets
 from onnxq.annotate import find_saturating
 from onnxq.evaluation.compare import check_interface
-from onnxq.graph import ModelLike, attach_weights, get_index, name_nodes
+from onnxq.graph import ModelLike, get_index, name_nodes
+from onnxq.graph.lazy import is_large_model
+from onnxq.graph.light import measure_size
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.state import State
 from onnxq.pipeline import check
+from onnxq.pipeline.check_segments import check_segments
 from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan
@@ -44,8 +47,6 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     engine = targets.find_target(plan.target)
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
-    # Callers get a model of onnx's own, weights and all.
-    model = attach_weights(model)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
     account = Report(
@@ -58,11 +59,12 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         # Scales of each run need no samples, and the summary says what the check ran on.
         synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
-        output_bytes=model.ByteSize(),
+        output_bytes=measure_size(model),
         checks=trial.outputs if trial else (),
         checked=trial.samples if trial else 0,
+        segments=trial.segments if trial else 0,
         made_up=_name_made_up(ctx, trial),
-        unchecked=_UNCHECKED if samples is None else "",
+        unchecked=_UNCHECKED if samples is None and not (trial and trial.outputs) else "",
         seen=samples.seen if samples is not None else "",
         latency=timing,
         pairs=len(plan.sites),
@@ -102,6 +104,9 @@ def _measure(
 
     here: the engine is ONNX Runtime on this machine.
     """
+    if is_large_model(state.named):
+        with ctx.timers.run("check", "checking the quantized model"):
+            return check_segments(ctx, state, model), None
     if ctx.samples is None:
         return None, None
     with ctx.timers.run("check", "checking the quantized model"):
@@ -112,7 +117,7 @@ def _measure(
 
 def _name_made_up(ctx: RunContext, trial: check.ModelCheck | None) -> str:
     """The name of the samples of the check; "" where they were given."""
-    if trial is None or ctx.samples is None or not ctx.samples.synthetic:
+    if trial is None or (ctx.samples is not None and not ctx.samples.synthetic):
         return ""
     return f"{trial.samples} made-up input{'' if trial.samples == 1 else 's'}, seed {ctx.config.data.seed}"
 

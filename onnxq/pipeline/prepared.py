@@ -64,9 +64,9 @@ def load_state(
     runtime: its libraries of custom operators and its provider. journal: gets the reports of the rewrites.
     """
     with progress("reading the model"):
-        model = load_model(source)  # type: ignore[arg-type]
+        model = load_model(source, lazy=True)  # type: ignore[arg-type]
         host = runtime or RuntimeConfig()
-        named = name_nodes(add_libraries(strip_weights(model.proto), host.libraries, host.provider))
+        named = name_nodes(add_libraries(model.light, host.libraries, host.provider))
     with progress("simplifying the graph"):
         return _rewrite(model, named, skip, only, target, [] if journal is None else journal)
 

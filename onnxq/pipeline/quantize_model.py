@@ -36,7 +36,7 @@ from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
-from onnxq.pipeline.unrunnable import find_obstacle, plan_unrun, quantize_unrun
+from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, quantize_unrun
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
@@ -132,8 +132,10 @@ def quantize(
             journal=ctx.journal,
             progress=progress,
         )
-        obstacle = find_obstacle(state, config, measuring=data is not None or request.asked)
-        if obstacle is None:
+        measuring = data is not None or request.asked
+        obstacle = find_obstacle(state, config, measuring=measuring)
+        unrun = obstacle is not None or needs_no_run(state, config, measuring=measuring)
+        if not unrun:
             samples = _read_samples(state, data, ctx)
             ctx = replace(
                 ctx,
@@ -141,7 +143,7 @@ def quantize(
                 reference=FloatReference(state.model, samples),
                 place=_make_planner(samples, config),
             )
-    if obstacle is not None:
+    if unrun:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
     ctx.budget.prepared()
     prepared = state.model
@@ -266,7 +268,8 @@ def make_plan(
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
     state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
-    if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
+    obstacle = find_obstacle(state, config, measuring=data is not None)
+    if obstacle is not None or needs_no_run(state, config, measuring=data is not None):
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
     ctx = RunContext(config=config, skip=frozenset(config.skip), samples=samples, progress=progress)

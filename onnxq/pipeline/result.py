@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
 
-from onnxq.graph import save_model
+from onnxq.graph import ModelLike, attach_weights, save_model
 from onnxq.graph.save import name_data_file
 from onnxq.plan import Plan, to_json
 from onnxq.report import Report
@@ -17,17 +18,23 @@ from onnxq.report import Report
 class Result:
     """The quantized model, the plan it was made by (with its numbers), and the account of the run.
 
-    inputs: the files of the float model, which nothing is written over.
+    light: the model with its large weights beside it, which may be in files. inputs: the files of the float model,
+    which nothing is written over.
     """
 
-    model: onnx.ModelProto
+    light: ModelLike
     plan: Plan
     report: Report
     inputs: tuple[Path, ...] = ()
 
+    @cached_property
+    def model(self) -> onnx.ModelProto:
+        """The quantized model, weights and all; over 2 GB it cannot be serialized, but `save` writes it."""
+        return attach_weights(self.light)
+
     def save(self, path: str | Path, *, overwrite: bool = False, external: bool | None = None) -> Result:
         """Write the model atomically; OutputError when `path` exists (unless overwrite) or is one of `inputs`."""
-        save_model(self.model, Path(path), external=external, overwrite=overwrite, inputs=self.inputs)
+        save_model(self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs)
         size = sum(part.stat().st_size for part in model_files(Path(path)))
         return replace(self, report=replace(self.report, output=str(path), output_bytes=size))
 

@@ -1,4 +1,4 @@
-"""Weights of a model that cannot be run here, for want of its custom operators: quantized without running anything."""
+"""Weights quantized without running the model: for want of its custom operators, or because it is too large."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
+from onnxq.graph.lazy import is_large_model
 from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
@@ -40,26 +41,39 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
     return None
 
 
-def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:
-    """The plan of the weights, by shapes that stand in the model alone."""
+def needs_no_run(state: State, config: Config, *, measuring: bool) -> bool:
+    """True for weights alone of a large model, which no session need hold. measuring: as for `find_obstacle`."""
+    alone = config.mode == "weight-only" and config.weight_bits_budget is None and not measuring
+    return alone and is_large_model(state.model)
+
+
+def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError | None) -> Plan:
+    """The plan of the weights, by shapes that stand in the model alone. obstacle: None for a large model."""
     problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites, name=name)
     ctx = RunContext(config=config, skip=frozenset(config.skip))
     plan = run_pass(EMBEDDINGS, ctx, replace(state, problem=problem, plan=problem.default())).planned
-    return replace(plan, data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
+    why = (
+        "weights alone need none"
+        if obstacle is None
+        else f"nothing was run, ONNX Runtime does not have {obstacle.subject}"
+    )
+    return replace(plan, data=f"none: {why}")
 
 
 def quantize_unrun(
-    ctx: RunContext, state: State, *, source: object, name: str, obstacle: UnknownOperatorError
+    ctx: RunContext, state: State, *, source: object, name: str, obstacle: UnknownOperatorError | None
 ) -> Result:
-    """Round the weights by their values alone. The result was neither compared with the float model nor timed."""
+    """Round the weights by their values alone. Only a large model (obstacle: None) is compared with the float one."""
     with ctx.timers.run("plan", "planning"):
         plan = plan_unrun(state, ctx.config, name, obstacle)
     with ctx.timers.run("calibrate", "calibrating"):
         plan = calibrate(state.model, plan, None)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, plan)
-    # The context has no samples, so the end of the run checks the interface and nothing else.
+    # The context has no samples, so that the end of the run checks the interface, and large models by made-up inputs.
     result = finalize_run(ctx, replace(state, plan=plan), quantized, source=source)
+    if obstacle is None:
+        return result
     return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))
 
 

@@ -113,6 +113,8 @@ class Report:
     checks: tuple[OutputCheck, ...] = ()
     # Number of samples of `checks`.
     checked: int = 0
+    # Segments that the models were compared in, of which `checks` has the worst; 0 where they ran whole.
+    segments: int = 0
     # Name of these samples, if they were made up: "8 made-up inputs, seed 0".
     made_up: str = ""
     # Why there are no `checks`; "" if there are.

@@ -156,6 +156,11 @@ def _make_checks(report: Report) -> RenderableType:
         samples = report.made_up or f"{report.checked} sample{plural} ({how})"
         basis = f"against float on {samples}; "
         legend = Text(f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
+    if report.segments:
+        legend.append(
+            f"\ncompared in {report.segments} segments, each on the float model's values, as models of 1 GB and more "
+            "are; the worst are shown"
+        )
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
     return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
 

@@ -46,6 +46,7 @@ def make_session_options(
     layout: bool = True,
     arena: bool = True,
     shapes_first: bool = False,
+    prepack: bool = True,
     save: Path | None = None,
 ) -> Any:
     """Quiet options. Spinning is off: idle threads of one session must not slow down the next one measured."""

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, save_model
-from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import collect_reads
 from onnxq.graph.weights import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
@@ -36,7 +36,8 @@ class Session:
     model: a model or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
     layout: False leaves out the last of them, which only change how tensors lie in memory.
     threads: 0 takes ORT's default, all cores. arena: False hands every buffer back as soon as it is free (lower peak
-    memory, slower small runs). shapes_first: run Shape nodes as early as possible.
+    memory, slower small runs). shapes_first: run Shape nodes as early as possible. prepack: False keeps no
+    second copy of weights in the layout of the kernels (slower runs).
     save_optimized: where to write the graph ORT made. libraries: of custom operators, beside those of a light model.
     provider: to run on, "" for the CPU; None for a light model's own.
     Raises ModelError when ORT refuses the model, ConfigError for a provider that does not start on this machine,
@@ -52,6 +53,7 @@ class Session:
         threads: int = 0,
         arena: bool = True,
         shapes_first: bool = False,
+        prepack: bool = True,
         save_optimized: Path | None = None,
         libraries: Sequence[str] = (),
         provider: str | None = None,
@@ -59,7 +61,7 @@ class Session:
         ort = import_onnxruntime()
         options = make_session_options(
             optimize=optimize, layout=layout, threads=threads, arena=arena, shapes_first=shapes_first,
-            save=save_optimized,
+            prepack=prepack, save=save_optimized,
         )  # fmt: skip
         own = model.libraries if isinstance(model, LightModel) else ()
         register_libraries(options, (*own, *libraries))
@@ -139,12 +141,16 @@ def _open_source(model: ModelLike | str | Path) -> Iterator[bytes | str]:
         if not Path(model).is_file():
             raise ModelError(str(model), "there is no such file", code="Q101")
         yield str(model)
-    elif count_model_bytes(proto := bare_proto(model)) < _LARGE:
+    elif count_model_bytes(proto := _attach_packed(model)) < _LARGE:
         yield bytes(proto.SerializeToString())
     else:
         with ScratchFolder() as folder:
             save_model(model, folder / "model.onnx", external=True)
             yield str(folder / "model.onnx")
+
+
+def _attach_packed(model: ModelLike) -> ModelProto:
+    return model.attach_packed() if isinstance(model, LightModel) else model
 
 
 def _parse_element_type(type_name: str) -> int:

@@ -1,0 +1,164 @@
+"""Two models compared a segment at a time, for models that no session should hold whole.
+
+The reference is cut where few tensors are alive. Each segment of it runs on what the one before gave. The segment of
+the other model between the same tensors runs on the same values, so that each shows its own error and no other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ValueInfoProto, helper
+
+from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes
+from onnxq.graph.light import bare_proto
+from onnxq.graph.scopes import list_reads
+from onnxq.graph.subgraph import Cutter
+from onnxq.graph.weights import count_tensor_bytes
+from onnxq.progress import Progress, silent
+from onnxq.runtime import Session
+from onnxq.sites import TensorId
+
+Values = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes of the main graph, the tensors that they make and later ones read, and the bytes of their weights."""
+
+    nodes: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weight_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentErrors:
+    """The errors of a segment's outputs: against the reference without and with optimizations, and between the two."""
+
+    segment: Segment
+    off: ModelErrors
+    on: ModelErrors
+    agree: ModelErrors
+
+
+def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Segment]:
+    """Segments with at most `limit` bytes of weights each, unless one node alone has more.
+
+    shared: tensors that a cut may leave alive.
+    """
+    cutter = Cutter(model, computed=True)
+    nodes = [name for name in cutter.nodes if name not in cutter.constants]
+    sizes = {tensor.name: count_tensor_bytes(tensor) for tensor in bare_proto(model).graph.initializer}
+    allowed, given = set(shared), {value.name for value in model.graph.output}
+    last = {tensor: k for k, name in enumerate(nodes) for tensor in list_reads(cutter.nodes[name])}
+    made: list[Segment] = []
+    start = 0
+    while start < len(nodes):
+        read: set[str] = set()
+        alive: set[str] = set()
+        best, fewest, k = 0, 0, start
+        while k < len(nodes):
+            read.update(tensor for tensor in _list_stored(cutter, nodes[k]) if tensor in sizes)
+            if k > start and sum(sizes[tensor] for tensor in read) > limit and best:
+                break
+            alive.update(tensor for tensor in cutter.nodes[nodes[k]].output if tensor)
+            alive = {tensor for tensor in alive if last.get(tensor, -1) > k or tensor in given}
+            inner = alive - given
+            # Where as few are alive, the later: fewer segments.
+            if inner <= allowed and (not best or len(inner) <= fewest):
+                best, fewest = k + 1, len(inner)
+            k += 1
+        stop = len(nodes) if k == len(nodes) else best
+        part = nodes[start:stop]
+        outputs = [
+            t for name in part for t in cutter.nodes[name].output if t and (last.get(t, -1) >= stop or t in given)
+        ]
+        weights = {t for name in part for t in _list_stored(cutter, name) if t in sizes}
+        made.append(Segment(tuple(part), tuple(outputs), sum(sizes[tensor] for tensor in weights)))
+        start = stop
+    return made
+
+
+def _list_stored(cutter: Cutter[ModelLike], node: str) -> set[str]:
+    """The stored tensors that a node reads, those behind nodes on constants too."""
+    found: set[str] = set()
+    waiting = list(list_reads(cutter.nodes[node]))
+    while waiting:
+        tensor = waiting.pop()
+        if cutter.is_constant(tensor) and tensor not in found:
+            found.add(tensor)
+            waiting.extend(cutter.list_constant_reads(tensor))
+    return found
+
+
+def compare_segments(
+    before: ModelLike,
+    after: ModelLike,
+    samples: Sequence[Mapping[str, Array]],
+    *,
+    limit: int,
+    threads: int = 0,
+    progress: Progress = silent,
+) -> list[SegmentErrors]:
+    """The errors of `after` against `before`, segment by segment. limit: bytes of weights of one segment.
+
+    All tensors alive between two segments are held, of every sample. Raises ModelError where ORT cannot run a segment.
+    """
+    types = get_index(infer_shapes(after))
+    reference, other = Cutter(before, computed=True), Cutter(after, computed=True)
+    found = []
+    alive: list[Values] = [{name: np.asarray(value) for name, value in sample.items()} for sample in samples]
+    segments = cut_segments(before, limit, other.list_tensors())
+    last = {tensor: k for k, segment in enumerate(segments) for tensor in reference.list_inputs(segment.nodes)}
+    with progress("comparing float and quantized model", len(segments)) as task:
+        for k, segment in enumerate(segments):
+            wanted = [_run_part(reference, segment.nodes, segment.outputs, alive, threads=threads)]
+            inner = other.list_between(segment.outputs, alive[0])
+            for optimize in (False, True):
+                wanted.append(
+                    _run_part(other, inner, segment.outputs, alive, types=types, optimize=optimize, threads=threads)
+                )
+            found.append(_sum_errors(segment, samples, wanted))
+            for values, new in zip(alive, wanted[0], strict=True):
+                values.update(new)
+                for name in [name for name in values if last.get(name, -1) <= k and name not in samples[0]]:
+                    del values[name]
+            task.advance()
+    return found
+
+
+def _run_part(
+    cutter: Cutter[ModelLike],
+    nodes: Sequence[str],
+    outputs: Sequence[str],
+    alive: Sequence[Values],
+    *,
+    types: GraphIndex | None = None,
+    optimize: bool = False,
+    threads: int = 0,
+) -> list[Values]:
+    """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
+    fed = {name: alive[0][name].dtype for name in cutter.list_inputs(nodes)}
+    for name in fed if types is not None else ():
+        kind = types.dtype(TensorId(name)) if types is not None else 0
+        fed[name] = helper.tensor_dtype_to_np_dtype(kind) if kind else fed[name]
+    inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(kind), None) for n, kind in fed.items()]
+    part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
+    session = Session(part, optimize=optimize, threads=threads, arena=False)
+    return [session.run({name: values[name].astype(fed[name], copy=False) for name in fed}) for values in alive]
+
+
+def _sum_errors(
+    segment: Segment, samples: Sequence[Mapping[str, Array]], runs: Sequence[Sequence[Values]]
+) -> SegmentErrors:
+    """The errors over all samples. runs: of the reference, of the other without and with optimizations."""
+    off, on, agree = ModelErrors(), ModelErrors(), ModelErrors()
+    for feeds, exact, plain, fast in zip(samples, *runs, strict=True):
+        off.update(feeds, exact, plain)
+        on.update(feeds, exact, fast)
+        agree.update(feeds, plain, fast)
+    return SegmentErrors(segment, off, on, agree)

@@ -1,0 +1,73 @@
+"""Models read and written around the bytes of their weights: what comes out is what protobuf makes of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxq.graph import strip_weights
+from onnxq.graph.skeleton import read_skeleton, write_model
+from onnxq.graph.stored import cut_bytes
+
+arrays = st.lists(st.integers(0, 9000), max_size=5)
+
+
+def make_model(sizes: list[int], text: str) -> ModelProto:
+    """A model with an initializer of each size, in float32, and names, notes and metadata around them."""
+    tensors = [numpy_helper.from_array(np.arange(size, dtype=np.float32), f"w{k}") for k, size in enumerate(sizes)]
+    for tensor in tensors[::2]:
+        tensor.doc_string = text
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "main", values[:1], values[1:], tensors)
+    graph.doc_string = text
+    model = helper.make_model(graph, producer_name=text)
+    helper.set_model_props(model, {"note": text})
+    return model
+
+
+@settings(max_examples=30, deadline=None)
+@given(arrays, st.text(max_size=200))
+def test_what_is_written_around_the_weights_is_what_protobuf_writes(sizes: list[int], text: str) -> None:
+    model = make_model(sizes, text)
+    light = strip_weights(model)
+    written = b"".join(write_model(light.proto, lambda tensor: cut_bytes(light.weights.bytes_of(tensor))))
+    assert written == model.SerializeToString(deterministic=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(arrays, st.text(max_size=200), st.integers(1, 40000))
+def test_a_skeleton_with_its_bytes_is_the_model(sizes: list[int], text: str, least: int) -> None:
+    model = make_model(sizes, text)
+    data = model.SerializeToString()
+    skeleton, left_out = read_skeleton(data, least)
+    read = ModelProto.FromString(skeleton)
+    assert len(skeleton) <= len(data)
+    for number, (offset, length) in left_out.items():
+        assert length >= least
+        assert not read.graph.initializer[number].raw_data
+        read.graph.initializer[number].raw_data = data[offset : offset + length]
+    assert read == model
+    assert set(left_out) == {k for k, size in enumerate(sizes) if 4 * size >= least}
+
+
+@pytest.mark.parametrize("cut", [1, 3, 100, 5000])
+def test_what_is_no_message_is_refused(cut: int) -> None:
+    data = make_model([2000], "").SerializeToString()
+    with pytest.raises(ValueError, match=r"field|number"):
+        read_skeleton(data[:-cut] + b"\xff" * (cut - 1), 1)
+
+
+def test_fields_that_stand_twice_are_read_as_protobuf_reads_them() -> None:
+    model, more = make_model([5000], "a"), ModelProto()
+    more.graph.initializer.append(numpy_helper.from_array(np.ones(6000, np.float32), "second"))
+    data = model.SerializeToString() + more.SerializeToString()
+    skeleton, left_out = read_skeleton(data, 1000)
+    read = ModelProto.FromString(skeleton)
+    for number, (offset, length) in left_out.items():
+        read.graph.initializer[number].raw_data = data[offset : offset + length]
+    assert read == onnx.ModelProto.FromString(data)
+    assert len(left_out) == 2

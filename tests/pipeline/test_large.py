@@ -1,0 +1,125 @@
+"""Models larger than memory, with small ones in their place: read, rounded, written and checked piece by piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxq
+from onnxq.errors import ModelError
+from onnxq.evaluation.segments import compare_segments, cut_segments
+from onnxq.graph import get_index, lazy, light, load_model, name_nodes
+from onnxq.graph.subgraph import Cutter
+from onnxq.graph.weights import is_stub
+
+WIDTH, LAYERS = 128, 4
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is a large one."""
+    monkeypatch.setattr(lazy, "_WORTH_MAPPING", 1)
+    monkeypatch.setattr(lazy, "LARGE_BYTES", 1 << 16)
+    monkeypatch.setattr(light, "_WORTH_SPOOLING", 1 << 10)
+
+
+def make_model(path: Path, *, external: bool, outlier: float = 1.0) -> Path:
+    """Residual blocks of LayerNormalization, MatMul and Tanh."""
+    rng, nodes, tensors, x = np.random.default_rng(0), [], [], "x"
+    for k in range(LAYERS):
+        weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8
+        weight[3, 5] *= outlier if k == 1 else 1.0
+        tensors += [
+            numpy_helper.from_array(weight, f"w{k}"),
+            numpy_helper.from_array(np.ones(WIDTH, np.float32), f"g{k}"),
+        ]
+        nodes += [
+            helper.make_node("LayerNormalization", [x, f"g{k}"], [f"n{k}"], f"norm{k}"),
+            helper.make_node("MatMul", [f"n{k}", f"w{k}"], [f"m{k}"], f"matmul{k}"),
+            helper.make_node("Tanh", [f"m{k}"], [f"t{k}"], f"tanh{k}"),
+            helper.make_node("Add", [x, f"t{k}"], [f"x{k}"], f"add{k}"),
+        ]
+        x = f"x{k}"
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", x)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "main", values[:1], values[1:], tensors),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8,
+    )  # fmt: skip
+    onnx.save(model, path, save_as_external_data=external, location=path.name + "_data", size_threshold=1024)
+    return path
+
+
+def read_parts(path: Path) -> tuple[list[bytes], dict[str, bytes]]:
+    """Nodes and stored tensors of a file."""
+    model = onnx.load(path)
+    nodes = [node.SerializeToString(deterministic=True) for node in model.graph.node]
+    return nodes, {tensor.name: numpy_helper.to_array(tensor).tobytes() for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize("preset", ["ort-int8-weights", "ort-int4-weights"])
+def test_weights_of_a_large_model_are_those_of_a_small_one(
+    tmp_path: Path, request: pytest.FixtureRequest, external: bool, preset: str
+) -> None:
+    source = make_model(tmp_path / "model.onnx", external=external)
+    plain = onnxq.quantize(source, None, preset, overrides={"latency": False}, out=tmp_path / "plain.onnx")
+    request.getfixturevalue("small_limits")
+    done = onnxq.quantize(source, None, preset, overrides={"latency": False}, out=tmp_path / "large.onnx")
+    assert plain.report.segments == 0 < done.report.segments
+    assert read_parts(tmp_path / "large.onnx") == read_parts(tmp_path / "plain.onnx")
+    assert min(check.sqnr_db[0] for check in done.report.checks) > 10
+    assert done.report.checks[0].sqnr_db <= done.report.checks[-1].sqnr_db
+    onnx.checker.check_model(tmp_path / "large.onnx")
+
+
+def test_large_weights_stay_in_their_files(tmp_path: Path, small_limits: None) -> None:
+    for external in (True, False):
+        path = make_model(tmp_path / f"{external}.onnx", external=external)
+        model, whole = load_model(path, lazy=True), load_model(path)
+        assert sum(map(is_stub, model.proto.graph.initializer)) == LAYERS
+        assert model.size_bytes == whole.size_bytes
+        assert model.files == whole.files
+        # The file may go: what is open stays readable.
+        path.with_name(path.name + "_data").unlink(missing_ok=True)
+        path.unlink()
+        mine, other = get_index(name_nodes(model.light)), get_index(name_nodes(whole.proto))
+        for tensor in (tensor for node in other.nodes for k in (1,) if (tensor := other.input(node, k)) is not None):
+            np.testing.assert_array_equal(mine.constant(tensor), other.constant(tensor))
+
+
+def test_damaged_files_are_refused_as_ever(tmp_path: Path, small_limits: None) -> None:
+    path = make_model(tmp_path / "model.onnx", external=False)
+    data = path.read_bytes()
+    for damaged in (data[:-100], data[: len(data) // 2], b"\xff" * 200):
+        path.write_bytes(damaged)
+        with pytest.raises(ModelError) as whole:
+            load_model(path)
+        with pytest.raises(ModelError) as found:
+            load_model(path, lazy=True)
+        assert str(found.value) == str(whole.value)
+    path = make_model(tmp_path / "parts.onnx", external=True)
+    (tmp_path / "parts.onnx_data").write_bytes(b"\0" * 1000)
+    with pytest.raises(ModelError, match="too short"):
+        load_model(path, lazy=True)
+
+
+def test_a_segment_shows_its_own_error_and_no_others(tmp_path: Path) -> None:
+    before = name_nodes(load_model(make_model(tmp_path / "a.onnx", external=False)).light)
+    after = name_nodes(load_model(make_model(tmp_path / "b.onnx", external=False, outlier=4.0)).light)
+    segments = cut_segments(before, 1, Cutter(after, computed=True).list_tensors())
+    assert [name for one in segments for name in one.nodes] == [node.name for node in before.graph.node]
+    assert max(len(one.outputs) for one in segments) <= 2
+    rng = np.random.default_rng(1)
+    samples = [{"x": rng.standard_normal((n, WIDTH)).astype(np.float32)} for n in (1, 3)]
+    found = compare_segments(before, after, samples, limit=1)
+    wrong = [one.segment.nodes for one in found if one.off.worst_db() < 100]
+    assert len(wrong) == 1
+    assert "matmul1" in wrong[0]
+    # The whole in one segment, and what its outputs then are.
+    (whole,) = compare_segments(before, after, samples, limit=1 << 30)
+    assert whole.segment.outputs == (f"x{LAYERS - 1}",)
+    assert whole.off.worst_db() < 100
