@@ -14,6 +14,7 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.identity import hash_topology
+from onnxq.graph.lazy import is_large_model
 from onnxq.plan import Plan
 from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, read_sketch, sketch_values
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
@@ -22,10 +23,15 @@ from onnxq.sites import Edge, TensorId
 
 
 def note_contents(plan: Plan, model: ModelLike) -> Plan:
-    """The plan with sketches of the tensors and nodes it names, or without where the model runs on no seeded inputs.
+    """The plan with sketches of the tensors and nodes it names.
+
+    Without them where the model runs on no seeded inputs, and for large models.
 
     model: the prepared float model, before any scaling.
     """
+    if is_large_model(model):
+        # One more run, of gigabytes.
+        return replace(plan, contents=None)
     index = get_index(model)
     nodes = {name: index.node(name) for name in sorted(_list_nodes(plan, index))}
     tensors = {TensorId(name) for node in nodes.values() for name in (*node.inputs, node.outputs[0]) if name}

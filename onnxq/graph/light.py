@@ -8,6 +8,7 @@ Stubs are external data to every other tool, and those here leave external data 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -92,6 +93,11 @@ class WeightStore:
         array = found.map() if isinstance(found, StoredArray) else found
         return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
 
+    def locate(self, tensor: TensorProto) -> StoredArray | None:
+        """Where the values of a stub lie in a file; None for those in memory."""
+        found = self._arrays[_key(tensor)]
+        return found if isinstance(found, StoredArray) else None
+
     def holds(self, tensor: TensorProto) -> bool:
         """True for a stub of this store."""
         return is_stub(tensor) and _key(tensor) in self._arrays
@@ -161,14 +167,8 @@ class LightModel:
         return found
 
     def list_arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays behind the stubs, by initializer name; those of packed types left out, see `attach_packed`."""
-        stubs = (tensor for tensor in self.graph.initializer if is_stub(tensor) and tensor.data_type in SAME_LAYOUT)
-        return {tensor.name: self.weights.array(tensor) for tensor in stubs}
-
-    def attach_packed(self) -> ModelProto:
-        """The model with the bytes of stubs whose type numpy does not pack as ONNX does: engines take them so only."""
-        packed = [t.name for t in self.graph.initializer if is_stub(t) and t.data_type not in SAME_LAYOUT]
-        return _attach(self, packed) if packed else self.proto
+        """The arrays behind the stubs, by initializer name."""
+        return {tensor.name: self.weights.array(tensor) for tensor in self.graph.initializer if is_stub(tensor)}
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
@@ -286,6 +286,34 @@ def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
             tensor.ClearField("data_location")
             tensor.raw_data = raw
     return whole
+
+
+def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
+    """The model for an engine that reads arrays from files itself, and the arrays that lie in none, by name.
+
+    Locations are relative to the root of the file system. Bytes of types that numpy does not pack are in the model.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    packed: list[str] = []
+    places: dict[str, StoredArray] = {}
+    for tensor in filter(is_stub, model.graph.initializer):
+        place = model.weights.locate(tensor)
+        if tensor.data_type not in SAME_LAYOUT:
+            packed.append(tensor.name)
+        elif place is None or place.offset % place.dtype.itemsize or os.name == "nt":
+            arrays[tensor.name] = model.weights.array(tensor)
+        else:
+            places[tensor.name] = place
+    proto = _attach(model, packed) if packed else model.proto
+    if places:
+        proto = proto if packed else deepcopy(proto)
+        for tensor in proto.graph.initializer:
+            if (place := places.get(tensor.name)) is not None:
+                del tensor.external_data[:]
+                location = place.file.path.relative_to(place.file.path.anchor).as_posix()
+                for key, value in (("location", location), ("offset", place.offset), ("length", place.nbytes)):
+                    tensor.external_data.add(key=key, value=str(value))
+    return proto, arrays
 
 
 def count_light_bytes(model: ModelLike) -> int:

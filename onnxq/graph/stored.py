@@ -11,7 +11,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import ModelError, OutputError
+from onnxq.files import ScratchFolder
 
 # Bytes written at a time: what is written lies in the memory of this process for a moment.
 _PIECE = 1 << 24
 
 
 class OpenFile:
-    """A file that is closed with the last array in it: until then it may be renamed or removed."""
+    """A file that is closed with the last array in it. folder: a temporary one that goes with it."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self._end = weakref.finalize(self, os.close, descriptor)
+    def __init__(self, path: Path, flags: int, folder: ScratchFolder | None = None) -> None:
+        self.path, self._folder = path.resolve(), folder
+        self.descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
+        self._end = weakref.finalize(self, os.close, self.descriptor)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
-    """An array of `shape`, in native byte order, at `offset` of a file."""
+    """An array of `shape`, in native byte order, at `offset` of a file; those who look at it together share memory."""
 
     file: OpenFile
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    _seen: list[weakref.ref[NDArray[Any]]] = field(default_factory=list, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +51,9 @@ class StoredArray:
 
     def map(self) -> NDArray[Any]:
         """The read-only array. Its pages take memory from when they are read until the array is let go of."""
+        known = self._seen[0]() if self._seen else None
+        if known is not None:
+            return known
         start = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
         length = self.offset - start + self.nbytes
         mapped = mmap.mmap(self.file.descriptor, length, access=mmap.ACCESS_READ, offset=start)
@@ -55,20 +61,22 @@ class StoredArray:
         if hasattr(mmap, "MADV_SEQUENTIAL"):
             mapped.madvise(mmap.MADV_SEQUENTIAL)
         flat = np.frombuffer(mapped, self.dtype, count=self.nbytes // self.dtype.itemsize, offset=self.offset - start)
-        return flat.reshape(self.shape)
+        array = flat.reshape(self.shape)
+        self._seen[:] = [weakref.ref(array)]
+        return array
 
 
 def open_data(path: Path) -> OpenFile:
     """A data file, to read. Raises ModelError."""
     try:
-        return OpenFile(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
+        return OpenFile(path, os.O_RDONLY)
     except OSError as error:
         cause = f"cannot be read ({error.strerror or error})"
         raise ModelError(str(path), cause, "check its permissions", code="Q106") from error
 
 
 class Spool:
-    """A temporary file without a name for arrays that are not to stay in memory; its space is free with the last."""
+    """A temporary file for arrays that are not to stay in memory; it is removed with the last of them."""
 
     def __init__(self) -> None:
         self._file: OpenFile | None = None
@@ -78,8 +86,8 @@ class Spool:
         """Store a copy of the array. Raises OutputError where there is no space for it."""
         try:
             if self._file is None:
-                with tempfile.TemporaryFile() as file:
-                    self._file = OpenFile(os.dup(file.fileno()))
+                folder = ScratchFolder()
+                self._file = OpenFile(folder.path / "weights", os.O_RDWR | os.O_CREAT | os.O_EXCL, folder)
             offset = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             os.lseek(self._file.descriptor, offset, os.SEEK_SET)
             for piece in cut_bytes(array):

@@ -45,8 +45,8 @@ def count_tensor_bytes(tensor: TensorProto) -> int:
 
 
 def count_model_bytes(proto: ModelProto) -> int:
-    """The bytes of all tensors together, stubs left out: about the size of the serialized model."""
-    return sum(count_tensor_bytes(tensor) for tensor in walk_tensors(proto) if not is_stub(tensor))
+    """The bytes of all tensors inside the model together: about its size when it is serialized."""
+    return sum(count_tensor_bytes(tensor) for tensor in walk_tensors(proto) if not is_external(tensor))
 
 
 def is_stub(tensor: TensorProto) -> bool:

@@ -66,6 +66,8 @@ def make_session_options(
     if shapes_first:
         # Shape nodes run as soon as they can; in the default order they may run last and keep every tensor alive.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if save is not None:
         options.optimized_model_filepath = str(save)
     return options

@@ -16,6 +16,8 @@ from onnx import ModelProto
 from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, save_model
+from onnxq.graph.lazy import is_large_model
+from onnxq.graph.light import refer_to_files
 from onnxq.graph.scopes import collect_reads
 from onnxq.graph.weights import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
@@ -26,6 +28,7 @@ from onnxq.runtime.providers import check_loaded, set_options
 
 Feeds = Mapping[str, NDArray[Any]]
 
+_ROOT = "/"
 # protobuf stops at 2 GiB; models near it go through files.
 _LARGE = 2**31 - 2**24
 
@@ -37,7 +40,7 @@ class Session:
     layout: False leaves out the last of them, which only change how tensors lie in memory.
     threads: 0 takes ORT's default, all cores. arena: False hands every buffer back as soon as it is free (lower peak
     memory, slower small runs). shapes_first: run Shape nodes as early as possible. prepack: False keeps no
-    second copy of weights in the layout of the kernels (slower runs).
+    second copy of weights in the layout of the kernels (slower runs); None: unless the model is large.
     save_optimized: where to write the graph ORT made. libraries: of custom operators, beside those of a light model.
     provider: to run on, "" for the CPU; None for a light model's own.
     Raises ModelError when ORT refuses the model, ConfigError for a provider that does not start on this machine,
@@ -53,7 +56,7 @@ class Session:
         threads: int = 0,
         arena: bool = True,
         shapes_first: bool = False,
-        prepack: bool = True,
+        prepack: bool | None = None,
         save_optimized: Path | None = None,
         libraries: Sequence[str] = (),
         provider: str | None = None,
@@ -61,7 +64,7 @@ class Session:
         ort = import_onnxruntime()
         options = make_session_options(
             optimize=optimize, layout=layout, threads=threads, arena=arena, shapes_first=shapes_first,
-            prepack=prepack, save=save_optimized,
+            prepack=not _is_large(model) if prepack is None else prepack, save=save_optimized,
         )  # fmt: skip
         own = model.libraries if isinstance(model, LightModel) else ()
         register_libraries(options, (*own, *libraries))
@@ -72,8 +75,8 @@ class Session:
         self._label = str(model) if isinstance(model, (str, Path)) else "the model"
         try:
             # ORT reads these arrays as long as the session lives.
-            self._weights = _hand_over_weights(model, options)
-            with _open_source(model) as source:
+            ready, self._weights = _hand_over_weights(model, options)
+            with _open_source(ready) as source:
                 self._session = ort.InferenceSession(source, options, providers=[set_options(chosen)])
         except list_faults() as error:
             raise explain_load_failure(error, self._label) from error
@@ -120,37 +123,40 @@ class Session:
                 raise DataError(f"input {name!r}", cause, "convert it first", code="Q210")
 
 
-def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> list[Any]:
-    """Give ORT the arrays behind stubs without a copy; the returned values must live as long as the session."""
+def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:
+    """The model as a whole or with its stubs in ORT's hands; the returned values must live as long as the session."""
     if not isinstance(model, LightModel):
-        return []
+        return model, []
+    proto, arrays = refer_to_files(model)
+    # The folder that locations in a model without a path of its own are relative to.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", _ROOT)
     # ORT drops initializers that nothing reads before it looks for these.
-    arrays, read = model.list_arrays(), collect_reads(model.graph)
+    read = collect_reads(model.graph)
     values = {
         name: import_onnxruntime().OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items() if name in read
     }
     if values:
         options.add_external_initializers(list(values), list(values.values()))
-    return list(values.values())
+    return proto, list(values.values())
 
 
 @contextmanager
-def _open_source(model: ModelLike | str | Path) -> Iterator[bytes | str]:
+def _open_source(model: ModelProto | str | Path) -> Iterator[bytes | str]:
     """The model as ORT takes it: bytes, a path, or for models too large for protobuf a file that is removed again."""
     if isinstance(model, (str, Path)):
         if not Path(model).is_file():
             raise ModelError(str(model), "there is no such file", code="Q101")
         yield str(model)
-    elif count_model_bytes(proto := _attach_packed(model)) < _LARGE:
-        yield bytes(proto.SerializeToString())
+    elif count_model_bytes(model) < _LARGE:
+        yield bytes(model.SerializeToString())
     else:
         with ScratchFolder() as folder:
             save_model(model, folder / "model.onnx", external=True)
             yield str(folder / "model.onnx")
 
 
-def _attach_packed(model: ModelLike) -> ModelProto:
-    return model.attach_packed() if isinstance(model, LightModel) else model
+def _is_large(model: ModelLike | str | Path) -> bool:
+    return isinstance(model, LightModel) and is_large_model(model)
 
 
 def _parse_element_type(type_name: str) -> int:
