@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import TensorProto
 
@@ -11,7 +11,7 @@ from onnxq.annotate.find import find_chains
 from onnxq.config import RuntimeConfig
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
-from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.compare import Runner, compare_models
 from onnxq.graph import (
     Model,
     ModelLike,
@@ -26,6 +26,7 @@ from onnxq.graph import (
     store_densely,
     strip_weights,
 )
+from onnxq.graph.lazy import is_large_model
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.passes.equalization.trial import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
@@ -105,6 +106,16 @@ def _rewrite(
     return State(named, infer_shapes(strip_weights(proto)), source=model, types=types, rewrites=changed)
 
 
+class _Recording:
+    """The outputs of a session that is gone, in the order of its runs."""
+
+    def __init__(self, outputs: Sequence[dict[str, Array]]) -> None:
+        self._outputs = iter(outputs)
+
+    def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
+        return next(self._outputs)
+
+
 # A constant that was rounded to a narrow type, such as a root of 2, is taken for what it stands for.
 _NARROW_DB = {int(TensorProto.FLOAT16): 50.0, int(TensorProto.BFLOAT16): 35.0}
 
@@ -112,7 +123,11 @@ _NARROW_DB = {int(TensorProto.FLOAT16): 50.0, int(TensorProto.BFLOAT16): 35.0}
 def prove_equal(state: State, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent) -> None:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
     with progress("comparing the simplified model with the original") as task:
-        before = Session(state.named, optimize=False)
+        before: Runner = Session(state.named, optimize=False)
+        if is_large_model(state.named):
+            # One session at a time.
+            samples = list(samples)
+            before = _Recording([before.run(sample) for sample in samples])
         after = Session(state.model, optimize=False)
         found = compare_models({"prepare": (before, after)}, count_items(samples, task))["prepare"]
     least = _NARROW_DB.get(state.types.computes, EQUIVALENT_DB)
