@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.calibrate.activations import Want, Watch, run_observers
+from onnxq.calibrate.activations import Want, Watch, observe_samples, order_tensors
+from onnxq.calibrate.chunks import observe_in_chunks
 from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
+from onnxq.calibrate.taps import Taps
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
@@ -14,6 +16,7 @@ from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers
 from onnxq.progress import Progress, silent
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Refusal, Role, Site
 from onnxq.spec import PerTensor, QParams
 
@@ -31,13 +34,15 @@ def calibrate(
     *,
     batch: int | None = None,
     memory_limit: int | None = None,
+    crew: Crew | None = None,
     progress: Progress = silent,
 ) -> Plan:
     """The plan with a scale and zero point at every site that had none; given numbers stay.
 
     proto: the prepared model that the plan was made for, nodes named. dataset: needed for activation sites only.
     batch: samples per run (None: 1); the result does not depend on it. memory_limit: bytes of the tapped values of one
-    run (None: 1 GiB); beyond it tensors are tapped in groups, with one pass over the data for each.
+    run (None: 1 GiB); beyond it tensors are tapped in groups, with one pass over the data for each. crew: runs the
+    samples; the result does not depend on it.
     A site whose tensor was never computed (a branch that no sample reached) or cannot be observed keeps None, and a
     Refusal names it; so does a bias derived from it.
     Raises CalibrationError naming tensor and sample for NaN and inf, PlanError for a site that is not in the model,
@@ -55,14 +60,12 @@ def calibrate(
                 str(next(iter(wants))), "has no scale, and there are no samples", "give calibration data", code="Q405"
             )
         limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
-        unseen = run_observers(
-            proto,
-            watch,
-            dataset,
-            batch=batch,
-            memory_limit=limit,
-            progress=progress,
-        )
+        taps = Taps(proto, sorted(watch.readers, key=order_tensors(proto)), limit)
+        unseen = taps.refusals
+        if taps.tensors and (crew is None or crew.plain):
+            observe_samples(taps, watch, dataset, batch=batch, progress=progress)
+        elif taps.tensors and crew is not None:
+            observe_in_chunks(crew, proto, watch, dataset, batch=batch, memory_limit=limit, progress=progress)
     told = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
     numbers.update(_choose_qparams(missing, wants, watch, told))
     # Weights after activations, biases after both: each needs the scales before it.
