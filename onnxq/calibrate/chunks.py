@@ -24,7 +24,7 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew, SharedModel, hash_parts, open_model
 from onnxq.runtime.engine import import_onnxruntime
 from onnxq.sites import TensorId
-from onnxq.workers import Piece, restore_object
+from onnxq.workers import Piece, count_threads, restore_object
 
 # Of all samples: few enough that their histograms fit on a disk, and one sample each of the usual 32 to 64.
 _CHUNKS = 64
@@ -118,7 +118,7 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 
 def _hash_chunk(model: SharedModel, readers: Readers, samples: SharedSamples) -> str:
-    versions = f"{version('onnxq')} {import_onnxruntime().__version__}"
+    versions = f"{version('onnxq')} {import_onnxruntime().__version__} {count_threads()}"
     texts = ("observe", versions, model.digest, repr(readers), *(one.digest for one in samples.feeds))
     return hash_parts(*(text.encode() for text in texts))
 

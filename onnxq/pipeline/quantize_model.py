@@ -31,6 +31,7 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
+from onnxq.pipeline.crews import open_crew
 from onnxq.pipeline.finalize import finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
@@ -42,7 +43,9 @@ from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
 from onnxq.runtime import detect_cpu, observe_shapes
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Role, is_within
+from onnxq.workers import use_threads
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
@@ -121,8 +124,12 @@ def quantize(
 ) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
     config = _settle_mode(config, data)
-    request = make_request(config)
-    ctx, name = _make_context(config, request, progress), _read_name(model)
+    with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
+        return _quantize(model, data, _make_context(config, make_request(config), progress, crew))
+
+
+def _quantize(model: str | Path | onnx.ModelProto, data: object, ctx: RunContext) -> Result:
+    config, request, progress, name = ctx.config, ctx.request, ctx.progress, _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
         state = load_state(
             model,
@@ -167,14 +174,14 @@ def _settle_mode(config: Config, data: object) -> Config:
     return config.model_copy(update={"mode": "dynamic"}) if config.mode == "auto" and data is None else config
 
 
-def _make_context(config: Config, request: AccuracyRequest, progress: Progress) -> RunContext:
+def _make_context(config: Config, request: AccuracyRequest, progress: Progress, crew: Crew) -> RunContext:
     """The context of a run, before there are samples."""
     # A request is carried out whatever the configuration leaves out.
     skip = frozenset(config.skip) - ({PROMOTION} if request.asked else frozenset())
     budget, timers = TimeBudget(config.budget), Timers(progress)
     return RunContext(
         config=config, skip=skip, request=request, budget=budget, timers=timers, progress=progress,
-        memory_limit=config.data.memory_limit,
+        memory_limit=config.data.memory_limit, crew=crew,
     )  # fmt: skip
 
 
@@ -216,8 +223,9 @@ def _calibrate(ctx: RunContext, state: State) -> State:
     def work(samples: Dataset, shown: Progress) -> Plan:
         batch = ctx.config.data.batch
         return calibrate(
-            state.model, state.planned, samples, batch=batch, memory_limit=ctx.memory_limit, progress=shown
-        )
+            state.model, state.planned, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew,
+            progress=shown,
+        )  # fmt: skip
 
     plan = ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
     missing = [site for site in plan.sites if not site.complete]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -14,7 +15,8 @@ R = TypeVar("R")
 # (position among the pieces, result)
 Finished = tuple[int, Any]
 
-_in_piece: ContextVar[bool] = ContextVar("onnxq_in_piece", default=False)
+# Threads of a session of which no number is asked for; 0: all cores.
+_threads: ContextVar[int] = ContextVar("onnxq_threads", default=0)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Workers:
             if self.journal is not None and k in found:
                 result = self.journal.read(piece.key)
                 # A damaged file: done again, here, since it is rare.
-                kept[k] = _run_piece(function, piece.task) if result is None else result
+                kept[k] = function(piece.task) if result is None else result
                 on_done(piece)
             while k not in kept:
                 at, value = next(stream)
@@ -88,7 +90,7 @@ class Workers:
     def _finish_pieces(self, function: Callable[[T], R], todo: Sequence[tuple[int, Piece[T]]]) -> Iterator[Finished]:
         """Yield results as they arrive; a _Failure for a piece whose function raised."""
         for k, piece in todo:
-            yield k, run_guarded(function, piece.task)
+            yield k, run_guarded(function, piece.task, count_threads())
 
 
 @dataclass(frozen=True)
@@ -98,25 +100,32 @@ class _Failure:
     error: Exception
 
 
-def run_guarded(function: Callable[[T], R], task: T) -> R | _Failure:
-    """Return the result of a piece, or its exception as a value. Workers of every kind call this."""
+def run_guarded(function: Callable[[T], R], task: T, threads: int = 0) -> R | _Failure:
+    """Return the result of a piece, or its exception as a value. Workers of every kind call this.
+
+    threads: `count_threads` of the process that hands the piece out.
+    """
     try:
-        return _run_piece(function, task)
+        with use_threads(threads):
+            return function(task)
     except Exception as error:
         return _Failure(error)
 
 
-def _run_piece(function: Callable[[T], R], task: T) -> R:
-    token = _in_piece.set(True)
-    try:
-        return function(task)
-    finally:
-        _in_piece.reset(token)
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Run sessions in so many threads inside, wherever no other number is asked for; 0: all cores.
 
-
-def count_threads(asked: int) -> int:
-    """The number of threads of a session: inside a piece one, where no number (0) is asked for.
-
-    There are as many pieces at a time as cores, and more threads would take them from each other.
+    ONNX Runtime shares sums out among its threads, so that the last bits of a result depend on their number. It is the
+    same in all workers, however many there are.
     """
-    return 1 if asked == 0 and _in_piece.get() else asked
+    token = _threads.set(count)
+    try:
+        yield
+    finally:
+        _threads.reset(token)
+
+
+def count_threads(asked: int = 0) -> int:
+    """The number of threads of a session. asked: 0 for none in particular."""
+    return asked or _threads.get()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from onnxq.errors import MissingDependencyError, WorkerError
-from onnxq.workers.base import Finished, Piece, R, T, Workers, run_guarded
+from onnxq.workers.base import Finished, Piece, R, T, Workers, count_threads, run_guarded
 from onnxq.workers.journal import Journal
 
 # Pieces handed out for each thread of the workers.
@@ -33,10 +33,7 @@ class DaskWorkers(Workers):
             versions = self._client.run(_read_version)
         except (OSError, ValueError, ImportError) as error:
             raise self._explain_loss(error) from error
-        mine = _read_version()
-        if (other := next((one for one in versions.items() if one[1] != mine), None)) is not None:
-            cause = f"has onnxq {other[1]}, and this is {mine}: their results may differ"
-            raise WorkerError(other[0], cause, "install the same version on all machines", code="Q903")
+        check_versions(versions)
         if not versions:
             raise WorkerError(address, "the scheduler has no workers", "start some: `dask worker ADDRESS`", code="Q902")
         self.count = max(sum(self._client.nthreads().values()), 2)
@@ -53,7 +50,8 @@ class DaskWorkers(Workers):
             while waiting or running:
                 while waiting and len(running) < _AHEAD * self.count:
                     k, piece = waiting.popleft()
-                    future = self._client.submit(run_guarded, function, piece.task, pure=False, retries=_RETRIES)
+                    given = (function, piece.task, count_threads())
+                    future = self._client.submit(run_guarded, *given, pure=False, retries=_RETRIES)
                     running[future] = k, piece
                 with self._client.as_current():
                     done, _ = distributed.wait(list(running), return_when="FIRST_COMPLETED")
@@ -76,6 +74,15 @@ class DaskWorkers(Workers):
         return WorkerError(
             self._address, cause, "start it (`dask scheduler`); `resume=…` goes on from what was finished", code="Q902"
         )
+
+
+def check_versions(versions: Mapping[str, str]) -> None:
+    """Raise WorkerError for a worker, by its address, with another version of onnxq than this process."""
+    mine = _read_version()
+    for address, other in versions.items():
+        if other != mine:
+            cause = f"has onnxq {other}, and this is {mine}: their results may differ"
+            raise WorkerError(address, cause, "install the same version on all machines", code="Q903")
 
 
 def _read_version() -> str:

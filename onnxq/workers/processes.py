@@ -14,7 +14,7 @@ from multiprocessing.connection import wait as wait_for_sentinel
 from typing import Any
 
 from onnxq.errors import WorkerError
-from onnxq.workers.base import Finished, Piece, R, T, Workers, run_guarded
+from onnxq.workers.base import Finished, Piece, R, T, Workers, count_threads, run_guarded
 from onnxq.workers.journal import Journal
 
 # Deaths over one piece alone in the pool, after which it is given up.
@@ -49,7 +49,8 @@ class ProcessWorkers(Workers):
                 most = 1 if max(deaths.values(), default=0) > 1 else _AHEAD * self.count
                 try:
                     while waiting and len(running) < most:
-                        future = self._open_pool().submit(run_guarded, function, waiting[0][1].task)
+                        task: Any = waiting[0][1].task
+                        future = self._open_pool().submit(run_guarded, function, task, count_threads())
                         running[future] = waiting.popleft()
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.errors import DataError, WorkerError
+from onnxq.errors import DataError
 from onnxq.workers import Piece
 from onnxq.workers.processes import ProcessWorkers
-from tests.workers.work import die, die_once, refuse_odd, square
+from tests.workers.work import die_once, refuse_odd, square
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals end no process there")
 
@@ -37,9 +37,3 @@ def test_the_piece_of_a_dead_worker_is_done_again(workers: ProcessWorkers, tmp_p
     pieces = [Piece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
     assert list(workers.map(die_once, pieces)) == [0, 1, 4, 9]
     assert (tmp_path / "died").exists()
-
-
-@pytest.mark.slow
-def test_a_piece_that_kills_every_worker_is_named(workers: ProcessWorkers) -> None:
-    with pytest.raises(WorkerError, match="piece 1: a worker died each of the 4 times"):
-        list(workers.map(die, [Piece(f"piece {k}", k) for k in range(3)]))
