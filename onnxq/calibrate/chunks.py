@@ -67,7 +67,7 @@ def observe_in_chunks(
             pieces.append(Piece(title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key))
         found = crew.map(observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds)))
         for observers in found:
-            merge_observers(watch, readers, observers)
+            merge_observers(watch, list_wants(readers), observers)
 
 
 def observe_chunk(task: ObserveTask) -> list[Observer]:
@@ -86,12 +86,12 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
     return [watch.observers[want] for want in list_wants(task.readers)]
 
 
-def merge_observers(watch: Watch, readers: Readers, found: Sequence[Observer | Mapping[str, Any]]) -> None:
-    """Merge the observers of a chunk into those of `watch`; found: as `observe_chunk` returns them, or from a file.
+def merge_observers(watch: Watch, wants: Sequence[Want], found: Sequence[Observer | Mapping[str, Any]]) -> None:
+    """Merge observers into those of `watch`. found: as `observe_chunk` returns them, or as a file has them.
 
     Raises ValueError for numbers that are not those of such observers.
     """
-    for want, other in zip(list_wants(readers), found, strict=True):
+    for want, other in zip(wants, found, strict=True):
         if isinstance(other, Mapping):
             fresh = create_observer(want.observer, want.quant)
             restore_object(fresh, other)

@@ -115,6 +115,10 @@ class ScaleConfig(Section):
         "", "Keep finished pieces in a folder, and go on from those there. [default: MODEL.resume]", metavar="[DIR]",
         bare="auto",
     )  # fmt: skip
+    # "": observed in this run.
+    ranges: File = option(
+        "", "Take the ranges of activations from a file of `onnxq merge`.", Command.QUANTIZE, metavar="RANGES.json"
+    )
 
 
 class VerifyConfig(Section):

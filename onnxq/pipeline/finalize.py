@@ -18,11 +18,8 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.state import State
 from onnxq.pipeline import check
-<<<<<<< HEAD
 from onnxq.pipeline.check_segments import check_segments
-=======
 from onnxq.pipeline.crews import describe_journal
->>>>>>> 71a0391 (--workers, --dask and --resume of quantize and profile: calibration in chunks, the same bytes whoever does them)
 from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan

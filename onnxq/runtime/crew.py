@@ -83,23 +83,14 @@ class Crew:
 
     def share_model(self, model: ModelLike) -> SharedModel:
         """Put a model into the folder. Raises OutputError where there is no room."""
-        light, proto = strip_weights(model), ModelProto()
-        proto.CopyFrom(light.proto)
-        offsets: dict[str, int] = {}
-        for tensor in proto.graph.initializer:
-            if is_stub(tensor):
-                array = light.weights.array(tensor)
-                digest = self._find_digest(array)
-                if digest not in self._offsets:
-                    self._append(array, digest)
-                offsets[digest] = self._offsets[digest]
-                next(entry for entry in tensor.external_data if entry.key == "offset").value = digest
-        data = bytes(proto.SerializeToString(deterministic=True))
-        hosts = {"libraries": light.libraries, "provider": light.provider}
-        whole = hash_parts(data, json.dumps(hosts).encode())
-        (self._folder() / f"{whole}.graph").write_bytes(data)
-        (self._folder() / f"{whole}.json").write_text(json.dumps({**hosts, "offsets": offsets}))
-        return SharedModel(str(self._folder()), whole)
+        whole = _describe_model(model, self._find_digest)
+        for digest, array in whole.arrays.items():
+            if digest not in self._offsets:
+                self._append(array, digest)
+        offsets = {digest: self._offsets[digest] for digest in whole.arrays}
+        (self._folder() / f"{whole.digest}.graph").write_bytes(whole.graph)
+        (self._folder() / f"{whole.digest}.json").write_text(json.dumps({**whole.hosts, "offsets": offsets}))
+        return SharedModel(str(self._folder()), whole.digest)
 
     def share_feeds(self, feeds: Mapping[str, Array]) -> SharedFeeds:
         """Put one sample into the folder."""
@@ -120,7 +111,7 @@ class Crew:
     def _find_digest(self, array: Array) -> str:
         known = self._known.get(id(array))
         if known is None or known[0]() is not array:
-            known = weakref.ref(array), hash_parts(array.dtype.str.encode(), _view_bytes(array))
+            known = weakref.ref(array), _hash_array(array)
             self._known[id(array)] = known
         return known[1]
 
@@ -130,6 +121,42 @@ class Crew:
             self._offsets[digest] = file.tell()
             file.write(_view_bytes(array))
             self._end = file.tell()
+
+
+@dataclass(frozen=True, eq=False)
+class _Description:
+    """A model in parts. graph: its bytes, with digests in the place of weights. hosts: what it runs on."""
+
+    graph: bytes
+    arrays: dict[str, Array]
+    hosts: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        return hash_parts(self.graph, json.dumps(self.hosts).encode())
+
+
+def _describe_model(model: ModelLike, find_digest: Callable[[Array], str]) -> _Description:
+    light, proto = strip_weights(model), ModelProto()
+    proto.CopyFrom(light.proto)
+    arrays: dict[str, Array] = {}
+    for tensor in proto.graph.initializer:
+        if is_stub(tensor):
+            array = light.weights.array(tensor)
+            digest = find_digest(array)
+            arrays[digest] = array
+            next(entry for entry in tensor.external_data if entry.key == "offset").value = digest
+    hosts = {"libraries": light.libraries, "provider": light.provider}
+    return _Description(bytes(proto.SerializeToString(deterministic=True)), arrays, hosts)
+
+
+def hash_model(model: ModelLike) -> str:
+    """Hash a model as `Crew.share_model` does: its graph, its weights, and what it runs on."""
+    return _describe_model(model, _hash_array).digest
+
+
+def _hash_array(array: Array) -> str:
+    return hash_parts(array.dtype.str.encode(), _view_bytes(array))
 
 
 def hash_parts(*parts: bytes | memoryview) -> str:

@@ -1,4 +1,4 @@
-"""What provokes Q9xx: workers that die, are not there, or are of another version."""
+"""What provokes Q9xx, and Q51x of parts: workers that die or are of another version, parts that do not fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import onnxq
+from onnxq.calibrate.parts import join_parts
 from onnxq.workers import Piece
 from onnxq.workers.processes import ProcessWorkers
 from tests.codes.kit import EVERYTHING, gemm, reach, rows, written
@@ -49,3 +50,20 @@ def stale_pieces(folder: Path):
     written(folder, b"of another run", "other.piece")
     overrides = {"resume": str(folder), "latency": False}
     return onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides=overrides).report.warnings
+
+
+@reach("Q511")
+def part_of_another(_: Path):
+    whole = onnxq.calibrate_part(gemm(64, 64), rows(8, 64), EVERYTHING)
+    other = onnxq.calibrate_part(gemm(64, 64), rows(9, 64), EVERYTHING)
+    join_parts([whole, other])
+
+
+@reach("Q512")
+def part_given_twice(_: Path):
+    join_parts([onnxq.calibrate_part(gemm(64, 64), rows(8, 64), EVERYTHING, shard="1/2")] * 2)
+
+
+@reach("Q513")
+def no_part(folder: Path):
+    onnxq.merge_parts([written(folder, "{}", "p.json")])
