@@ -8,6 +8,7 @@
         ├── CalibrationError            statistics that give no scale
         ├── OutputError                 a result that cannot be written to its path
         ├── VerificationError           a result that does not do what its plan says
+    ├── WorkerError                 processes or a cluster that work is spread over
     └── MissingDependencyError      an extra that is not installed
 
 The CLI prints these without a traceback and exits with 1. Any other exception that escapes is a defect of onnxq and
@@ -157,6 +158,13 @@ class VerificationError(OnnxqError):
 
     kind = "verification"
     default_code = "Q700"
+
+
+class WorkerError(OnnxqError):
+    """Processes or machines that work is spread over do not do it."""
+
+    kind = "workers"
+    default_code = "Q900"
 
 
 class MissingDependencyError(OnnxqError):

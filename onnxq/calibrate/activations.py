@@ -13,7 +13,7 @@ from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task
 from onnxq.runtime import Feeds
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
 # Batches among which the largest is found, to size the groups of taps by.
@@ -54,27 +54,14 @@ class Watch:
             self.observers[want].update(value)
 
 
-def run_observers(
-    proto: ModelLike,
-    watch: Watch,
-    dataset: Dataset,
-    *,
-    batch: int | None,
-    memory_limit: int,
-    progress: Progress,
-) -> tuple[Refusal, ...]:
-    """Run all samples and update every observer of `watch`; returns a refusal for each tensor that cannot be observed.
+def observe_samples(taps: Taps, watch: Watch, dataset: Dataset, *, batch: int | None, progress: Progress) -> None:
+    """Run all samples and update every observer of `watch` that reads a tensor.
 
-    batch: samples in one run, 1 where an observer takes samples one by one. memory_limit: bytes of the tapped values.
+    batch: samples in one run, 1 where an observer takes samples one by one.
     Raises CalibrationError naming tensor and sample for a NaN or inf; ModelError and DataError from the runs.
     """
-    if not watch.readers:
-        return ()
     if any(observer.per_sample for observer in watch.observers.values()):
         batch = 1
-    taps = Taps(proto, sorted(watch.readers, key=_order_tensors(proto)), memory_limit)
-    if not taps.tensors:
-        return taps.refusals
     widest = max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_count_elements)
     groups = taps.groups(widest)
     # Not to be held during the run: with large inputs it would count beside the limit.
@@ -90,10 +77,9 @@ def run_observers(
                     raise _name_sample(taps, tensor, part, dataset, error) from error
                 # Before the next value is made, so that only one is held.
                 del value
-    return taps.refusals
 
 
-def _order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
+def order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
     """Sort key: the order in which the main graph computes tensors.
 
     Groups of neighbours need the least of the graph to be run.

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.calibrate.activations import Want, Watch, run_observers
+from onnxq.calibrate.activations import Want, Watch, observe_samples, order_tensors
+from onnxq.calibrate.chunks import freeze_readers, merge_observers, observe_in_chunks
 from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
+from onnxq.calibrate.parts import Part, check_keys, check_samples, make_keys, make_part
+from onnxq.calibrate.taps import Taps
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
@@ -14,6 +17,7 @@ from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers
 from onnxq.progress import Progress, silent
+from onnxq.runtime.crew import Crew, hash_model
 from onnxq.sites import Refusal, Role, Site
 from onnxq.spec import PerTensor, QParams
 
@@ -31,21 +35,23 @@ def calibrate(
     *,
     batch: int | None = None,
     memory_limit: int | None = None,
+    crew: Crew | None = None,
+    observed: Part | None = None,
     progress: Progress = silent,
 ) -> Plan:
     """The plan with a scale and zero point at every site that had none; given numbers stay.
 
     proto: the prepared model that the plan was made for, nodes named. dataset: needed for activation sites only.
     batch: samples per run (None: 1); the result does not depend on it. memory_limit: bytes of the tapped values of one
-    run (None: 1 GiB); beyond it tensors are tapped in groups, with one pass over the data for each.
+    run (None: 1 GiB); beyond it tensors are tapped in groups, with one pass over the data for each. crew: runs the
+    samples; the result does not depend on it. observed: the observers of all these samples; nothing is run then.
     A site whose tensor was never computed (a branch that no sample reached) or cannot be observed keeps None, and a
     Refusal names it; so does a bias derived from it.
-    Raises CalibrationError naming tensor and sample for NaN and inf, PlanError for a site that is not in the model,
-    ModelError and DataError from the runs.
+    Raises CalibrationError naming tensor and sample for NaN and inf, or where `observed` is of another model, plan or
+    data; PlanError for a site that is not in the model, ModelError and DataError from the runs.
     """
     index = get_index(proto)
-    numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
-    numbers.update(_spread_groups(plan))
+    numbers = _list_known(plan)
     missing = [site for site in plan.sites if site.site not in numbers and not site.spec.dynamic]
     watch, wants = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
     unseen: tuple[Refusal, ...] = ()
@@ -55,14 +61,17 @@ def calibrate(
                 str(next(iter(wants))), "has no scale, and there are no samples", "give calibration data", code="Q405"
             )
         limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
-        unseen = run_observers(
-            proto,
-            watch,
-            dataset,
-            batch=batch,
-            memory_limit=limit,
-            progress=progress,
-        )
+        taps = Taps(proto, sorted(watch.readers, key=order_tensors(proto)), limit)
+        unseen = taps.refusals
+        if observed is not None:
+            readers = freeze_readers(watch, proto)
+            check_keys(observed, make_keys(hash_model(proto), readers, dataset), "this run")
+            check_samples(observed, dataset)
+            merge_observers(watch, observed.wants, observed.observers)
+        elif taps.tensors and (crew is None or crew.plain):
+            observe_samples(taps, watch, dataset, batch=batch, progress=progress)
+        elif taps.tensors and crew is not None:
+            observe_in_chunks(crew, proto, watch, dataset, batch=batch, memory_limit=limit, progress=progress)
     told = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
     numbers.update(_choose_qparams(missing, wants, watch, told))
     # Weights after activations, biases after both: each needs the scales before it.
@@ -74,6 +83,48 @@ def calibrate(
     done = replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))
     check_numbers(done)
     return done
+
+
+def observe_part(
+    proto: ModelLike,
+    plan: Plan,
+    dataset: Dataset,
+    positions: Sequence[int],
+    *,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+    crew: Crew | None = None,
+    progress: Progress = silent,
+) -> Part:
+    """The observers that `calibrate` makes scales of, after the samples at these positions. See `calibrate`.
+
+    Raises PlanError for a plan that needs no samples.
+    """
+    index, known = get_index(proto), _list_known(plan)
+    missing = [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
+    watch, _ = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
+    if not watch.readers:
+        cause = "no activation has a scale that is fixed beforehand: there is nothing to calibrate"
+        raise PlanError(plan.model, cause, "quantize without parts", code="Q405")
+    # Without the constants, which are looked at once, by `calibrate`.
+    fresh, limit = Watch(), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    for tensor, requests in watch.readers.items():
+        for want in requests:
+            fresh.add(want, tensor)
+    some, readers = dataset.part(positions), freeze_readers(fresh, proto)
+    if crew is not None and not crew.plain:
+        observe_in_chunks(crew, proto, fresh, some, batch=batch, memory_limit=limit, progress=progress)
+    else:
+        taps = Taps(proto, [tensor for tensor, _ in readers], limit)
+        observe_samples(taps, fresh, some, batch=batch, progress=progress)
+    return make_part(make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions)
+
+
+def _list_known(plan: Plan) -> dict[Site, QParams]:
+    """Numbers given with the plan."""
+    numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
+    numbers.update(_spread_groups(plan))
+    return numbers
 
 
 def _spread_groups(plan: Plan) -> dict[Site, QParams]:

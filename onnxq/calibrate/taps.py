@@ -43,6 +43,8 @@ class Taps:
         # Bytes of each tensor, by the shapes of the inputs.
         self._sizes: dict[Signature, dict[TensorId, int]] = {}
         self._shapes: Shapes | None = None
+        # The session of the last group, which the next run may be of too.
+        self._open: tuple[Group, _Runner] | None = None
 
     def groups(self, batch: Batch) -> list[Group]:
         """The tensors, in order, in groups whose values for this batch stay below the limit; no tensor is split."""
@@ -56,7 +58,11 @@ class Taps:
         singles: the samples of a batch, for one that the model cannot run whole (a Reshape to batch 1). A batch whose
         values would exceed the limit is run in smaller groups. Raises ModelError or DataError when a sample fails.
         """
-        main = self._open_runner(group)
+        if self._open is None or self._open[0] != group:
+            # Let go of the old one first.
+            self._open = None
+            self._open = group, self._open_runner(group)
+        main = self._open[1]
         for batch in batches:
             parts = self._pack(group, batch)
             for part in parts:

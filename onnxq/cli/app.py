@@ -32,6 +32,8 @@ Exit codes:
         "bench": "Time models side by side on an engine, and count their kernels.",
         "diff": "Compare a quantized model with its float one, and engines with each other.",
         "profile": "Measure the cost of each quantized site at the outputs.",
+        "calibrate": "Observe one shard of the samples, in a batch system.",
+        "merge": "Join the shards' ranges, for `quantize --ranges`.",
         "import-calibration": "Turn a TensorRT calibration cache into a plan with its scales.",
         "inspect": "List the Q/DQ pairs of any model, with their bits.",
         "annotate-bits": "Write the bits of every Q/DQ pair into the model.",

@@ -31,6 +31,10 @@ DONE, USAGE, REFUSED, UNMET, DEFECT = 0, 2, 3, 4, 70
 SIGNALLED = 128
 
 
+# Folders of commands that are not in this one.
+_FOLDERS = {"calibrate": ("shards",), "merge": ("shards",)}
+
+
 class ModelCommand(click.Command):
     """A command on one model, MODEL or --model: errors about that model name its file.
 
@@ -87,7 +91,8 @@ class LazyGroup(click.Group):
         """Import the module of one command; None for an unknown name."""
         if cmd_name not in self._titles:
             return None
-        command: click.Command = import_module(f"onnxq.cli.{cmd_name.replace('-', '_')}").run_command
+        module = ".".join(["onnxq.cli", *_FOLDERS.get(cmd_name, ()), cmd_name.replace("-", "_")])
+        command: click.Command = import_module(module).run_command
         return command
 
     def resolve_command(

@@ -56,6 +56,8 @@ def _make_option(option: Option) -> click.Option:
     elif option.repeatable:
         # Each value has as many words as its metavar.
         how = {"metavar": option.metavar, "multiple": True, "nargs": len(option.metavar.split())}
+    elif option.bare:
+        how |= {"is_flag": False, "flag_value": option.bare}
     elif option.is_whole:
         how["type"] = click.IntRange(*option.bounds)
     return click.Option([*option.flags, option.name], default=None, help=name_options(option.help), **how)

@@ -14,7 +14,7 @@ from onnxq.codes.base import Area, Code
 from onnxq.codes.calibration import CALIBRATION
 from onnxq.codes.config import CONFIG
 from onnxq.codes.data import DATA
-from onnxq.codes.engines import DEPENDENCIES, VERIFICATION
+from onnxq.codes.engines import DEPENDENCIES, VERIFICATION, WORKERS
 from onnxq.codes.float import LEFT_FLOAT, REFUSALS
 from onnxq.codes.model import MODEL
 from onnxq.codes.output import OUTPUT, PROGRAM
@@ -33,6 +33,7 @@ AREAS: tuple[Area, ...] = (
     Area("Q6xx", "Output", OUTPUT),
     Area("Q7xx", "Verification", VERIFICATION),
     Area("Q8xx", "Dependencies and compilers", DEPENDENCIES),
+    Area("Q9xx", "Workers", WORKERS),
     Area("R", "Refused: asked for and denied", REFUSALS),
     Area("F", "Left float: int8 would not pay, or a rule says so", LEFT_FLOAT),
     Area("W", "Warnings", WARNINGS),

@@ -37,4 +37,14 @@ CALIBRATION = (
     Code("Q510", "a learned scale broke",
          "Training made a scale NaN, inf or 0.",
          "Lower the learning rate of the quantizers' parameters, or clip gradients."),
+    Code("Q511", "parts of a calibration do not belong together",
+         "A part was made with another model, other samples, other options, or by another version than the rest, or "
+         "than the run that is to use it.",
+         "Make all parts, and quantize, with the same model, samples, options and version."),
+    Code("Q512", "parts of a calibration are missing, or given twice",
+         "Ranges are of all samples, and each must count once.",
+         "Merge the parts of all shards, each once."),
+    Code("Q513", "the file is no part of a calibration",
+         "It is not what `onnxq calibrate` or `onnxq merge` writes, or it was damaged on its way.",
+         "Make the part again."),
 )  # fmt: skip

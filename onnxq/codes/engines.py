@@ -1,4 +1,4 @@
-"""Q7xx: results that do not follow their plan. Q8xx: missing packages and compilers."""
+"""Q7xx: results that do not follow their plan. Q8xx: missing packages and compilers. Q9xx: workers."""
 
 from onnxq.codes.base import Code
 
@@ -71,4 +71,22 @@ DEPENDENCIES = (
     Code("Q808", "CUDA kernels for this GPU cannot be made here",
          "Nothing is built for this GPU, and NVRTC is missing or does not know it.",
          "pip install 'onnxq[nvrtc]', or build the kernels with nvcc."),
+    Code("Q809", "Dask is not installed",
+         "Work is spread over the machines of a Dask cluster with it.",
+         "pip install 'onnxq[dask]'."),
+)  # fmt: skip
+
+WORKERS = (
+    Code("Q900", "workers do not do their work",
+         "Work was spread over processes or machines, and came back neither done nor refused; the message says more.",
+         "See the message."),
+    Code("Q901", "workers die over a piece of work",
+         "A piece is done again when its worker dies, and this one was lost each time. Most often memory is short.",
+         "Take fewer workers, give each more memory, or bound the memory of a run."),
+    Code("Q902", "the Dask scheduler is not there",
+         "Nothing answers at its address, it has no workers, or it ended during the work.",
+         "Start it, and give the command again; with a folder to resume from nothing that was finished is lost."),
+    Code("Q903", "a worker has another version of onnxq",
+         "Results are the same for any number of workers only where all of them compute alike.",
+         "Install the same version on all machines."),
 )  # fmt: skip

@@ -88,6 +88,10 @@ WARNINGS = (
     Code("W127", "a large model was not checked",
          "No samples were given, and the inputs made up for the check do not fit the model: its segments do not run.",
          "Give samples with `data=…`."),
+    Code("W128", "finished pieces are of another run",
+         "The folder to resume from holds pieces made from other weights, samples or settings, or by another version. "
+         "They were left alone.",
+         "Nothing; or remove the folder once nothing is to go on from it."),
     Code("W130", "an argument of another tool means nothing here",
          "A script made for onnxruntime.quantization gave `onnxq.compat` an argument or an extra option that nothing "
          "in onnxq answers to, or a name that the model does not have.",

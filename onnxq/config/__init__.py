@@ -1,6 +1,6 @@
 """Configuration: YAML presets and files, read into frozen types."""
 
-from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, VerifyConfig
+from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
 from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
@@ -25,6 +25,7 @@ __all__ = [
     "Rule",
     "RuleSet",
     "RuntimeConfig",
+    "ScaleConfig",
     "Scheme",
     "TensorConfig",
     "Trained",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -97,6 +97,28 @@ class RuntimeConfig(Section):
         "", "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
         _READING | Command.PROFILE | Command.BENCH, metavar="NAME",
     )  # fmt: skip
+
+
+class ScaleConfig(Section):
+    """Who does the work, and what becomes of it when it is interrupted. The result does not depend on either."""
+
+    commands: ClassVar[Command] = Command.QUANTIZE | Command.PROFILE
+    workers: int = option(1, "Processes to spread calibration and trials over.", ge=1, le=_MOST_THREADS)
+    # Of sessions whose runs show in the result. Their sums, and so its last bits, depend on it.
+    threads: int = option(
+        0, "Threads of each run of samples; 0: all cores.", name="run_threads", ge=0, le=_MOST_THREADS
+    )
+    # "": none.
+    dask: str = option("", "Spread them over the workers of this Dask scheduler.", metavar="ADDRESS")
+    # A folder; "": none; "auto": beside the model.
+    resume: File = option(
+        "", "Keep finished pieces in a folder, and go on from those there. [default: MODEL.resume]", metavar="[DIR]",
+        bare="auto",
+    )  # fmt: skip
+    # "": observed in this run.
+    ranges: File = option(
+        "", "Take the ranges of activations from a file of `onnxq merge`.", Command.QUANTIZE, metavar="RANGES.json"
+    )
 
 
 class VerifyConfig(Section):

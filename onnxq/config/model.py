@@ -18,7 +18,7 @@ from onnxq.config.commands import (
     ProveConfig,
     VariantsConfig,
 )
-from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, VerifyConfig
+from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
@@ -110,6 +110,7 @@ class Config(Section):
     variants: VariantsConfig = VariantsConfig()
     data: DataConfig = DataConfig()
     verify: VerifyConfig = VerifyConfig()
+    scale: ScaleConfig = ScaleConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     output: OutputConfig = OutputConfig()
     # For the torch front end only.

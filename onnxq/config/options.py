@@ -40,6 +40,12 @@ class Option:
         return self.field.default == () and not list_words(self.field.annotation)
 
     @property
+    def bare(self) -> str:
+        """Its value where its flag stands alone; "" where it must have one."""
+        extra: Any = self.field.json_schema_extra
+        return str(extra["bare"])
+
+    @property
     def is_whole(self) -> bool:
         """True for a whole number."""
         return int in (self.field.annotation, *get_args(self.field.annotation))

@@ -124,6 +124,10 @@ class Dataset:
         text = f"{self._title}: {count}"
         return "; ".join([text, *self._source.notes])
 
+    def part(self, positions: Sequence[int]) -> Dataset:
+        """Return the samples at some positions."""
+        return self._of([self._indices[position] for position in positions])
+
     def _of(self, indices: Sequence[int]) -> Dataset:
         return Dataset(self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic)
 

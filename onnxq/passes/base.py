@@ -18,6 +18,7 @@ from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
+from onnxq.runtime.crew import Crew
 from onnxq.sites import TensorId
 
 
@@ -61,7 +62,8 @@ class RunContext:
 
     skip: names of passes left out. place: the planner, which makes the plan of a state's model, without numbers.
     reference: for equalization. scores: results of its trials, by the identity of models. computes: for rewrites, the
-    narrow ONNX type that the model came in, whose constants are rounded to it; 0 for float32.
+    narrow ONNX type that the model came in, whose constants are rounded to it; 0 for float32. crew: runs samples and
+    trials.
     """
 
     config: Config = field(default_factory=Config)
@@ -77,6 +79,7 @@ class RunContext:
     journal: list[PassReport] = field(default_factory=list)
     scores: dict[int, tuple[ModelLike, float | None]] = field(default_factory=dict)
     computes: int = 0
+    crew: Crew = field(default_factory=Crew)
 
     @property
     def base(self) -> FloatReference:

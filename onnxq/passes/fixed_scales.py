@@ -27,4 +27,6 @@ def fix_scales(ctx: RunContext, state: State, plan: Plan) -> Plan:
         for site in plan.sites
     )  # fmt: skip
     fixed, limit = plan.with_sites(tuple(sites)), ctx.memory_limit
-    return calibrate(state.model, fixed, ctx.data.ranges, batch=ctx.config.data.batch, memory_limit=limit)
+    return calibrate(
+        state.model, fixed, ctx.data.ranges, batch=ctx.config.data.batch, memory_limit=limit, crew=ctx.crew
+    )

@@ -10,6 +10,7 @@ from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect
 from onnxq.pipeline.result import Result
 
 if TYPE_CHECKING:
+    from onnxq.calibrate.parts import Part
     from onnxq.engines.bench.model import Bench
     from onnxq.engines.diff.model import Difference
     from onnxq.engines.prove.proof import Proof
@@ -19,17 +20,21 @@ if TYPE_CHECKING:
     from onnxq.pipeline.make_variants import variants
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
+    from onnxq.pipeline.shards import calibrate_part, merge_parts
     from onnxq.report.variants import Variant, Variants
 
 _HOME = {
     "Bench": "onnxq.engines.bench.model",
     "Difference": "onnxq.engines.diff.model",
+    "Part": "onnxq.calibrate.parts",
     "Profile": "onnxq.evaluation.profile",
     "Proof": "onnxq.engines.prove.proof",
     "Variant": "onnxq.report.variants",
     "Variants": "onnxq.report.variants",
     "bench": "onnxq.pipeline.bench_models",
+    "calibrate_part": "onnxq.pipeline.shards",
     "diff": "onnxq.pipeline.diff_models",
+    "merge_parts": "onnxq.pipeline.shards",
     "profile_model": "onnxq.pipeline.profile_layers",
     "prove": "onnxq.pipeline.prove_model",
     "variants": "onnxq.pipeline.make_variants",
@@ -39,6 +44,7 @@ __all__ = [
     "Bench",
     "Difference",
     "Inspection",
+    "Part",
     "Profile",
     "Proof",
     "Result",
@@ -47,10 +53,12 @@ __all__ = [
     "annotate_bits",
     "apply",
     "bench",
+    "calibrate_part",
     "diff",
     "import_calibration",
     "inspect",
     "make_plan",
+    "merge_parts",
     "profile_model",
     "prove",
     "quantize",

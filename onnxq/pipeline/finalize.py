@@ -19,6 +19,7 @@ from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.check_segments import check_segments
+from onnxq.pipeline.crews import describe_journal
 from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan
@@ -91,6 +92,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
             *plan.warnings,
             *warn_unmeasured_cpu(plan, detect_cpu()),
             *(trial.notes if trial else ()),
+            *describe_journal(ctx.crew),
         ),
         stages=tuple(ctx.timers.costs),
     )

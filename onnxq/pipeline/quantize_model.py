@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx
 from onnxq.annotate import find_existing
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.contents import note_contents
+from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
@@ -20,7 +22,7 @@ from onnxq.files import replace_surrogates
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_file
-from onnxq.passes.base import FloatReference, RunContext, Stage
+from onnxq.passes.base import FloatReference, Pass, RunContext, Stage
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
@@ -31,6 +33,7 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
+from onnxq.pipeline.crews import open_crew
 from onnxq.pipeline.finalize import finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
@@ -41,8 +44,10 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
-from onnxq.runtime import detect_cpu, observe_shapes
+from onnxq.runtime import UnknownOperatorError, detect_cpu, observe_shapes
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Role, is_within
+from onnxq.workers import use_threads
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
@@ -120,9 +125,41 @@ def quantize(
     model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
+    with open_context(model, data, config, progress) as ctx:
+        return _quantize(model, data, ctx)
+
+
+def _quantize(model: str | Path | onnx.ModelProto, data: object, ctx: RunContext) -> Result:
+    ctx, state, obstacle = prepare_run(model, data, ctx)
+    if ctx.samples is None:
+        return quantize_unrun(ctx, state, source=model, name=_read_name(model), obstacle=obstacle)
+    prepared = state.model
+    state = plan_run(ctx, state, _read_name(model))
+    with ctx.timers.run("calibrate", "calibrating"):
+        state = _calibrate(ctx, state)
+    state = run_stage(_list_passes(ctx), Stage.REFINE, ctx, state)
+    with ctx.timers.run("emit", "making the quantized model"):
+        state = replace(state, plan=note_contents(state.planned, prepared))
+        quantized = build_file(state, state.planned)
+    return finalize_run(ctx, state, quantized, source=model)
+
+
+@contextmanager
+def open_context(model: object, data: object, config: Config, progress: Progress) -> Iterator[RunContext]:
+    """The context of a run, before there are samples. Its crew ends with the block."""
     config = _settle_mode(config, data)
-    request = make_request(config)
-    ctx, name = _make_context(config, request, progress), _read_name(model)
+    with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
+        yield _make_context(config, make_request(config), progress, crew)
+
+
+def prepare_run(
+    model: str | Path | onnx.ModelProto, data: object, ctx: RunContext
+) -> tuple[RunContext, State, UnknownOperatorError | None]:
+    """The rewritten model, and the context with its samples; without them where it is not to be run.
+
+    The third is what keeps it from running; None also where weights alone of a large model need no run.
+    """
+    config, progress = ctx.config, ctx.progress
     with ctx.timers.run("prepare", "preparing the model"):
         state = load_state(
             model,
@@ -132,10 +169,9 @@ def quantize(
             journal=ctx.journal,
             progress=progress,
         )
-        measuring = data is not None or request.asked
+        measuring = data is not None or ctx.request.asked
         obstacle = find_obstacle(state, config, measuring=measuring)
-        unrun = obstacle is not None or needs_no_run(state, config, measuring=measuring)
-        if not unrun:
+        if obstacle is None and not needs_no_run(state, config, measuring=measuring):
             samples = _read_samples(state, data, ctx)
             ctx = replace(
                 ctx,
@@ -143,23 +179,22 @@ def quantize(
                 reference=FloatReference(state.model, samples),
                 place=_make_planner(samples, config),
             )
-    if unrun:
-        return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
+    return ctx, state, obstacle
+
+
+def plan_run(ctx: RunContext, state: State, name: str) -> State:
+    """The equalized model with its plan, to be calibrated. name: of the model, for the plan."""
     ctx.budget.prepared()
-    prepared = state.model
-    passes = (FLOAT_TYPES,) if config.mode == "float" else PASSES
     # Channels are scaled before there is a plan, since they change which tensors need what.
-    state = run_stage(passes, Stage.EQUALIZE, ctx, state)
+    state = run_stage(_list_passes(ctx), Stage.EQUALIZE, ctx, state)
     with ctx.timers.run("plan", "planning"):
         state = _place(ctx, state, name)
-    _demand_float(state, name, config.mode)
-    with ctx.timers.run("calibrate", "calibrating"):
-        state = _calibrate(ctx, state)
-    state = run_stage(passes, Stage.REFINE, ctx, state)
-    with ctx.timers.run("emit", "making the quantized model"):
-        state = replace(state, plan=note_contents(state.planned, prepared))
-        quantized = build_file(state, state.planned)
-    return finalize_run(ctx, state, quantized, source=model)
+    _demand_float(state, name, ctx.config.mode)
+    return state
+
+
+def _list_passes(ctx: RunContext) -> Sequence[Pass]:
+    return (FLOAT_TYPES,) if ctx.config.mode == "float" else PASSES
 
 
 def _settle_mode(config: Config, data: object) -> Config:
@@ -167,14 +202,14 @@ def _settle_mode(config: Config, data: object) -> Config:
     return config.model_copy(update={"mode": "dynamic"}) if config.mode == "auto" and data is None else config
 
 
-def _make_context(config: Config, request: AccuracyRequest, progress: Progress) -> RunContext:
+def _make_context(config: Config, request: AccuracyRequest, progress: Progress, crew: Crew) -> RunContext:
     """The context of a run, before there are samples."""
     # A request is carried out whatever the configuration leaves out.
     skip = frozenset(config.skip) - ({PROMOTION} if request.asked else frozenset())
     budget, timers = TimeBudget(config.budget), Timers(progress)
     return RunContext(
         config=config, skip=skip, request=request, budget=budget, timers=timers, progress=progress,
-        memory_limit=config.data.memory_limit,
+        memory_limit=config.data.memory_limit, crew=crew,
     )  # fmt: skip
 
 
@@ -213,13 +248,21 @@ def _demand_float(state: State, name: str, mode: str) -> None:
 def _calibrate(ctx: RunContext, state: State) -> State:
     """The state with numbers at every site. CalibrationError for the first site that calibration left without."""
 
+    ranges = ctx.config.scale.ranges
+    observed = read_part(ranges) if ranges else None
+
     def work(samples: Dataset, shown: Progress) -> Plan:
         batch = ctx.config.data.batch
         return calibrate(
-            state.model, state.planned, samples, batch=batch, memory_limit=ctx.memory_limit, progress=shown
-        )
+            state.model, state.planned, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew,
+            observed=observed, progress=shown,
+        )  # fmt: skip
 
-    plan = ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
+    # Parts are of all samples, whatever time is left.
+    plan = (
+        ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
+        if observed is None else work(ctx.data.ranges, ctx.progress)
+    )  # fmt: skip
     missing = [site for site in plan.sites if not site.complete]
     if missing:
         reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}

@@ -1,4 +1,4 @@
-"""The import of a calibration cache, as tables and JSON: the site of each scale."""
+"""Imported scales and parts of a calibration, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import PurePath
 from rich.console import RenderableType
 from rich.text import Text
 
+from onnxq.calibrate.parts import Part
 from onnxq.interop import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import Report
@@ -90,3 +91,17 @@ def _group_reasons(left: Sequence[UnusedLine], verbose: bool) -> str:
     return "\n".join(
         f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "") for reason, names in ordered
     )
+
+
+def show_part(part: Part, output: str, view: View = View()) -> None:
+    """Print how many of the samples a part holds, and which are still missing."""
+    missing = f"; {len(part.missing)} are in other parts" if part.missing else ": it is whole"
+    written = f"{output}: " if output else ""
+    text = f"{written}{len(part.wants)} ranges over {len(part.samples)} of {part.total} samples{missing}"
+    show_result(view, lambda: part_json(part, output), [Text(text)], [])
+
+
+def part_json(part: Part, output: str) -> str:
+    """Convert the facts of a part, without its numbers, to one JSON document."""
+    facts = {"output": output, "ranges": len(part.wants), "total": part.total, "samples": sorted(part.samples)}
+    return to_json({"schema": SCHEMA, "error": None, "part": facts, "missing": part.missing, "keys": part.keys})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import MissingDependencyError
+from onnxq.workers import count_threads
 
 # Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
 _QUIET = 4
@@ -56,7 +57,7 @@ def make_session_options(
     level = ort.GraphOptimizationLevel
     highest = level.ORT_ENABLE_ALL if layout else level.ORT_ENABLE_EXTENDED
     options.graph_optimization_level = highest if optimize else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = count_threads(threads)
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not arena:

@@ -18,12 +18,13 @@ from tests.codes import (
     reach_reports,
     reach_results,
     reach_torch,
+    reach_workers,
 )
 from tests.codes.kit import REACHED, Provoke, codes_in
 
 AREAS = (
     reach_compat, reach_config_plan, reach_dependencies, reach_kept, reach_model_data, reach_reports, reach_results,
-    reach_torch,
+    reach_torch, reach_workers,
 )  # fmt: skip
 
 

@@ -205,4 +205,4 @@ def calibrate_missing(ctx: RunContext, state: State, plan: Plan) -> Plan:
     if plan.calibrated:
         return plan
     samples, batch = ctx.data.calibration, ctx.config.data.batch
-    return calibrate(state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit)
+    return calibrate(state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew)

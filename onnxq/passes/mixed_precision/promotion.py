@@ -104,7 +104,7 @@ def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     )
     # Numbers as calibration gives them: weights rounded to nearest, biases the model's own.
     bare = replace(state.planned, sites=sites, biases=())
-    bare = calibrate(state.model, bare, ctx.data.calibration, progress=ctx.progress)
+    bare = calibrate(state.model, bare, ctx.data.calibration, crew=ctx.crew, progress=ctx.progress)
     return round_again(ctx, state, bare, AGAIN)
 
 

@@ -1,0 +1,1 @@
+"""The commands of a calibration in shards."""

@@ -1,0 +1,76 @@
+"""A run by workers, one that is killed and goes on, and one as ever: the same file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxq
+from onnxq.errors import ConfigError
+from tests.pipeline.models import EVERYTHING, images, residual
+from tests.processes import start
+
+# Every operator, so that there is something to calibrate in a small net.
+CONFIG = onnxq.load_config(EVERYTHING, {"verify.latency": False})
+NET, DATA = residual(), images(48)
+
+
+def find_bytes(**overrides: Any) -> bytes:
+    return onnxq.quantize(NET, DATA, CONFIG, overrides=overrides).model.SerializeToString(deterministic=True)
+
+
+@pytest.fixture(scope="module")
+def wanted() -> bytes:
+    return find_bytes()
+
+
+def test_workers_give_the_same_file(wanted: bytes, tmp_path: Path) -> None:
+    assert find_bytes(workers=2, resume=str(tmp_path)) == wanted
+    pieces = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert pieces
+    # All of them are there: nothing is done or written again.
+    assert find_bytes(resume=str(tmp_path)) == wanted
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == pieces
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals end no process there")
+def test_a_killed_command_goes_on(wanted: bytes, tmp_path: Path) -> None:
+    onnx.save(NET, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **DATA)
+    (tmp_path / "c.yaml").write_text("effort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
+    given = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--no-latency", "-q"]
+    command = [sys.executable, "-m", "onnxq", "quantize", *given, "--workers", "2", "--resume"]
+    with start(command, cwd=tmp_path) as process:
+        folder = tmp_path / "m.onnx.resume"
+        while process.poll() is None and len(list(folder.glob("*.piece"))) < 5:
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+    assert not (tmp_path / "m.q.onnx").exists()
+    finished = len(list(folder.glob("*.piece")))
+    assert finished
+    made = onnxq.quantize(tmp_path / "m.onnx", DATA, CONFIG, overrides={"resume": "auto"})
+    assert len(list(folder.glob("*.piece"))) > finished
+    # Its metadata name the file.
+    assert _strip(made.model) == _strip(onnx.load_from_string(wanted))
+
+
+def _strip(model: onnx.ModelProto) -> bytes:
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.metadata_props[:]
+    return bare.SerializeToString(deterministic=True)
+
+
+def test_what_excludes_each_other_is_refused() -> None:
+    with pytest.raises(ConfigError, match="workers were both given"):
+        find_bytes(workers=2, dask="tcp://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="the model is no file"):
+        find_bytes(resume="auto")
