@@ -71,4 +71,7 @@ DEPENDENCIES = (
     Code("Q808", "CUDA kernels for this GPU cannot be made here",
          "Nothing is built for this GPU, and NVRTC is missing or does not know it.",
          "pip install 'onnxq[nvrtc]', or build the kernels with nvcc."),
+    Code("Q809", "the package tokenizers is not installed",
+         "It reads tokenizer.json, by which text becomes tokens.",
+         "pip install 'onnxq[text]'."),
 )  # fmt: skip

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from onnxq.engines.bench.model import Bench
     from onnxq.engines.diff.model import Difference
     from onnxq.engines.prove.proof import Proof
+    from onnxq.evaluation.perplexity import Perplexity
     from onnxq.evaluation.profile import Profile
     from onnxq.pipeline.bench_models import bench
     from onnxq.pipeline.diff_models import diff
     from onnxq.pipeline.make_variants import variants
+    from onnxq.pipeline.measure_perplexity import perplexity
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
     from onnxq.report.variants import Variant, Variants
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 _HOME = {
     "Bench": "onnxq.engines.bench.model",
     "Difference": "onnxq.engines.diff.model",
+    "Perplexity": "onnxq.evaluation.perplexity",
     "Profile": "onnxq.evaluation.profile",
     "Proof": "onnxq.engines.prove.proof",
     "Variant": "onnxq.report.variants",
     "Variants": "onnxq.report.variants",
     "bench": "onnxq.pipeline.bench_models",
     "diff": "onnxq.pipeline.diff_models",
+    "perplexity": "onnxq.pipeline.measure_perplexity",
     "profile_model": "onnxq.pipeline.profile_layers",
     "prove": "onnxq.pipeline.prove_model",
     "variants": "onnxq.pipeline.make_variants",
@@ -39,6 +43,7 @@ __all__ = [
     "Bench",
     "Difference",
     "Inspection",
+    "Perplexity",
     "Profile",
     "Proof",
     "Result",
@@ -51,6 +56,7 @@ __all__ = [
     "import_calibration",
     "inspect",
     "make_plan",
+    "perplexity",
     "profile_model",
     "prove",
     "quantize",

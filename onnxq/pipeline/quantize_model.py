@@ -40,7 +40,7 @@ from onnxq.pipeline.unrunnable import find_obstacle, plan_unrun, quantize_unrun
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
-from onnxq.report.synthetic import SYNTHETIC
+from onnxq.report.model import SYNTHETIC
 from onnxq.runtime import detect_cpu, observe_shapes
 from onnxq.sites import Caution, Role, is_within
 

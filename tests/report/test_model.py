@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.report import Latency, OutputCheck, Report
 from onnxq.report.model import group_reasons
-from onnxq.report.synthetic import SYNTHETIC, warn_synthetic
+from onnxq.report.model import SYNTHETIC, warn_synthetic
 from onnxq.sites import LeftFloat, Refusal
 
 
