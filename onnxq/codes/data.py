@@ -70,8 +70,8 @@ DATA = (
          "Mend the function."),
     Code("Q220", "a text was given without a tokenizer",
          "Samples are text, and nothing says which tokens it becomes.",
-         "Name the folder with the model's tokenizer.json, or `bytes` for a model that reads bytes: "
-         "`--tokenizer FOLDER`."),
+         "Name the folder with the model's tokenizer.json, or `bytes` for a model that reads bytes, with "
+         "`tokenizer=…`."),
     Code("Q221", "the text is not UTF-8",
          "A tokenizer reads letters, and bytes of the file are none.",
          "Convert the file to UTF-8."),
@@ -84,7 +84,7 @@ DATA = (
          "Give samples with all inputs of the model, or the tokenizer that belongs to it."),
     Code("Q224", "a window of text is too short",
          "The text, or the length asked for, leaves too few tokens to run the model on.",
-         "Give a longer text, or a larger `--sequence-length`."),
+         "Give a longer text, or a larger `sequence_length=…`."),
     Code("Q225", "the model gives no logits of tokens",
          "Perplexity is computed from an output with a number for every token that may come next, at every position; "
          "this model has no such output, or one of another size than the first model's.",
