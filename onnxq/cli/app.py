@@ -30,6 +30,7 @@ Exit codes:
         "apply": "Carry out a plan on its model or on a re-export of it.",
         "prove": "Build the engine and tell which kernels run in int8.",
         "bench": "Time models side by side on an engine, and count their kernels.",
+        "perplexity": "Compare language models on a text: perplexity, agreement, tokens a second.",
         "diff": "Compare a quantized model with its float one, and engines with each other.",
         "profile": "Measure the cost of each quantized site at the outputs.",
         "calibrate": "Observe one shard of the samples, in a batch system.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.wording import name_options
+from onnxq.cli.options import name_options
 from onnxq.errors import OnnxqError
 from onnxq.files import replace_surrogates
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli.errors import error_document, error_fields, print_error, print_line
-from onnxq.cli.options import make_options
+from onnxq.cli.options import make_options, name_options
 from onnxq.cli.signals import catch_signals
-from onnxq.cli.wording import name_options
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation

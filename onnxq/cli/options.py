@@ -1,17 +1,31 @@
-"""Options of the command line: those of the configuration, made from its fields, and the few that commands share."""
+"""Options of the command line: those of the configuration, made from its fields, the few that commands share, and their
+names in the place of parameters (`force=True`) in messages."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.wording import name_options
-
 if TYPE_CHECKING:
     from onnxq.config import Command, Option
+
+# Arguments of public functions that messages name -> their options.
+ARGUMENTS = {
+    "data": "--data",
+    "force": "--force",
+    "given": "--bits",
+    "out": "--output",
+    "overwrite": "--force",
+    "top": "--top",
+    "verbose": "-v",
+}
+# `name=value` in backticks, as the library's messages write it.
+_PARAMETER = re.compile(r"`(\w+)=([^`]*)`")
 
 
 class Parsed(click.ParamType[Any]):
@@ -77,7 +91,7 @@ def name_beside(model: str, ending: str) -> Path:
 data = click.option(
     "--data",
     metavar="DATA",
-    help="Samples: .npz, a folder of .npy, .npz or images, test_data_set_*, Polygraphy data, file.py:function.",
+    help="Samples: .npz, a folder of .npy, .npz or images, test_data_set_*, Polygraphy data, text, file.py:function.",
 )
 force = click.option("--force", is_flag=True, help="Overwrite existing outputs. The input is never overwritten.")
 strict = click.option("--strict", is_flag=True, help="Exit with 3 when something asked for was refused.")
@@ -87,3 +101,26 @@ quiet = click.option("--quiet", "-q", is_flag=True, help="Print only warnings an
 top = click.option(
     "--top", type=click.IntRange(min=1), metavar="N", help="Show no more than N rows of each list, the worst or first."
 )
+
+
+@cache
+def list_flags() -> dict[str, str]:
+    """The option for each parameter or override that messages name."""
+    # Here, since most texts name none.
+    from onnxq.config import list_options
+
+    return {**{option.name: option.flags[0] for option in list_options()}, **ARGUMENTS}
+
+
+def name_options(text: str) -> str:
+    """The text with options in the place of parameters: `force=True` -> `--force`, `cpu='vnni'` -> `--cpu vnni`."""
+    return _PARAMETER.sub(_name_option, text)
+
+
+def _name_option(found: re.Match[str]) -> str:
+    """The option and its value; the text itself for a name that is no parameter."""
+    option, value = list_flags().get(found[1]), found[2]
+    if option is None:
+        return found[0]
+    # Flags have no value, and "…" stands for one that the user is to fill in.
+    return f"`{option}`" if value in ("True", "…") else f"`{option} {value.strip(chr(39))}`"

@@ -68,4 +68,25 @@ DATA = (
     Code("Q219", "the metric gave no number",
          "The function to measure the model with must return one finite number, higher is better.",
          "Mend the function."),
+    Code("Q220", "a text was given without a tokenizer",
+         "Samples are text, and nothing says which tokens it becomes.",
+         "Name the folder with the model's tokenizer.json, or `bytes` for a model that reads bytes, with "
+         "`tokenizer=…`."),
+    Code("Q221", "the text is not UTF-8",
+         "A tokenizer reads letters, and bytes of the file are none.",
+         "Convert the file to UTF-8."),
+    Code("Q222", "the tokenizer cannot be read",
+         "There is no tokenizer.json at that place, or it is damaged or newer than the package that reads it.",
+         "Write it with the tokenizer's `save_pretrained`, or update the package tokenizers."),
+    Code("Q223", "this text does not feed this model",
+         "An input of the model is none that tokens, their masks, positions and caches become, the caches have one "
+         "fixed length, or the tokenizer is another model's.",
+         "Give samples with all inputs of the model, or the tokenizer that belongs to it."),
+    Code("Q224", "a window of text is too short",
+         "The text, or the length asked for, leaves too few tokens to run the model on.",
+         "Give a longer text, or a larger `sequence_length=…`."),
+    Code("Q225", "the model gives no logits of tokens",
+         "Perplexity is computed from an output with a number for every token that may come next, at every position; "
+         "this model has no such output, or one of another size than the first model's.",
+         "Give a decoder that predicts the next token, and models of one vocabulary."),
 )  # fmt: skip

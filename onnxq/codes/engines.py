@@ -74,6 +74,9 @@ DEPENDENCIES = (
     Code("Q809", "Dask is not installed",
          "Work is spread over the machines of a Dask cluster with it.",
          "pip install 'onnxq[dask]'."),
+    Code("Q810", "the package tokenizers is not installed",
+         "It reads tokenizer.json, by which text becomes tokens.",
+         "pip install 'onnxq[text]'."),
 )  # fmt: skip
 
 WORKERS = (

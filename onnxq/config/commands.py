@@ -144,6 +144,14 @@ class BenchConfig(Section):
     timeout: Seconds = option(600.0, "Time a build may take.", metavar="SECONDS")
 
 
+class PerplexityConfig(Section):
+    """Options of `perplexity`, which compares language models on a text."""
+
+    commands: ClassVar[Command] = Command.PERPLEXITY
+    generate: int = option(50, "Tokens to generate after each of the prompts; 0: none.", ge=0)
+    prompts: int = option(8, "Prompts to generate after: first halves of windows.", ge=1)
+
+
 class VariantsConfig(Section):
     """Options of `variants`, which makes the files of a model that hubs hold."""
 

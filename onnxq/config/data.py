@@ -10,6 +10,8 @@ from onnxq.config.values import Command, File, Files, Section, Size, option
 
 # Pixels per side: a larger image does not fit into memory.
 _Pixels = Annotated[int, Field(ge=1, le=2**16)]
+# The word for the tokenizer of models that read bytes, in the place of a folder.
+BYTES = "bytes"
 # No engine accepts more.
 _MOST_THREADS = 4096
 
@@ -58,6 +60,7 @@ class ImageConfig(Section):
 # The commands that read samples for the configuration, and those that read some of their own number, too.
 _READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF | Command.VARIANTS
 _RUNNING = _READING | Command.PROVE | Command.PROFILE
+_LOADING = _RUNNING | Command.BENCH | Command.PERPLEXITY
 _PLACING = Command.QUANTIZE | Command.PLAN
 _CALIBRATING = Command.QUANTIZE | Command.APPLY | Command.IMPORT | Command.VARIANTS
 _WRITING = Command.QUANTIZE | Command.APPLY
@@ -69,8 +72,16 @@ class DataConfig(Section):
 
     images: ImageConfig | None = None
     # None: all.
-    samples: int | None = option(None, "Use at most so many samples.", _READING, ge=1)
-    seed: int = option(0, "Seed of every random choice.", _RUNNING, ge=0)
+    samples: int | None = option(None, "Use at most so many samples.", _READING | Command.PERPLEXITY, ge=1)
+    seed: int = option(0, "Seed of every random choice.", _RUNNING | Command.PERPLEXITY, ge=0)
+    # "": none. A path in a file is relative to its folder.
+    tokenizer: File = option(
+        "", "Of a text as DATA: a folder with tokenizer.json, the file, or `bytes`.", _LOADING, metavar="FOLDER"
+    )
+    # None: the model's own, or 256.
+    sequence_length: int | None = option(
+        None, "Tokens in a sample of text. [default: the model's, or 256]", _LOADING, ge=2
+    )
     # None: chosen from the model.
     batch: int | None = option(None, "Samples in one run.", _CALIBRATING, ge=1)
     memory_limit: Size | None = option(
@@ -87,7 +98,7 @@ class RuntimeConfig(Section):
     # Paths in a file are relative to its folder.
     libraries: Files = option(
         (), "A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
-        _RUNNING | Command.BENCH, name="ort_library", metavar="FILE.so",
+        _LOADING, name="ort_library", metavar="FILE.so",
     )  # fmt: skip
     plugins: Files = option(
         (), "A shared library with plugins, for TensorRT; repeatable.",
@@ -95,7 +106,7 @@ class RuntimeConfig(Section):
     )  # fmt: skip
     provider: str = option(
         "", "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
-        _READING | Command.PROFILE | Command.BENCH, metavar="NAME",
+        _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, metavar="NAME",
     )  # fmt: skip
 
 
@@ -126,10 +137,10 @@ class VerifyConfig(Section):
 
     # None: chosen from the number of samples.
     holdout: int | None = option(None, "Samples kept from calibration to check the result with.", _CHECKING, ge=0)
-    latency: bool = option(True, "Do not time float and quantized model.", _CHECKING)
+    latency: bool = option(True, "Do not time float and quantized model.", _CHECKING | Command.PERPLEXITY)
     threads: int = option(
         1, "Threads for checking, comparing and timing; 0: all.",
-        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH, ge=0, le=_MOST_THREADS,
+        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, ge=0, le=_MOST_THREADS,
     )  # fmt: skip
 
 

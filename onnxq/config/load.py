@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from onnxq.config.data import BYTES
 from onnxq.config.document import Document, Path, format_path, parse_yaml
 from onnxq.config.faults import CORRECT, list_faults, suggest_key
 from onnxq.config.limits import check_limits
@@ -65,7 +66,7 @@ def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[st
     values = dict(document.values)
     _refuse_reserved(document)
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
-    _anchor_libraries(values, FilePath(document.source).parent)
+    _anchor_paths(values, FilePath(document.source).parent)
     base_name = values.pop("extends", None)
     for index, rule in enumerate(_list_rules(values)):
         if isinstance(rule, dict):
@@ -136,8 +137,8 @@ def _list_rules(values: Mapping[str, Any]) -> list[Any]:
     return rules if isinstance(rules, list) else []
 
 
-def _anchor_libraries(values: dict[str, Any], folder: FilePath) -> None:
-    """Make paths of shared libraries relative to the working directory, like those of the command line."""
+def _anchor_paths(values: dict[str, Any], folder: FilePath) -> None:
+    """Make paths of shared libraries and of a tokenizer relative to the working directory, as in the command line."""
     section = values.get("runtime")
     for key in ("libraries", "plugins"):
         given = section.get(key) if isinstance(section, dict) else None
@@ -145,6 +146,10 @@ def _anchor_libraries(values: dict[str, Any], folder: FilePath) -> None:
         if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
             section = {**values["runtime"], key: [str(folder / path) for path in paths]}
             values["runtime"] = section
+    data = values.get("data")
+    named = data.get("tokenizer") if isinstance(data, dict) else None
+    if isinstance(named, str) and named not in ("", BYTES):
+        values["data"] = {**values["data"], "tokenizer": str(folder / named)}
 
 
 def _shift_rule(path: Path, by: int) -> Path:

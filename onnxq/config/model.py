@@ -14,6 +14,7 @@ from onnxq.config.commands import (
     ApplyConfig,
     BenchConfig,
     DiffConfig,
+    PerplexityConfig,
     ProfileConfig,
     ProveConfig,
     VariantsConfig,
@@ -108,6 +109,7 @@ class Config(Section):
     profile: ProfileConfig = ProfileConfig()
     bench: BenchConfig = BenchConfig()
     variants: VariantsConfig = VariantsConfig()
+    perplexity: PerplexityConfig = PerplexityConfig()
     data: DataConfig = DataConfig()
     verify: VerifyConfig = VerifyConfig()
     scale: ScaleConfig = ScaleConfig()

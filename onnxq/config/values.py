@@ -52,6 +52,7 @@ class Command(Flag):
     ANNOTATE = auto()
     BENCH = auto()
     VARIANTS = auto()
+    PERPLEXITY = auto()
 
 
 class Section(Frozen):

@@ -13,27 +13,43 @@ from onnxq.data.images import SUFFIXES, find_images, open_images
 from onnxq.data.protobuf import find_sets, read_set, read_tensor
 from onnxq.data.scripts import read_json_feeds, suggest_files
 from onnxq.data.sources import ArraySource, JoinedSource, LazySource, Source
+from onnxq.data.spool import spool_samples
+from onnxq.data.text import make_text_samples
 from onnxq.errors import DataError
 from onnxq.files import check_input_kind
-from onnxq.graph import ValueInfo
+from onnxq.graph import ModelLike, ValueInfo
 
+# Files that are text whatever the configuration says; with a tokenizer all others are, too.
+_TEXT = frozenset({".txt", ".text", ".md", ".rst"})
 # For messages: everything that `load_data` reads from a path.
 _KINDS = (
-    ".npz, .npy, .pb or Polygraphy .json files, folders of them, ONNX test_data_set_* folders, folders of images, or "
-    "script.py[:function]"
+    ".npz, .npy, .pb or Polygraphy .json files, folders of them, ONNX test_data_set_* folders, folders of images, "
+    "script.py[:function], or text with a tokenizer"
 )
 
 
-def open_path(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
-    """Open the samples at a path. Raises DataError for a path that does not exist, is unreadable or of unknown kind."""
+def open_path(
+    path: Path,
+    inputs: Sequence[ValueInfo],
+    config: DataConfig,
+    model: ModelLike | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Source:
+    """Open the samples at a path.
+
+    model: fills the caches of samples of text. tick: called for each of these.
+    Raises DataError for a path that does not exist, is unreadable or of unknown kind.
+    """
     try:
-        return _open_any(path, inputs, config)
+        return _open_any(path, inputs, config, model, tick)
     except OSError as error:
         cause = f"cannot be read ({error.strerror or error})"
         raise DataError(path, cause, "check its permissions", code="Q202") from error
 
 
-def _open_any(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
+def _open_any(
+    path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
+) -> Source:
     if path.is_dir():
         return _open_folder(path, inputs, config)
     if not path.exists():
@@ -45,6 +61,8 @@ def _open_any(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> So
         return reader(path, inputs)
     if path.suffix.lower() in SUFFIXES:
         return open_images([path], path.parent, inputs, config.images)
+    if config.tokenizer or path.suffix.lower() in _TEXT:
+        return spool_samples(make_text_samples(path, inputs, config, model), inputs, path.name, None, tick)
     raise DataError(path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206")
 
 

@@ -34,10 +34,10 @@ def load_data(
     """Load samples for a model with these inputs.
 
     source: a path (.npz, .npy, .pb, Polygraphy .json; a folder of these, of ONNX test data or of images; script.py or
-    script.py:function), a mapping {name: array of many samples}, one array, an iterable of {name: array} for one run
-    each, a function returning any of these, a Dataset, or None for synthetic inputs.
+    script.py:function; text, with config.tokenizer), a mapping {name: array of many samples}, one array, an iterable of
+    {name: array} for one run each, a function returning any of these, a Dataset, or None for synthetic inputs.
     config.samples: at most so many. Of a source with more, a seeded choice; of a stream, the first.
-    model: synthetic inputs are tried on it, to find sizes for its dynamic axes.
+    model: synthetic inputs are tried on it, to find sizes for its dynamic axes; it fills the caches of text.
     Raises DataError for samples that do not fit the model, if possible before any computation.
     """
     config = config or DataConfig()
@@ -49,15 +49,15 @@ def load_data(
     if not inputs:
         raise DataError("data", "the model has no inputs to feed", "leave `data=…` out", code="Q208")
     with progress("reading samples") as task:
-        opened, title = _open_source(source, inputs, config, task.advance)
+        opened, title = _open_source(source, inputs, config, model, task.advance)
         return _choose_samples(opened, title, inputs, config)
 
 
 def _open_source(
-    source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Callable[[], None]
+    source: Any, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> tuple[Source, str]:
     if isinstance(source, (str, os.PathLike)):
-        return _open_path(str(source), inputs, config, tick)
+        return _open_path(str(source), inputs, config, model, tick)
     # Before Iterable, which arrays of other libraries also are.
     if isinstance(source, np.ndarray) or (hasattr(source, "__array__") and not isinstance(source, Mapping)):
         return ArraySource(name_arrays(source, inputs, "data"), inputs, "data"), "array"
@@ -71,20 +71,20 @@ def _open_source(
     if callable(source):
         with guard_user_code(getattr(source, "__name__", "data")):
             given = source()
-        return _open_source(given, inputs, config, tick)
+        return _open_source(given, inputs, config, model, tick)
     fix = "give a path, arrays by input name, or an iterable of {name: array}"
     raise DataError("data", f"is a {type(source).__name__}", fix, code="Q206")
 
 
 def _open_path(
-    text: str, inputs: Sequence[ValueInfo], config: DataConfig, tick: Callable[[], None]
+    text: str, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> tuple[Source, str]:
     # The last colon: Windows paths have one of their own.
     script, colon, function = text.rpartition(":")
     if not (colon and script.endswith(".py")):
         script, function = text, DEFAULT_FUNCTION
     if not script.endswith(".py"):
-        return open_path(Path(text), inputs, config), Path(text).name
+        return open_path(Path(text), inputs, config, model, tick), Path(text).name
     path = Path(script)
     title = f"{path.name}:{function}"
     given = call_function(path, function)
@@ -93,7 +93,7 @@ def _open_path(
         raise DataError(title, "returns a Dataset", fix, code="Q213")
     if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
         return spool_samples(given, inputs, title, config.samples, tick), title
-    return _open_source(given, inputs, config, tick)[0], title
+    return _open_source(given, inputs, config, model, tick)[0], title
 
 
 def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], config: DataConfig) -> Dataset:

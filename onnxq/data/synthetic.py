@@ -65,7 +65,9 @@ def make_synthetic(
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
 
-    rows = {} if model is None else _count_table_rows(inputs, get_index(model))
+    rows = {} if model is None else count_table_rows(inputs, get_index(model))
+    # Without the last rows: the model may look up indices moved by some as well.
+    rows = {name: count - count // 8 for name, count in rows.items()}
 
     def made(other: int | None) -> Dataset:
         source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows)
@@ -74,8 +76,8 @@ def make_synthetic(
     return made(None) if model is None or not run else _find_running(made, Session(model, optimize=False))
 
 
-def _count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[str, int]:
-    """Rows, from the first on, of the smallest constant table that each input holds the indices of."""
+def count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[str, int]:
+    """Count the rows of the smallest constant table that each input holds the indices of."""
     rows: dict[str, int] = {}
     for value in inputs:
         pending, seen = [TensorId(value.name)], set[str]()
@@ -91,9 +93,7 @@ def _count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[st
                 table = index.input(maker, 0) if maker is not None and maker.op_type in _STORED else table
                 shape = index.shape(table) if table is not None and index.is_constant(table) else None
                 if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
-                    # Without the last rows: the model may look up indices moved by some as well.
-                    count = shape[0] - shape[0] // 8
-                    rows[value.name] = min(count, rows.get(value.name, count))
+                    rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
     return rows
 
 

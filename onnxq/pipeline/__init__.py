@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from onnxq.engines.bench.model import Bench
     from onnxq.engines.diff.model import Difference
     from onnxq.engines.prove.proof import Proof
+    from onnxq.evaluation.perplexity import Perplexity
     from onnxq.evaluation.profile import Profile
     from onnxq.pipeline.bench_models import bench
     from onnxq.pipeline.diff_models import diff
     from onnxq.pipeline.make_variants import variants
+    from onnxq.pipeline.measure_perplexity import perplexity
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
     from onnxq.pipeline.shards import calibrate_part, merge_parts
@@ -27,6 +29,7 @@ _HOME = {
     "Bench": "onnxq.engines.bench.model",
     "Difference": "onnxq.engines.diff.model",
     "Part": "onnxq.calibrate.parts",
+    "Perplexity": "onnxq.evaluation.perplexity",
     "Profile": "onnxq.evaluation.profile",
     "Proof": "onnxq.engines.prove.proof",
     "Variant": "onnxq.report.variants",
@@ -35,6 +38,7 @@ _HOME = {
     "calibrate_part": "onnxq.pipeline.shards",
     "diff": "onnxq.pipeline.diff_models",
     "merge_parts": "onnxq.pipeline.shards",
+    "perplexity": "onnxq.pipeline.measure_perplexity",
     "profile_model": "onnxq.pipeline.profile_layers",
     "prove": "onnxq.pipeline.prove_model",
     "variants": "onnxq.pipeline.make_variants",
@@ -45,6 +49,7 @@ __all__ = [
     "Difference",
     "Inspection",
     "Part",
+    "Perplexity",
     "Profile",
     "Proof",
     "Result",
@@ -59,6 +64,7 @@ __all__ = [
     "inspect",
     "make_plan",
     "merge_parts",
+    "perplexity",
     "profile_model",
     "prove",
     "quantize",

@@ -43,7 +43,7 @@ from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, q
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
-from onnxq.report.synthetic import SYNTHETIC
+from onnxq.report.model import SYNTHETIC
 from onnxq.runtime import UnknownOperatorError, detect_cpu, observe_shapes
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Role, is_within

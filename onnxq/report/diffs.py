@@ -14,8 +14,8 @@ from rich.text import Text
 from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
 from onnxq.errors import VerificationError
 from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.model import warn_synthetic
 from onnxq.report.sums import explain_saturation
-from onnxq.report.synthetic import warn_synthetic
 from onnxq.report.terminal import (
     View,
     format_decibel,

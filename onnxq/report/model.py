@@ -11,6 +11,12 @@ from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
 DRIFT_DB = 3.0
+# In plans and, as a banner, in summaries.
+SYNTHETIC = Caution(
+    "W101",
+    "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
+    "Pass real samples as `data=…`.",
+)
 # Advice by target when an output is lost.
 _OTHERS = {
     "ort": "try the presets ort-int8-mse and ort-int8-percentile",
@@ -196,3 +202,8 @@ def group_reasons(found: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquan
         groups.setdefault(entry.reason, []).append(entry)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     return tuple((reason, tuple(members)) for reason, members in ordered)
+
+
+def warn_synthetic(done: str) -> Caution:
+    """Make the warning for figures from made-up inputs. done: "costs were measured"."""
+    return Caution("W101", f"no samples were given: {done} on made-up inputs, so give `data=…` for numbers that count")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.synthetic import warn_synthetic
+from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     View,
     format_decibel,

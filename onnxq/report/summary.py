@@ -11,10 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.report.document import report_json
-from onnxq.report.model import Report, group_reasons
+from onnxq.report.model import SYNTHETIC, Report, group_reasons, warn_synthetic
 from onnxq.report.precision import format_precision
 from onnxq.report.promotions import make_promotion
-from onnxq.report.synthetic import SYNTHETIC, warn_synthetic
 from onnxq.report.terminal import (
     MORE,
     View,

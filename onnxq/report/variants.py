@@ -14,7 +14,7 @@ from rich.text import Text
 
 from onnxq.errors import VerificationError
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.synthetic import warn_synthetic
+from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     View,
     format_bytes,

@@ -26,6 +26,7 @@ COMMANDS = {
     "import-calibration": Command.IMPORT,
     "annotate-bits": Command.ANNOTATE,
     "variants": Command.VARIANTS,
+    "perplexity": Command.PERPLEXITY,
 }
 CONTEXT = click.Context(cli)
 Given = dict[str, Any]

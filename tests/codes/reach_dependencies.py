@@ -64,6 +64,12 @@ def no_pillow(folder: Path):
     return without("PIL", code)
 
 
+@reach("Q810")
+def no_tokenizers(folder: Path):
+    file = written(folder, "{}", "tokenizer.json")
+    return without("tokenizers", f"from onnxq.data.text import load_tokenizer; load_tokenizer({str(file)!r})")
+
+
 @reach("Q804")
 def no_polygraphy(_: Path):
     return without("polygraphy", "from onnxq.engines.diff.trt import load_polygraphy; load_polygraphy('logger')")

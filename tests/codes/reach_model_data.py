@@ -18,6 +18,7 @@ import onnxq
 from onnxq import errors
 from onnxq.cli import cli
 from onnxq.cli.group import LazyGroup
+from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import check_pair
 from onnxq.engines.prove.compare import read_proof
@@ -27,6 +28,7 @@ from onnxq.graph.weights import check_tensors
 from onnxq.interop import strip_markers
 from onnxq.runtime import Session
 from tests.codes.kit import F, X, gemm, model, reach, rows, saved, written
+from tests.data.text.kit import make_decoder
 from tests.interop.marked import residual_net
 
 RELU = "g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }"
@@ -327,3 +329,44 @@ def results_of_others(folder: Path):
 @reach("Q219")
 def metric_of_no_number(_: Path):
     load_metric(lambda _: float("nan"))(model(RELU))
+
+
+def texts(folder: Path, tokens: int = 256, text: bytes = b"some text of some words", **asked: object) -> None:
+    """Load a text for a decoder."""
+    named = name_nodes(make_decoder(caches=False, tokens=tokens))
+    (folder / "a.txt").write_bytes(text)
+    load_data(folder / "a.txt", GraphIndex(named).inputs, DataConfig(**asked), named)
+
+
+@reach("Q220")
+def no_tokenizer(folder: Path):
+    texts(folder)
+
+
+@reach("Q221")
+def no_text(folder: Path):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    texts(folder, text=b"\xff\xff", tokenizer=str(folder))
+
+
+@reach("Q222")
+def missing_tokenizer(folder: Path):
+    texts(folder, tokenizer=str(folder / "none"))
+
+
+@reach("Q223")
+def tokens_of_another_model(folder: Path):
+    texts(folder, tokens=8, tokenizer="bytes")
+
+
+@reach("Q224")
+def short_text(folder: Path):
+    texts(folder, text=b"a", tokenizer="bytes")
+
+
+@reach("Q225")
+def no_logits(folder: Path):
+    (folder / "a.txt").write_bytes(b"some text")
+    encoder = model("g (int64[N,T] input_ids) => (int64[N,T] y) { y = Identity (input_ids) }")
+    onnxq.perplexity(encoder, folder / "a.txt", overrides={"tokenizer": "bytes"})

@@ -15,7 +15,7 @@ import pytest
 import onnxq
 from onnxq import report
 from onnxq.cli import cli
-from onnxq.cli.wording import list_flags, name_options
+from onnxq.cli.options import list_flags, name_options
 from onnxq.config import list_options
 from onnxq.errors import DataError
 from onnxq.wording import translate_text, use_translation

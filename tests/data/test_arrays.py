@@ -298,12 +298,12 @@ def test_no_damage_escapes_as_anything_but_a_data_error(tmp_path: Path, save: Ca
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"hello")
-    (tmp_path / "a.txt").write_bytes(b"hello")
+    (tmp_path / "a.dat").write_bytes(b"hello")
     (tmp_path / "calib.npz").mkdir()
     with pytest.raises(DataError, match="not a readable array file"):
         load_data(tmp_path / "a.npz", [X])
     with pytest.raises(DataError, match="of no kind"):
-        load_data(tmp_path / "a.txt", [X])
+        load_data(tmp_path / "a.dat", [X])
     with pytest.raises(DataError, match=r"no such file.*\n.*calib\.npz"):
         load_data(tmp_path / "calb.npz", [X])
     with zipfile.ZipFile(tmp_path / "none.npz", "w"):

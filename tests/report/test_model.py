@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from onnxq.report import Latency, OutputCheck, Report
-from onnxq.report.model import group_reasons
-from onnxq.report.synthetic import SYNTHETIC, warn_synthetic
+from onnxq.report.model import SYNTHETIC, group_reasons, warn_synthetic
 from onnxq.sites import LeftFloat, Refusal
 
 

@@ -1,0 +1,205 @@
+"""Language models side by side on a text: perplexity, agreement with the first, tokens a second."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from onnxq.data.text import Window
+from onnxq.errors import DataError
+from onnxq.evaluation.decoder import Array, Decoder
+from onnxq.progress import Progress
+from onnxq.runtime.timing import count_block_runs, measure_rounds
+
+# Logits of one model held at a time: 64 MB of float32.
+_BLOCK = 2**24
+# Beyond it a float overflows.
+_MOST_NATS = 700.0
+# Positions in a block before the vocabulary is known: few enough for any.
+_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageScore:
+    """One model.
+
+    size: bytes of its files. agreement: share of positions at which it finds the same token likeliest as the first
+    model. divergence: mean Kullback-Leibler divergence of its distribution from the first model's, in nats.
+    generated: tokens, on average over prompts, before the first one that differs from the first model's; None: not
+    asked for. prompt, generation: tokens a second, of a window in one run and of one token behind half a window; None:
+    not timed. caches: False where each token of a generation costs a run of all before it.
+    """
+
+    name: str
+    size: int
+    perplexity: float
+    bits_per_byte: float
+    agreement: float
+    divergence: float
+    caches: bool
+    generated: float | None = None
+    prompt: float | None = None
+    generation: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """Models on one text, the first of which others are compared with.
+
+    tokens: predicted, in all windows. length: tokens of a window. prompts: that texts were generated after, of
+    `generate` tokens each. data: name of the text. device: kind of CPU, or the provider.
+    """
+
+    models: tuple[LanguageScore, ...]
+    windows: int
+    tokens: int
+    length: int
+    prompts: int
+    generate: int
+    threads: int
+    device: str
+    data: str
+
+
+@dataclass
+class _Sums:
+    """Sums over positions of one model."""
+
+    nats: float = 0.0
+    same: int = 0
+    divergence: float = 0.0
+
+
+@dataclass
+class TextErrors:
+    """Sums over windows of every model."""
+
+    sums: dict[str, _Sums] = field(default_factory=dict)
+    windows: int = 0
+    tokens: int = 0
+    size: float = 0.0
+    rows: int = _ROWS
+
+    def add_window(self, decoders: Sequence[Decoder], window: Window) -> None:
+        """Run a window in all models, block by block. Raises DataError where vocabularies differ."""
+        ids = window.ids
+        # The last token predicts nothing here.
+        streams = [decoder.read_logits(ids[:-1], self.rows) for decoder in decoders]
+        start = 0
+        for blocks in zip(*streams, strict=True):
+            self._add_block(decoders, blocks, ids[start + 1 : start + 1 + len(blocks[0])])
+            start += len(blocks[0])
+        self.rows = max(1, _BLOCK // blocks[0].shape[1])
+        self.windows, self.tokens, self.size = self.windows + 1, self.tokens + start, self.size + window.size
+
+    def _add_block(self, decoders: Sequence[Decoder], blocks: Sequence[Array], targets: Array) -> None:
+        reference, first = _compute_log_softmax(blocks[0]), blocks[0].argmax(-1)
+        chances = np.exp(reference)
+        for decoder, logits in zip(decoders, blocks, strict=True):
+            if logits.shape != blocks[0].shape:
+                cause = f"gives {logits.shape[1]} logits, and {decoders[0].name} {blocks[0].shape[1]}"
+                raise DataError(decoder.name, cause, "compare models of one vocabulary", code="Q225")
+            if int(targets.max()) >= logits.shape[1]:
+                cause = f"the model has {logits.shape[1]} tokens, and the text token {int(targets.max())}"
+                fix = "give the tokenizer that belongs to the model with `tokenizer=…`"
+                raise DataError(decoder.name, cause, fix, code="Q223")
+            found = reference if logits is blocks[0] else _compute_log_softmax(logits)
+            sums = self.sums.setdefault(decoder.name, _Sums())
+            sums.nats -= float(found[np.arange(len(targets)), targets].sum(dtype=np.float64))
+            sums.same += int((logits.argmax(-1) == first).sum())
+            sums.divergence += float((chances * (reference - found)).sum(dtype=np.float64))
+
+
+def _compute_log_softmax(logits: Array) -> Array:
+    """Logarithms of probabilities along the last axis."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    out: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return out
+
+
+def sum_errors(decoders: Sequence[Decoder], windows: Iterable[Window]) -> TextErrors:
+    """Run all windows of a text in all models. Raises DataError for a text without two tokens."""
+    errors = TextErrors()
+    for window in windows:
+        if len(window.ids) > 1:
+            errors.add_window(decoders, window)
+    if not errors.tokens:
+        raise DataError("text", "has no token that another one predicts", "give a longer text", code="Q224")
+    return errors
+
+
+def describe_errors(errors: TextErrors, name: str) -> dict[str, float]:
+    """Perplexity, bits a byte, agreement and divergence of one model, by the names of LanguageScore."""
+    sums = errors.sums[name]
+    mean = sums.nats / errors.tokens
+    # Bytes of all tokens of a window but the first, which nothing predicts.
+    shown = errors.size * errors.tokens / (errors.tokens + errors.windows)
+    return {
+        # Infinite where a model gives the text next to no chance.
+        "perplexity": math.exp(mean) if mean < _MOST_NATS else math.inf,
+        "bits_per_byte": sums.nats / math.log(2) / shown,
+        "agreement": sums.same / errors.tokens,
+        "divergence": sums.divergence / errors.tokens,
+    }
+
+
+def compare_texts(
+    decoders: Sequence[Decoder], prompts: Sequence[Array], count: int, progress: Progress
+) -> dict[str, float]:
+    """Generate `count` tokens after each prompt; tokens of each model, on average, that are the first model's."""
+    wanted: list[list[int]] = []
+    kept = {}
+    with progress("generating", len(decoders) * len(prompts)) as task:
+        for decoder in decoders:
+            alike = 0
+            for k, prompt in enumerate(prompts):
+                made = decoder.generate_tokens(prompt, count)
+                if len(wanted) == k:
+                    wanted.append(made)
+                pairs = zip(made, wanted[k], strict=True)
+                alike += next((n for n, (a, b) in enumerate(pairs) if a != b), count)
+                task.advance()
+            kept[decoder.name] = alike / len(prompts)
+    return kept
+
+
+def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tuple[dict[str, float], ...]:
+    """Tokens a second of each model, (of a prompt, of generation), timed side by side.
+
+    ids: of a window. seconds: for each of the two, at most.
+    """
+    half = max(len(ids) // 2, 1)
+    prompts, steps = {}, {}
+    for decoder in decoders:
+        prompts[decoder.name] = partial(_time_runs, partial(decoder.run_tokens, ids))
+        # Without caches a token costs a run of all that stand before it.
+        known = decoder.run_tokens(ids[:half])[1] if decoder.caches else None
+        step = ids[half : half + 1] if decoder.caches else ids[: half + 1]
+        steps[decoder.name] = partial(_time_runs, partial(decoder.run_tokens, step, known))
+    rates = []
+    for blocks, tokens in ((prompts, len(ids)), (steps, 1)):
+        repeated = {name: partial(block, count_block_runs(block)) for name, block in blocks.items()}
+        rounds = measure_rounds(repeated, seconds=seconds)
+        rates.append(
+            {name: tokens / float(np.median([np.mean(one) for one in found])) for name, found in rounds.items()}
+        )
+    return tuple(rates)
+
+
+def _time_runs(run: Callable[[], object], count: int = 1) -> list[float]:
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def choose_prompts(windows: Iterable[Window]) -> list[Array]:
+    """First halves of windows."""
+    return [window.ids[: max(len(window.ids) // 2, 1)] for window in windows]

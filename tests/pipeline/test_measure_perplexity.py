@@ -1,0 +1,89 @@
+"""perplexity(): figures as numpy computes them from whole runs, of models with caches and without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.errors import DataError
+from onnxq.runtime import Session
+from tests.data.text.kit import make_decoder, make_text
+
+ASKED = {"tokenizer": "bytes", "sequence_length": 32, "generate": 4, "prompts": 2, "latency": False}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "a.txt"
+    file.write_bytes(make_text(8))
+    return file
+
+
+def log_chances(model: onnx.ModelProto, ids: np.ndarray) -> np.ndarray:
+    logits = Session(model).run({"input_ids": ids[None]})["logits"][0].astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_figures_are_those_of_whole_runs(path: Path) -> None:
+    plain, noisy = make_decoder(caches=False), make_decoder(caches=False, noise=0.1)
+    found = onnxq.perplexity([plain, make_decoder(noise=0.1), noisy], path, overrides=ASKED)
+    text = np.frombuffer(path.read_bytes(), np.uint8).astype(np.int64)
+    nats, same, divergence, tokens = 0.0, 0, 0.0, 0
+    for start in range(0, len(text), 32):
+        ids = text[start : start + 32]
+        a, b = (log_chances(one, ids)[:-1] for one in (plain, noisy))
+        nats -= b[np.arange(len(ids) - 1), ids[1:]].sum()
+        same += int((a.argmax(-1) == b.argmax(-1)).sum())
+        divergence += (np.exp(a) * (a - b)).sum()
+        tokens += len(ids) - 1
+    assert found.tokens == tokens
+    first, cached, other = found.models
+    assert (first.agreement, first.divergence, first.generated) == (1, 0, 4)
+    assert (cached.caches, other.caches) == (True, False)
+    for one in (cached, other):
+        assert one.perplexity == pytest.approx(np.exp(nats / tokens), rel=1e-4)
+        assert one.bits_per_byte == pytest.approx(nats / tokens / np.log(2), rel=1e-3)
+        assert one.agreement == pytest.approx(same / tokens, abs=0.01)
+        assert one.divergence == pytest.approx(divergence / tokens, rel=1e-3)
+        assert one.generated is not None
+        assert 0 <= one.generated <= 4
+
+
+def test_the_command_shows_the_models_and_their_rates(path: Path) -> None:
+    files = []
+    for name, model in (("float", make_decoder()), ("other", make_decoder(noise=0.1))):
+        onnx.save(model, path.with_name(f"{name}.onnx"), save_as_external_data=name == "other", size_threshold=64)
+        files.append(str(path.with_name(f"{name}.onnx")))
+    asked = ["perplexity", *files, "--data", str(path), "--tokenizer", "bytes", "--samples", "2", "--prompts", "1"]
+    asked += ["--sequence-length", "16", "--generate", "2"]
+    done = CliRunner().invoke(cli, [*asked, "--json"])
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["windows"], found["tokens"], found["length"]) == (2, 30, 16)
+    assert [one["name"] for one in found["models"]] == files
+    assert all(one["prompt"] > 0 and one["generation"] > 0 for one in found["models"])
+    sizes = [one["size"] for one in found["models"]]
+    # The second model's weights lie beside it.
+    assert sizes[1] > Path(files[1]).stat().st_size + 256 * 8 * 4
+
+
+def test_models_and_texts_that_do_not_belong_together(path: Path) -> None:
+    few = make_decoder(caches=False, tokens=64)
+    with pytest.raises(DataError, match="gives 64 logits"):
+        onnxq.perplexity([make_decoder(), few], _write(path, bytes(range(60))), overrides=ASKED)
+    with pytest.raises(DataError, match="has no token that another one predicts"):
+        onnxq.perplexity(make_decoder(), _write(path, b"a"), overrides=ASKED)
+    with pytest.raises(DataError, match="no tokenizer was given"):
+        onnxq.perplexity(make_decoder(), path)
+
+
+def _write(path: Path, text: bytes) -> Path:
+    path.write_bytes(text)
+    return path
