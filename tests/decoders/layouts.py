@@ -310,7 +310,8 @@ class _Standard(_Parts):
         w, at = self.w, f"layers.{layer}"
         query, key, value = (self.project(f"{at}.{name}", x) for name in ("q_proj", "k_proj", "v_proj"))
         turned = [
-            w.op("RotaryEmbedding", f"/model/{at}/attn/{name}/RotaryEmbedding", one, *self.angles, "position_ids", num_heads=heads)
+            w.op("RotaryEmbedding", f"/model/{at}/attn/{name}/RotaryEmbedding", one, *self.angles, "position_ids",
+                 num_heads=heads)
             for name, one, heads in (("q_rotary", query, SIZES.heads), ("k_rotary", key, SIZES.key_heads))
         ]  # fmt: skip
         past, presents = self.tell_caches(layer)
