@@ -74,13 +74,13 @@ class Player:
         return float(np.exp(np.mean(losses)))
 
 
-def make_samples(player: Player, count: int = 8, length: int = 24) -> list[dict[str, Array]]:
-    """Prompts, each followed by one token with the prompt's caches: as a decoder is used."""
+def make_samples(player: Player, count: int = 8, length: int = 24, more: int = 8) -> list[dict[str, Array]]:
+    """Prompts, each followed by some tokens with the prompt's caches, as a decoder is used."""
     text, samples = encode_text(), []
     for k in range(count // 2):
-        start = 31 * k % (text.shape[1] - length - 1)
+        start = 31 * k % (text.shape[1] - length - more)
         ids, empty = text[:, start : start + length], player.make_caches()
         samples.append(player.feed(ids, empty))
         _, caches = player.step(ids, empty)
-        samples.append(player.feed(text[:, start + length : start + length + 1], caches))
+        samples.append(player.feed(text[:, start + length : start + length + more], caches))
     return samples
