@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 import onnxq
 from onnxq.config import Config, load_config
 from onnxq.graph.scopes import walk_graphs
+from onnxq.runtime import optimize_graph
 from tests.decoders.generation import Player, make_samples
 from tests.decoders.layouts import Layout, make_decoder
 from tests.decoders.text import decode_tokens, encode_text
@@ -104,3 +106,16 @@ def test_a_float16_decoder_stays_one_around_4_bits() -> None:
 def test_weights_alone_need_no_samples(layout: Layout) -> None:
     result = onnxq.quantize(make_float(layout)[0], None, MODES["8 bits"], overrides=QUICK)
     assert_writes_the_same(layout, result, "8 bits")
+
+
+def test_branches_of_a_merged_decoder_read_one_int8_weight() -> None:
+    result = quantize(Layout.MERGED, "static")
+    graphs = dict(walk_graphs(result.model.graph))
+    stored = {scope: [t.name for t in graph.initializer if t.data_type == TensorProto.INT8 and len(t.dims) == 2]
+              for scope, graph in graphs.items()}  # fmt: skip
+    assert len(stored[""]) == 15
+    assert not stored["optimum::if.then_branch"]
+    assert not stored["optimum::if.else_branch"]
+    # Each branch dequantizes it for itself, beside its own activations, so that the kernels form in both.
+    kernels = count_operators(optimize_graph(result.model))
+    assert kernels["MatMulIntegerToFloat"] == 30
