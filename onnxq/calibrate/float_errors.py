@@ -19,6 +19,7 @@ from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import WeightStore, bare_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.precision.binding import CONTROL, DEQUANTIZE, MOVES, QUANTIZE, is_float32
+from onnxq.graph.precision.contrib import find_contrib
 from onnxq.graph.precision.narrow import make_cast
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import encode_tensor
@@ -55,8 +56,11 @@ def measure_float_errors(
             values = session.run(feeds)
             for tensor, stat in writer.stats.items():
                 found = values.get(tapped.outputs.get(stat, ""))
-                if found is not None and found.size:
-                    sums[tensor] = _add_errors(sums.get(tensor), found.reshape(-1, _COUNT).astype(np.float64))
+                rows = np.zeros((0, _COUNT)) if found is None else found.reshape(-1, _COUNT).astype(np.float64)
+                # The lowest of no values, as in a cache in front of the first token, is above their highest.
+                rows = rows[~(rows[:, 0] > rows[:, 1])]
+                if rows.size:
+                    sums[tensor] = _add_errors(sums.get(tensor), rows)
     return sums
 
 
@@ -112,7 +116,8 @@ class _TwinWriter:
 
     def _add_twin(self, main: GraphProto, graph: GraphProto, scope: str, node: NodeProto) -> None:
         floats = [name for name in node.output if name and is_float32(self.index, TensorId(name, scope))]
-        if not floats or node.domain or node.op_type in (*CONTROL, "Constant"):
+        unknown = node.domain and find_contrib(node, self.index.opset) is None
+        if not floats or unknown or node.op_type in (*CONTROL, "Constant"):
             return
         moved = node.op_type in MOVES
         twin = NodeProto()

@@ -8,6 +8,7 @@ import numpy as np
 
 from onnxq.data.augment import CHANNELS
 from onnxq.data.dataset import Dataset
+from onnxq.data.decoders import DecoderInputs, find_decoder, name_axis
 from onnxq.data.fit import Array, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index
@@ -54,6 +55,7 @@ def make_synthetic(
     """Make seeded random samples: floats standard normal, booleans with probability 1/2, masks all 1, other ints 0 or 1
     or, where the model looks them up in a table, a row of it.
 
+    The lengths of a decoder's tokens, caches and masks fit each other; of one in an If every second sample is a prompt.
     A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
     dims: sizes by symbol, or by "input:axis" for an axis without one. model: if it does not run with the guessed sizes,
     others are tried, unless it is not to be run.
@@ -103,7 +105,9 @@ def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Da
     for guess in (None, *_OTHER_GUESSES):
         dataset = made(guess)
         try:
-            session.run(dataset[0])
+            # Of an If decoder every second sample runs the other branch.
+            for k in range(min(2, len(dataset))) if find_decoder(session.inputs) else (0,):
+                session.run(dataset[k])
         except ModelError as error:
             failure = failure or f"{error.subject}: {error.cause}"
             continue
@@ -116,10 +120,24 @@ def _choose_shapes(
     inputs: Sequence[ValueInfo], dims: Mapping[str, int], other: int | None
 ) -> dict[str, tuple[int, ...]]:
     sizes = dict(dims)
+    decoder = find_decoder(inputs)
+    if decoder is not None:
+        _add_lengths(inputs, decoder, sizes, other)
     return {
         value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ())))
         for value in inputs
     }
+
+
+def _add_lengths(inputs: Sequence[ValueInfo], decoder: DecoderInputs, sizes: dict[str, int], other: int | None) -> None:
+    """Choose the lengths of a decoder's tokens, caches and masks, in place, so that they fit each other."""
+    for key in (decoder.past, decoder.new):
+        if isinstance(key, str):
+            guess = next((size for part, size in _SIZES if part in key.lower()), _OTHER_SIZE)
+            sizes.setdefault(key, guess if other is None else other)
+    for key in decoder.whole:
+        new = decoder.new if isinstance(decoder.new, int) else sizes[decoder.new]
+        sizes.setdefault(key, sizes[decoder.past] + new)
 
 
 def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int | None) -> int:
@@ -127,7 +145,7 @@ def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int 
     dim = (value.shape or ())[axis]
     if isinstance(dim, int):
         return dim
-    key = dim if dim is not None else f"{value.name}:{axis}"
+    key = name_axis(value, axis)
     if key not in sizes:
         guess = _guess_size(value, axis, key.lower())
         sizes[key] = guess if other is None or guess == 1 else other
@@ -164,6 +182,18 @@ class _RandomSource:
         self._rows = rows
         self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        self._decoder = find_decoder(inputs)
+        # Symbols of all axes, and the size of those that are as long as the caches.
+        self._axes = {v.name: [name_axis(v, axis) for axis in range(len(v.shape or ()))] for v in inputs}
+        self._past = next(
+            (
+                size
+                for name, shape in shapes.items()
+                for key, size in zip(self._axes[name], shape, strict=True)
+                if self._decoder is not None and key == self._decoder.past
+            ),
+            0,
+        )
         self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
 
     def __len__(self) -> int:
@@ -172,7 +202,24 @@ class _RandomSource:
     def sample(self, i: int) -> dict[str, Array]:
         # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
-        return {value.name: self._values(rng, value) for value in self._inputs}
+        made = {value.name: self._values(rng, value) for value in self._inputs}
+        return made if self._decoder is None else self._join(made, self._decoder, cached=i % 2 == 0)
+
+    def _join(self, made: dict[str, Array], decoder: DecoderInputs, *, cached: bool) -> dict[str, Array]:
+        """A decoder's inputs made one sample: positions behind the caches, which a prompt has none of."""
+        prompt = bool(decoder.switches) and not cached
+        for name, value in made.items():
+            if name in decoder.switches:
+                made[name] = np.full_like(value, cached)
+            for axis, key in enumerate(self._axes[name]) if prompt else ():
+                if key == decoder.past or key in decoder.whole:
+                    length = 0 if key == decoder.past else value.shape[axis] - self._past
+                    made[name] = np.take(value, range(length), axis)
+        start = 0 if prompt else self._past
+        for name in decoder.positions:
+            shape = made[name].shape
+            made[name] = np.broadcast_to(np.arange(start, start + shape[1], dtype=made[name].dtype), shape).copy()
+        return made
 
     def name(self, i: int) -> str:
         return f"synthetic sample {i}"

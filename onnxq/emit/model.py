@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
+from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
@@ -58,7 +60,8 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     check_numbers(plan)
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
-    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs, tables)
+    captured = _find_captured(plan, index)
+    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs, tables, captured)
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
@@ -78,6 +81,13 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
         proto = bare_proto(done)
         proto.ir_version = max(proto.ir_version, _PACKED_IR)
     return done
+
+
+def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
+    """The weights with sites in several bodies of If, Loop or Scan, outside of which they are stored."""
+    sites = [site.site for site in plan.sites if site.role is Role.WEIGHT and isinstance(site.site, Edge)]
+    found = Counter(tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope)
+    return frozenset(tensor for tensor, count in found.items() if count > 1)
 
 
 def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:

@@ -7,7 +7,9 @@ constant:    integers -> [Cast ->] DequantizeLinear -> readers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ class PairWriter:
 
     in_integers: names of the nodes that read a quantized activation. apart: inputs that have a site of their own.
     tables: by group, the tables that share integers with a weight that is their transpose and is written before them.
+    captured: weights of which several bodies of If, Loop or Scan read the same integers, stored where the weight was.
     """
 
     def __init__(
@@ -44,9 +47,10 @@ class PairWriter:
         in_integers: frozenset[str],
         apart: frozenset[Edge],
         tables: Mapping[str, SitePlan],
+        captured: frozenset[TensorId] = frozenset(),
     ) -> None:
         self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
-        self.tables = tables
+        self.tables, self.captured = tables, captured
         # A model output keeps its name on the dequantized tensor; its float values get this one.
         self.renamed: dict[TensorId, str] = {}
         # Tensors that kernels write in integers, and the dequantized ones behind.
@@ -54,6 +58,8 @@ class PairWriter:
         self.records: dict[str, Record] = {}
         # By group: the names of integers, scale and zero point that a table shares with its transpose.
         self.shared: dict[str, tuple[str, str, str]] = {}
+        # The same of captured weights, by their numbers.
+        self.outside: dict[Hashable, tuple[str, str, str]] = {}
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
@@ -203,8 +209,12 @@ class PairWriter:
     ) -> tuple[str, str, str]:
         """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
         scope, storage, table = site.site.scope, site.spec.storage, self.tables.get(site.group)
-        data, name = quantize_constant(site, qparams, value), self._make_names(site, ("quantized",))["quantized"]
-        stored = name
+        data = quantize_constant(site, qparams, value)
+        tensor = find_tensor(self.index, site.site)
+        # MatMulNBits, which weights alone become, does not form over integers of another graph: ORT refuses the file.
+        if tensor in self.captured and site.spec.storage_bits == 8 and self._find_first(whole) in self.in_integers:
+            return self._store_outside(site, qparams, data, tensor)
+        stored = name = self._make_names(site, ("quantized",))["quantized"]
         # Kernels that multiply integers take bytes; in weight-only graphs the 4-bit DequantizeLinear is the kernel.
         if site.spec.storage_bits < 8 and whole and self._find_first(whole) in self.in_integers:
             storage = self._insert_cast(site, data, name, self._find_first(whole))
@@ -223,6 +233,19 @@ class PairWriter:
         if site.group:
             self.shared[site.group] = stored, scale, zero
         return name, scale, zero
+
+    def _store_outside(
+        self, site: SitePlan, qparams: QParams, data: NDArray[Any], tensor: TensorId
+    ) -> tuple[str, str, str]:
+        """Names of the integers, scale and zero point of a captured weight, stored once for equal numbers."""
+        numbers = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), data)
+        key = (tensor, site.spec, *(hashlib.sha256(one.tobytes()).digest() for one in numbers))
+        if key not in self.outside:
+            own = replace(site, site=tensor)
+            name = self._make_names(own, ("quantized",))["quantized"]
+            self.editor.add_initializer(tensor.scope, name, data, dtype=TENSOR_TYPES[site.spec.storage])
+            self.outside[key] = (name, *self._add_qparams(own, qparams, tensor.scope))
+        return self.outside[key]
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
         """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""

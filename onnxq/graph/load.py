@@ -16,6 +16,7 @@ from onnxq.graph.external import is_external, load_external, walk_tensors
 from onnxq.graph.index import find_opset
 from onnxq.graph.lazy import read_lazily
 from onnxq.graph.light import LightModel, WeightStore, strip_weights
+from onnxq.graph.precision.contrib import set_contrib_apart
 from onnxq.graph.scopes import replace_items, sort_nodes, walk_graphs
 from onnxq.graph.weights import check_tensors, omit_weights
 from onnxq.nearest import find_nearest
@@ -92,6 +93,7 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
 def check_structure(proto: ModelProto, subject: str) -> None:
     """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError."""
     light, _ = omit_weights(proto, empty=True)
+    set_contrib_apart(light)
     _declare_unknown(light)
     try:
         onnx.checker.check_model(light)

@@ -12,6 +12,7 @@ from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
 from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
+from onnxq.graph.precision.contrib import set_contrib_apart
 from onnxq.graph.scopes import label_node, list_defined, rename_reads, walk_graphs
 from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
@@ -37,6 +38,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()
     copy_fields(light, bare, ("functions",))
+    set_contrib_apart(bare)
     try:
         converted = onnx.version_converter.convert_version(bare, minimum)
     except Exception as error:

@@ -8,6 +8,7 @@ import onnx
 from onnx import GraphProto, ModelProto
 
 from onnxq.graph.light import keep_weights
+from onnxq.graph.precision.contrib import write_stand_ins
 from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.graph.weights import omit_weights
 
@@ -21,6 +22,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     result = deepcopy(proto)
     # Shape inference serializes the model; weights would make that slow, and fail over 2 GB.
     light, _ = omit_weights(proto)
+    write_stand_ins(light)
     try:
         inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # an operator's own inference function may raise anything; the model may run all the same

@@ -15,7 +15,7 @@ from functools import partial
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role
-from onnxq.spec import PerBlock, PerChannel, PerTensor
+from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
 
 # Activations that fold into the QuantizeLinear behind them, since its range ends where theirs does.
@@ -373,10 +373,21 @@ _GRU = PlacementRule(
     name="gru", ops=("GRU",), kernel="GRU", why="integers in the file alone", output=Output.FLOAT, weight=1,
     more_weights=(2,), compute=True, check=_check_recurrent,
 )  # fmt: skip
+
+
+def _refuse_narrow(c: Candidate, kind: FloatType) -> str:
+    """Why a MatMul computes in float32 beside few bits in its weight; "" where it need not."""
+    # 1.32: the Cast of the scales, which it puts in, is folded in the main graph only, and MatMulNBits reads zeros.
+    if c.node.scope and c.node.op_type == "MatMul" and c.is_constant(1):
+        return f"ONNX Runtime answers with zeros when MatMulNBits has {kind} scales in the body of an If, Loop or Scan"
+    return ""
+
+
 ORT_WEIGHT_ONLY = Target(
     name="ort",
     rules=(*RULES, _GRU),
     capabilities=WEIGHT_ONLY,
+    refuse_narrow=_refuse_narrow,
     no_kernel={op: reason for op, reason in _NO_KERNEL.items() if op != "GRU"},
     no_gain=_NO_GAIN,
 )

@@ -68,3 +68,18 @@ def test_branches_are_measured_where_they_run() -> None:
     assert any(scope.endswith("then_branch") for scope in scopes)
     never = measure_float_errors(inside, FloatType.FLOAT16, [{**one, flag: np.array(False)} for one in samples()])
     assert not any(tensor.scope.endswith("then_branch") for tensor in never)
+
+
+def test_tensors_that_are_empty_in_some_samples_count_in_the_others() -> None:
+    text = "g (float[N,4] past, float[M,4] x) => (float[P,4] y) { y = Concat <axis = 0> (past, x) }"
+    model = infer_shapes(parse(text))
+    one, none = np.full((1, 4), 3, np.float32), np.zeros((0, 4), np.float32)
+    found = measure_float_errors(model, FloatType.FLOAT16, [{"past": none, "x": one}, {"past": one, "x": one}])
+    assert (found[TensorId("past")].low, found[TensorId("past")].high) == (3, 3)
+    assert TensorId("past") not in measure_float_errors(model, FloatType.FLOAT16, [{"past": none, "x": one}])
+
+
+def test_operators_of_onnx_runtime_have_errors_too() -> None:
+    text = "g (float[2,8] x) => (float[2,8] y) { y = com.microsoft.QuickGelu (x) }"
+    found = measure_float_errors(infer_shapes(parse(text)), FloatType.FLOAT16, samples())
+    assert 60 < found[TensorId("y")].inputs_db < 90

@@ -80,3 +80,37 @@ def test_a_model_no_size_fits_says_so() -> None:
     )
     with pytest.raises(DataError, match=r"none of the sizes tried \(node 'fit'"):
         load_data(None, [ValueInfo("x", TensorProto.FLOAT, ("N", "L"))], None, proto)
+
+
+def make_decoder_inputs(whole: str = "total", new: str | int = "sequence") -> list[ValueInfo]:
+    """Inputs of a decoder with caches, as exporters declare them."""
+    caches = [
+        ValueInfo(f"past_key_values.0.{k}", TensorProto.FLOAT16, ("batch", 2, "past", 4)) for k in ("key", "value")
+    ]
+    return [
+        ValueInfo("input_ids", TensorProto.INT64, ("batch", new)),
+        ValueInfo("attention_mask", TensorProto.INT64, ("batch", whole)),
+        ValueInfo("position_ids", TensorProto.INT64, ("batch", new)),
+        *caches,
+    ]
+
+
+@pytest.mark.parametrize("whole", ["total", "past + sequence", None])
+@pytest.mark.parametrize("new", ["sequence", 1])
+def test_the_sizes_of_a_decoder_s_inputs_fit_each_other(whole: str, new: str | int) -> None:
+    sample = make_synthetic(make_decoder_inputs(whole, new), samples=1)[0]
+    count, past = sample["input_ids"].shape[1], sample["past_key_values.0.key"].shape[2]
+    assert past == 8
+    assert sample["attention_mask"].tolist() == [[1] * (past + count)]
+    assert sample["position_ids"].tolist() == [list(range(past, past + count))]
+
+
+def test_both_branches_of_a_merged_decoder_get_samples() -> None:
+    inputs = [*make_decoder_inputs(), ValueInfo("use_cache_branch", TensorProto.BOOL, (1,))]
+    dataset = make_synthetic(inputs, samples=4)
+    for k, (cached, past) in enumerate(((True, 8), (False, 0)) * 2):
+        sample = dataset[k]
+        assert sample["use_cache_branch"].tolist() == [cached]
+        assert sample["past_key_values.0.value"].shape == (1, 2, past, 4)
+        assert sample["attention_mask"].shape[1] == past + sample["input_ids"].shape[1]
+        assert sample["position_ids"][0, 0] == past

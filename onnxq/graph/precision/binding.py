@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.precision.contrib import Contrib, find_contrib
 from onnxq.sites import TensorId
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
@@ -54,6 +55,9 @@ def _read_schema(op_type: str, opset: int, narrow: int) -> tuple[tuple[bool, ...
 def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Binding:
     """The binding of a node of a float32 graph. narrow: onnx.TensorProto.FLOAT16 or BFLOAT16."""
     fixed = Binding(False, tuple(False for _ in node.inputs))
+    contrib = find_contrib(node, opset)
+    if contrib is not None:
+        return _bind_contrib(index, node, contrib)
     if node.domain or node.op_type in CONTROL:
         return fixed
     if node.op_type == "Cast":
@@ -83,6 +87,16 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     # One whose first float input is always float32, such as NonMaxSuppression, computes in that.
     able = able and next((one for one in follows if one is not None), bool(floats))
     return Binding(able, tuple(follows) if able else tuple(None if one is None else False for one in follows))
+
+
+def _bind_contrib(index: GraphIndex, node: NodeRef, contrib: Contrib) -> Binding:
+    """The binding of an operator of ONNX Runtime, where all types of its tensors are known."""
+    kinds = [_find_dtype(index, name, node.scope) for name in node.inputs]
+    always, made = contrib.wide
+    known = all(kind or not name for kind, name in zip(kinds, node.inputs, strict=True))
+    able = known and not any(node.outputs[k] for k in made if k < len(node.outputs))
+    follows = tuple((able and k not in always) if kind == TensorProto.FLOAT else None for k, kind in enumerate(kinds))
+    return Binding(able, follows)
 
 
 def _find_dtype(index: GraphIndex, name: str, scope: str) -> int:

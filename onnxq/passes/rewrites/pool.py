@@ -18,7 +18,7 @@ from onnxq.sites import TensorId
 
 
 def replace_reduce_mean(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
-    """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank."""
+    """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank that holds no squares."""
     view, edit, changed = View(proto), Edit(proto), []
     for node in view.index.nodes:
         x = find_pooled_axes(view, node)
@@ -46,4 +46,12 @@ def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
         axes = view.constant(node, 1)
     if x is None or rank is None or rank < 3 or axes is None or view.index.dtype(x) not in SINGLE:
         return None
+    if _is_square(view, x):
+        return None
     return x if sorted(int(a) % rank for a in np.asarray(axes).reshape(-1)) == list(range(2, rank)) else None
+
+
+def _is_square(view: View, x: TensorId) -> bool:
+    """True for squares: their mean is a step of a norm, which ORT makes one kernel of (RMSNorm, of rank 3 too)."""
+    maker = view.producer(x, "Pow", "Mul")
+    return maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1])

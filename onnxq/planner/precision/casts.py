@@ -11,7 +11,10 @@ from onnxq.sites import TensorId
 from onnxq.spec import FloatType
 
 # What most of the time goes into; it is narrow unless there is a reason.
-_HEAVY = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention"})
+_HEAVY = frozenset(
+    {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiHeadAttention",
+     "GroupQueryAttention"}
+)  # fmt: skip
 _INFINITE = 1e9
 # Share of a Cast that float32 in place of the narrow type costs a node: a few are worth none.
 _WIDE_COST, _MOVED_COST = 0.2, 0.05

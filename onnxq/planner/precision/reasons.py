@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxq.graph import NodeRef
 from onnxq.graph.precision.binding import Binding, is_float32
+from onnxq.graph.precision.contrib import MICROSOFT
 from onnxq.graph.precision.narrow import holds_scale, is_exact
 from onnxq.plan import KeepReason, KeptFloat32
 from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
@@ -38,7 +39,14 @@ _COUNTING = frozenset({"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Mi
 _DIVIDING = frozenset({"Sqrt", "Reciprocal", "Div", "Log", "Pow", "Max", "Clip", "Expand", "Identity", "Unsqueeze"})
 # Share of the smallest normal number that rounds to 0.
 _ZERO = 2.0**-11
-_TABLES = ("Gather", "GatherElements", "GatherND")
+_TABLES = ("Gather", "GatherElements", "GatherND", "Slice")
+# Inputs that attention in one node adds to the scores in front of its Softmax.
+_SCORE_MASKS = {
+    ("", "Attention"): 3,
+    (MICROSOFT, "Attention"): 5,
+    (MICROSOFT, "MultiHeadAttention"): 5,
+    (MICROSOFT, "GroupQueryAttention"): 10,
+}
 
 
 @dataclass(eq=False)
@@ -143,15 +151,15 @@ class ReasonSearch:
         return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in made)
 
     def _leads_to_softmax(self, tensor: TensorId) -> bool:
-        """True when only a Softmax uses the tensor: what lies far below the rest of a row counts for nothing."""
+        """True when only a Softmax, or attention as its mask, uses the tensor: there only what is large counts."""
         if tensor not in self.masks:
             index = self.problem.index
-            readers = [index.node(edge.node) for edge in index.consumers(tensor)]
+            readers = [(index.node(edge.node), edge.index) for edge in index.consumers(tensor)]
             self.masks[tensor] = False
             self.masks[tensor] = (
                 bool(readers)
                 and not index.is_output(tensor)
-                and all(node.op_type == "Softmax" or self._passes_mask(node) for node in readers)
+                and all(_ends_mask(node, k) or self._passes_mask(node) for node, k in readers)
             )
         return self.masks[tensor]
 
@@ -233,6 +241,10 @@ class ReasonSearch:
             beyond = value is not None and bool(value.size) and float(np.nanmin(value)) < -self.problem.kind.largest
             if beyond or (value is None and self._reads_mask(tensor)):
                 yield Edge(node.name, k, node.scope)
+
+
+def _ends_mask(node: NodeRef, k: int) -> bool:
+    return node.op_type == "Softmax" or _SCORE_MASKS.get((node.domain, node.op_type)) == k
 
 
 def _find_sum(node: NodeRef, errors: TensorErrors) -> float:

@@ -150,3 +150,28 @@ def test_opset_of_a_plan_without_pairs(kind: FloatType, opset: int) -> None:
     plan = Plan(target="trt", model="", topology="", weights="")
     assert max(13, find_type_opset(plan, kind)) == opset
     assert add_precision(plan, PrecisionPlan(type=kind), None).opset == opset
+
+
+def test_the_mask_of_attention_in_one_node_is_limited() -> None:
+    text = """g (float[1,2,4] x, bool[1,1,2,2] seen) => (float[1,2,4] y) {
+        mask = Where(seen, zero, lowest)
+        y = com.microsoft.MultiHeadAttention <num_heads = 1> (x, x, x, , , mask)
+    }"""
+    net = parse(text, zero=np.float32(0), lowest=np.finfo(np.float32).min)
+    feeds = [one | {"seen": np.array([[[[True, False], [True, True]]]])} for one in normal(1, 2, 4)]
+    chosen = choose_types(problem(net, feeds))
+    assert not chosen.kept
+    assert [(edge.node, edge.index) for edge in chosen.limited] == [
+        ("mask/Where", 2), ("y/MultiHeadAttention", 5),
+    ]  # fmt: skip
+
+
+def test_rows_cut_out_of_a_table_are_no_positions() -> None:
+    text = """g (float[4,4] x) => (float[4,4] y) {
+        n = Shape(x)
+        end = Slice(n, zero, one)
+        t = Slice(w, zero, end)
+        y = MatMul(x, t)
+    }"""
+    table = np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
+    assert not choose_types(problem(parse(text, zero=np.array([0]), one=np.array([1]), w=table), normal(4, 4))).kept

@@ -1,0 +1,116 @@
+"""Operators of ONNX Runtime that transformers and decoders are exported with, of which onnx knows nothing.
+
+Most are of com.microsoft. Two stand in ONNX's own domain: SimplifiedLayerNormalization, and LayerNormalization in front
+of opset 17. onnx's tools refuse those, and infer nothing behind either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnx import ModelProto, NodeProto, helper
+
+from onnxq.graph.index import NodeRef, find_opset
+from onnxq.graph.scopes import replace_items, walk_graphs
+
+MICROSOFT = "com.microsoft"
+_ONNX = ("", "ai.onnx")
+# Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
+_BORROWED: Mapping[str, float] = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
+# A tensor that is nowhere: a Reshape to a shape of which nothing is known.
+_NOWHERE = "onnxq/nowhere"
+
+
+def set_contrib_apart(model: ModelProto) -> None:
+    """Give ONNX Runtime's operators in ONNX's domain that of com.microsoft, in place, for tools of onnx."""
+    opset = find_opset(model)
+    nodes = (node for _, graph in walk_graphs(model.graph) for node in graph.node if node.domain in _ONNX)
+    borrowed = [node for node in nodes if _BORROWED.get(node.op_type, 0) > opset]
+    for node in borrowed:
+        node.domain = MICROSOFT
+    if borrowed and all(entry.domain != MICROSOFT for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+
+
+@dataclass(frozen=True)
+class Contrib:
+    """The float tensors of an operator of ONNX Runtime, all in one type but for those that are always float32.
+
+    alike: outputs of the shape and type of input 0. typed: outputs -> the input whose type they have. wide: inputs and
+    outputs in float32. packed: an input that is left out where input 0 holds what it would; output 0 is smaller then.
+    """
+
+    alike: tuple[int, ...] = (0,)
+    typed: Mapping[int, int] = field(default_factory=dict)
+    wide: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    packed: int = 0
+
+    def list_sources(self, node: NodeProto | NodeRef) -> Iterator[tuple[int, int, bool]]:
+        """Each output of a node that is known, the input whose type it has, and whether it has its shape as well."""
+        inputs, outputs = _list_names(node)
+        whole = self.packed < len(inputs) and bool(inputs[self.packed])
+        for k, name in enumerate(outputs):
+            source = 0 if k in self.alike else self.typed.get(k)
+            if name and source is not None:
+                # Without a cache to go on with, the one that is made has the type of what is computed.
+                held = source if source < len(inputs) and inputs[source] else 0
+                yield k, held, k in self.alike and whole
+
+
+def _list_names(node: NodeProto | NodeRef) -> tuple[Sequence[str], Sequence[str]]:
+    return (node.input, node.output) if isinstance(node, NodeProto) else (node.inputs, node.outputs)
+
+
+_NORM = Contrib(wide=((), (1, 2)))
+_SKIPPING = Contrib(alike=(0, 3), wide=((), (1, 2)))
+_POINTWISE = Contrib()
+_PRODUCT = Contrib(alike=(), typed={0: 0})
+# By the schemas of ONNX Runtime 1.32.
+OPERATORS: Mapping[str, Contrib] = {
+    "SimplifiedLayerNormalization": _NORM,
+    "LayerNormalization": _NORM,
+    "SkipLayerNormalization": _SKIPPING,
+    "SkipSimplifiedLayerNormalization": _SKIPPING,
+    "EmbedLayerNormalization": Contrib(alike=(), typed={0: 2, 2: 2}),
+    "RotaryEmbedding": _POINTWISE,
+    "Gelu": _POINTWISE,
+    "FastGelu": _POINTWISE,
+    "QuickGelu": _POINTWISE,
+    "BiasGelu": _POINTWISE,
+    "Attention": Contrib(alike=(), typed={0: 0, 1: 0}),
+    "MultiHeadAttention": Contrib(typed={1: 6, 2: 7}, packed=1),
+    # Inputs 12 and 13 are scales of quantized caches.
+    "GroupQueryAttention": Contrib(typed={1: 3, 2: 4}, wide=((12, 13), ()), packed=1),
+    "SparseAttention": Contrib(typed={1: 3, 2: 4}, packed=1),
+    "LinearAttention": Contrib(alike=(), typed={0: 0, 1: 3}),
+    "FusedMatMul": _PRODUCT,
+    "MatMulNBits": _PRODUCT,
+    "GatherBlockQuantized": Contrib(alike=(), typed={0: 2}),
+}
+
+
+def find_contrib(node: NodeProto | NodeRef, opset: int) -> Contrib | None:
+    """The entry of an operator of ONNX Runtime; None for any other."""
+    own = node.domain == MICROSOFT or (node.domain in _ONNX and _BORROWED.get(node.op_type, 0) > opset)
+    return OPERATORS.get(node.op_type) if own else None
+
+
+def write_stand_ins(model: ModelProto) -> None:
+    """Put nodes of ONNX that have the same types and shapes in the place of ONNX Runtime's, in place.
+
+    Only for inference: the model computes something else afterwards.
+    """
+    opset = find_opset(model)
+    for _, graph in walk_graphs(model.graph):
+        found = [(node, find_contrib(node, opset)) for node in graph.node]
+        if any(known is not None for _, known in found):
+            nodes = (each for node, known in found for each in ([node] if known is None else _stand_in(node, known)))
+            replace_items(graph.node, nodes)
+
+
+def _stand_in(node: NodeProto, known: Contrib) -> Iterator[NodeProto]:
+    for k, source, same in known.list_sources(node):
+        read = [node.input[source]] if same else [node.input[source], _NOWHERE]
+        yield helper.make_node("Identity" if same else "Reshape", read, [node.output[k]])

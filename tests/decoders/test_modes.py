@@ -1,0 +1,121 @@
+"""Decoders with caches, as exporters write them, through every mode: what they write afterwards, and how well."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+import onnxq
+from onnxq.config import Config, load_config
+from onnxq.graph.scopes import walk_graphs
+from onnxq.runtime import optimize_graph
+from tests.decoders.generation import Player, make_samples
+from tests.decoders.layouts import Layout, make_decoder
+from tests.decoders.text import decode_tokens, encode_text
+
+PROMPT = encode_text()[:, :40]
+# The text goes on so.
+NEXT = "e, by which rule and why. The planner asks the tar"
+QUICK = {"effort": "fast", "latency": False}
+# Every product, also those that are too small to gain by it.
+ALL = {"rules": [{"op": "MatMul", "set": {"quantize": True}}]}
+MODES: dict[str, Config] = {
+    "static": load_config("ort-int8", ALL),
+    "dynamic": load_config("ort-dynamic", ALL),
+    "auto": load_config("ort-int8", {"mode": "auto"}),
+    "8 bits": load_config("ort-int8-weights"),
+    "4 bits": load_config("ort-int4-weights"),
+    "4 bits, float16": load_config("ort-int4-weights", {"high_precision": "float16"}),
+    "float16": load_config("ort-int8", {"mode": "float", "high_precision": "float16"}),
+    "trt, int8": load_config("trt-int8"),
+    "trt, int4": load_config("trt-int4-weights", {"weights.block_size": 32}),
+}
+# Perplexity beside float's.
+WORST = {"4 bits": 1.015, "4 bits, float16": 1.015, "trt, int4": 1.03}
+
+
+@cache
+def make_float(layout: Layout, half: bool = False) -> tuple[onnx.ModelProto, Player]:
+    model = make_decoder(layout, np.float16 if half else np.float32)
+    return model, Player(model)
+
+
+def count_operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for _, graph in walk_graphs(model.graph) for node in graph.node)
+
+
+def quantize(layout: Layout, mode: str, half: bool = False, **more: Any) -> onnxq.Result:
+    model, player = make_float(layout, half)
+    return onnxq.quantize(model, make_samples(player), MODES[mode], overrides=QUICK | more)
+
+
+def assert_writes_the_same(layout: Layout, result: onnxq.Result, mode: str, half: bool = False) -> None:
+    """Fifty tokens, the caches fed back, and the perplexity of a text through the caches."""
+    player = Player(result.model)
+    assert decode_tokens(player.generate(PROMPT)) == NEXT
+    before = make_float(layout, half)[1].measure_perplexity()
+    assert player.measure_perplexity() < WORST.get(mode, 1.002) * before
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_all_layouts_compute_the_same(layout: Layout) -> None:
+    player = make_float(layout)[1]
+    assert decode_tokens(player.generate(PROMPT)) == NEXT
+    assert player.measure_perplexity() == pytest.approx(make_float(Layout.PLAIN)[1].measure_perplexity(), rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_decoder_of_onnxruntime_genai_through_every_mode(mode: str) -> None:
+    result = quantize(Layout.GENAI, mode)
+    found = count_operators(result.model)
+    assert found["GroupQueryAttention"] == 2
+    if "8" in mode or "4" in mode or mode == "static":
+        assert result.report.ops[0].quantized == 15
+    assert_writes_the_same(Layout.GENAI, result, mode)
+
+
+@pytest.mark.parametrize(
+    ("layout", "mode"),
+    [
+        (Layout.FUSED, "static"),
+        (Layout.STANDARD, "dynamic"),
+        (Layout.STANDARD, "4 bits, float16"),
+        (Layout.PLAIN, "static"),
+        (Layout.MERGED, "static"),
+        (Layout.MERGED, "4 bits, float16"),
+    ],
+)
+def test_other_layouts(layout: Layout, mode: str) -> None:
+    assert_writes_the_same(layout, quantize(layout, mode), mode)
+
+
+def test_a_float16_decoder_stays_one_around_4_bits() -> None:
+    result = quantize(Layout.GENAI, "4 bits, float16", half=True)
+    # Those of the counts that GroupQueryAttention reads.
+    assert count_operators(result.model)["Cast"] == 2
+    assert_writes_the_same(Layout.GENAI, result, "4 bits, float16", half=True)
+
+
+@pytest.mark.parametrize("layout", [Layout.GENAI, Layout.MERGED])
+def test_weights_alone_need_no_samples(layout: Layout) -> None:
+    result = onnxq.quantize(make_float(layout)[0], None, MODES["8 bits"], overrides=QUICK)
+    assert_writes_the_same(layout, result, "8 bits")
+
+
+def test_branches_of_a_merged_decoder_read_one_int8_weight() -> None:
+    result = quantize(Layout.MERGED, "static")
+    graphs = dict(walk_graphs(result.model.graph))
+    stored = {scope: [t.name for t in graph.initializer if t.data_type == TensorProto.INT8 and len(t.dims) == 2]
+              for scope, graph in graphs.items()}  # fmt: skip
+    assert len(stored[""]) == 15
+    assert not stored["optimum::if.then_branch"]
+    assert not stored["optimum::if.else_branch"]
+    # Each branch dequantizes it for itself, beside its own activations, so that the kernels form in both.
+    kernels = count_operators(optimize_graph(result.model))
+    assert kernels["MatMulIntegerToFloat"] == 30

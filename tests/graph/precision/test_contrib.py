@@ -1,0 +1,95 @@
+"""Operators of ONNX Runtime that onnx does not know: files that have them load, and types go through them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.graph import ensure_opset, get_index, infer_shapes, load_model, name_nodes
+from onnxq.graph.precision.binding import bind_types
+from onnxq.graph.precision.narrow import write_types
+from onnxq.runtime import Session
+from onnxq.sites import TensorId
+
+F16 = int(TensorProto.FLOAT16)
+MICROSOFT = "com.microsoft"
+
+
+def make_norms(opset: int = 14) -> onnx.ModelProto:
+    """Norms that ONNX Runtime has in ONNX's domain, and one of its own, with a Neg behind them."""
+    nodes = [
+        helper.make_node("SimplifiedLayerNormalization", ["x", "scale"], ["a"], "first", axis=-1, epsilon=1e-5),
+        helper.make_node("LayerNormalization", ["a", "scale", "scale"], ["b"], "second", axis=-1),
+        helper.make_node(
+            "SkipSimplifiedLayerNormalization", ["b", "x", "scale"], ["c", "", "", "sum"], "third", domain=MICROSOFT
+        ),
+        helper.make_node("Neg", ["c"], ["d"], "neg"),
+        helper.make_node("Add", ["d", "sum"], ["y"], "add"),
+    ]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 8]) for name in "xy"]
+    scale = numpy_helper.from_array(np.linspace(1, 2, 8, dtype=np.float32), "scale")
+    graph = helper.make_graph(nodes, "g", value[:1], value[1:], [scale])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, ir_version=8, opset_imports=opsets)
+
+
+def run(model: onnx.ModelProto) -> np.ndarray:
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    return Session(model).run({"x": x})["y"]
+
+
+def test_norms_of_onnx_runtime_in_the_domain_of_onnx_load_and_move_to_newer_opsets() -> None:
+    model = load_model(make_norms()).proto
+    newer = ensure_opset(model, 21)
+    assert [node.domain for node in newer.graph.node] == [node.domain for node in make_norms().graph.node]
+    np.testing.assert_allclose(run(newer), run(make_norms()), rtol=1e-6)
+
+
+def test_types_and_shapes_go_through_them() -> None:
+    index = get_index(infer_shapes(name_nodes(make_norms())))
+    for name in ("a", "b", "c", "sum", "d"):
+        assert (index.dtype(TensorId(name)), index.shape(TensorId(name))) == (TensorProto.FLOAT, ("N", 8))
+
+
+def test_they_compute_in_float16() -> None:
+    narrow = write_types(name_nodes(make_norms(17)), F16, ())
+    assert [node.op_type for node in narrow.graph.node].count("Cast") == 2
+    np.testing.assert_allclose(run(narrow), run(make_norms(17)), rtol=1e-2, atol=1e-2)
+
+
+def make_attention(packed: bool) -> onnx.ModelProto:
+    """A GroupQueryAttention of two heads, with scales of a cache, which are always float32."""
+    given = ["qkv", "", ""] if packed else ["q", "k", "v"]
+    caches, counts = ["pk", "pv"], ["lengths", "total"]
+    inputs = [*given, *caches, *counts, *[""] * 5, "scale", "scale"]
+    node = helper.make_node(
+        "GroupQueryAttention", inputs, ["y", "k1", "v1"], "gqa", domain=MICROSOFT, num_heads=2, kv_num_heads=2
+    )
+    neg = helper.make_node("Neg", ["y"], ["z"], "neg")
+    cache = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2, "P", 8]) for name in caches]
+    data = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "S", 16]) for name in given if name]
+    whole = [helper.make_tensor_value_info(name, TensorProto.INT32, None) for name in counts]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("z", "k1", "v1")]
+    scale = numpy_helper.from_array(np.ones(1, np.float32), "scale")
+    graph = helper.make_graph([node, neg], "g", [*data, *cache, *whole], outputs, [scale])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_gives_its_type_to_what_it_makes(packed: bool) -> None:
+    index = get_index(infer_shapes(make_attention(packed)))
+    assert index.dtype(TensorId("y")) == index.dtype(TensorId("z")) == TensorProto.FLOAT
+    # Of query, key and value in one, the result is a part.
+    assert index.shape(TensorId("y")) == (None if packed else ("N", "S", 16))
+    binding = bind_types(index, index.node("gqa"), F16, 17)
+    assert binding.able
+    assert [one for one in binding.inputs if one is not None] == [True] * (3 if packed else 5) + [False] * 2
+
+
+def test_outputs_that_are_always_float32_keep_the_node_there() -> None:
+    model = make_norms(17)
+    model.graph.node[2].output[1] = "mean"
+    index = get_index(infer_shapes(model))
+    assert not bind_types(index, index.node("third"), F16, 17).able
