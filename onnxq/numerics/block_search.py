@@ -55,14 +55,14 @@ def search_numbers(
         given = None if weighting is None else arrange(weighting[part].T)
         held = scale[part], zero[part]
         found = _search_columns(arrange(groups[part].T), spec, given)
-        before, after = (_measure_error(groups[part], *numbers, spec, given) for numbers in (held, found))
+        before, after = (_measure_error(groups[part], numbers, spec, given) for numbers in (held, found))
         scale[part], zero[part] = (np.where(after < before, new, old) for new, old in zip(found, held, strict=True))
     return replace(start, scale=scale, zero_point=zero)
 
 
-def _measure_error(rows: Array, scale: Array, zero: Array, spec: QuantSpec, u: Array | None) -> Array:
+def _measure_error(rows: Array, numbers: tuple[Array, Array], spec: QuantSpec, u: Array | None) -> Array:
     """Squared error of each row; u: its weighting, [values, rows]."""
-    gap = fake_quant(rows, QParams(scale, zero), spec) - rows
+    gap = fake_quant(rows, QParams(*numbers), spec) - rows
     return np.asarray(np.einsum("rk,rk->r", gap, gap if u is None else gap * u.T, dtype=np.float64))
 
 
