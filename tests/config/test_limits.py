@@ -140,9 +140,10 @@ def test_a_target_without_limits_of_its_own_has_none() -> None:
 def test_operators_are_for_weights_alone() -> None:
     with pytest.raises(ConfigError, match="float data"):
         load_config("ort-int8", {"emit": "nbits"})
-    for weights in ({"granularity": "channel", "block_size": None}, {"block_size": 24}):
-        with pytest.raises(ConfigError, match="blocks of 16"):
-            load_config("ort-int4-weights", {"emit": "nbits", "weights": weights})
+    with pytest.raises(ConfigError, match="blocks of 16"):
+        load_config("ort-int4-weights", {"emit": "nbits", "weights": {"block_size": 24}})
+    with pytest.raises(ConfigError, match="blocks of 16"):
+        load_config("ort-int8-weights", {"emit": "nbits"})
     with pytest.raises(ConfigError, match="emit: nbits"):
         load_config("ort-int4-weights", {"accuracy_level": 4})
     with pytest.raises(ConfigError, match="MatMulNBits"):
