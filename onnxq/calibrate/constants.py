@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from onnxq.calibrate.importance import estimate_importance
 from onnxq.errors import ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
@@ -47,7 +48,10 @@ def weight_numbers(
         if site.role is Role.WEIGHT:
             value = _read_constant(index, site)
             with _name_site(site):
-                found[site.site] = weight_qparams(value, site.spec, observer=site.observer, orders=site.sum_orders)
+                importance = estimate_importance(index, site, value.shape)
+                found[site.site] = weight_qparams(
+                    value, site.spec, observer=site.observer, orders=site.sum_orders, importance=importance
+                )
     for bias in biases:
         if bias.derived is None:
             continue

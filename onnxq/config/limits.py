@@ -49,6 +49,11 @@ def _has_one_kind(config: Config) -> bool:
     return not _is_static(config) or (config.weights.storage == FLOAT8) == (config.activations.storage == FLOAT8)
 
 
+def _has_operator_blocks(config: Config) -> bool:
+    size = config.weights.block_size or 0
+    return config.emit == "qdq" or (size >= 16 and not size & (size - 1))
+
+
 def _is_static(config: Config) -> bool:
     return config.mode in ("static", "auto")
 
@@ -65,6 +70,7 @@ def _can_be_dynamic(config: Config) -> bool:
 
 _SYMMETRIC = "TensorRT takes no zero point: it refuses asymmetric int8"
 _NO_CPU = "only the placement for ONNX Runtime goes by the kind of CPU"
+_NO_OPERATORS = "only ONNX Runtime has the operator MatMulNBits"
 _SIGNED = "TensorRT reads uint8 as int8 and clips it at 127: wrong answers, silently"
 
 TENSORRT: tuple[Limit, ...] = (
@@ -91,6 +97,7 @@ TENSORRT: tuple[Limit, ...] = (
           f"write `storage: {FLOAT8}` for both activations and weights, or for neither"),
     Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
+    Limit("emit", lambda c: c.emit == "qdq", _NO_OPERATORS, "remove it, or write `target: ort`"),
 )  # fmt: skip
 ONNXRUNTIME: tuple[Limit, ...] = (
     Limit("cpu", lambda c: c.cpu == "any" or c.mode in ("static", "dynamic", "auto"),
@@ -104,6 +111,12 @@ ONNXRUNTIME: tuple[Limit, ...] = (
           "placements are timed for scales that stand in the file", "write `placement: rules`"),
     Limit("cpu", lambda c: c.cpu == "any" or c.placement == "rules",
           "a measured placement is made for the machine that measures it", "remove it, or write `placement: rules`"),
+    Limit("emit", lambda c: c.emit == "qdq" or c.mode == "weight-only", "MatMulNBits computes on float data",
+          "remove it, or write `mode: weight-only`"),
+    Limit("emit", _has_operator_blocks, "MatMulNBits has blocks of 16, 32, 64, 128 … weights",
+          "remove it, or write `weights: {granularity: block, block_size: 32}`"),
+    Limit("accuracy_level", lambda c: c.accuracy_level == 0 or c.emit == "nbits",
+          "pairs have none: a session's option sets it", "remove it, or write `emit: nbits`"),
     Limit("attention", lambda c: c.attention == "float", "ONNX Runtime on the CPU is slower with attention in int8",
           "write `attention: float`"),
 )  # fmt: skip
@@ -113,6 +126,7 @@ VIRTUAL: tuple[Limit, ...] = (
     Limit("placement", lambda c: c.placement == "rules", "placements are timed in an engine, and this target is none",
           "write `placement: rules`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
+    Limit("emit", lambda c: c.emit == "qdq", _NO_OPERATORS, "remove it, or write `target: ort`"),
 )  # fmt: skip
 LIMITS: Mapping[str, tuple[Limit, ...]] = {"ort": ONNXRUNTIME, "trt": TENSORRT, "virtual": VIRTUAL}
 

@@ -76,6 +76,13 @@ class Config(Section):
         "auto", "Tables of embeddings; auto: int8 where they are most of the file and the outputs bear it.",
         _PLANNING | Command.VARIANTS,
     )  # fmt: skip
+    emit: Literal["qdq", "nbits"] = option(
+        "qdq", "Weights in blocks: as pairs, or as com.microsoft's MatMulNBits, for ONNX Runtime alone.", _PLANNING
+    )  # fmt: skip
+    # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
+    accuracy_level: Literal[0, 1, 2, 3, 4] = option(
+        0, "Of MatMulNBits. 1: float32; 4: int8 inside, faster on long prompts where the CPU has VNNI.", _PLANNING
+    )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
         None, "The float type of what is not quantized: by default float16 for trt, float32 for the others.", _PLANNING

@@ -22,6 +22,7 @@ from onnx import TensorProto
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, NodeRef
 from onnxq.graph.light import M
+from onnxq.graph.nbits import read_nbits
 
 _DYNAMIC, _DEQUANTIZE, _LSTM = "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeLSTM"
 _MICROSOFT = "com.microsoft"
@@ -54,8 +55,9 @@ def write_integer_products(proto: M) -> M:
 def read_integer_products(proto: M) -> M:
     """A copy with pairs in the place of operators, onnxq's or onnxruntime.quantization's; the model itself without any.
 
-    proto: with every node named.
+    proto: with every node named. MatMulNBits is among them.
     """
+    proto = read_nbits(proto)
     index = GraphIndex(proto)
     products = list(_find_products(index))
     layers = [node for node in index.nodes if node.op_type == _LSTM and _is_stored(index, node)]

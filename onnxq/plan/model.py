@@ -158,6 +158,8 @@ class Plan:
     biases: tuple[BiasPlan, ...] = ()
     # Names were made to outlast changes of the graph around them; `weights` is then of the quantized weights alone.
     lasting: bool = False
+    # The accuracy level of MatMulNBits, in the place of pairs in blocks; None: pairs.
+    nbits: int | None = None
     # "allow": sums of the weights may overflow in kernels that add in 16 bits.
     saturation: Saturation = "avoid"
     # Pairs that the model came with, whose numbers never change; `consumers` are their readers, old and new.

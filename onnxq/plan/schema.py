@@ -204,6 +204,7 @@ class PlanFile(Frozen):
     scalings: tuple[ScalingRow, ...] = ()
     biases: tuple[BiasRow, ...] = ()
     lasting: bool = False
+    nbits: Literal[0, 1, 2, 3, 4] | None = None
     saturation: Literal["avoid", "allow"] = "avoid"
     existing: tuple[SiteRow, ...] = ()
     precision: PrecisionRow | None = None

@@ -142,6 +142,7 @@ def state_placement(
         topology=print_of.topology,
         weights=print_of.weights,
         prepare=prepare,
+        nbits=config.accuracy_level if config.emit == "nbits" else None,
         saturation=config.saturation,
         warnings=(
             *cautions,

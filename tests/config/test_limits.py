@@ -22,6 +22,7 @@ FAULTS = [
     ("weights: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
     ("activations: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
     ("bias: int32", "bias", "int32", "bias: float"),
+    ("emit: nbits", "emit", "MatMulNBits", "target: ort"),
     ("cpu: vnni", "cpu", "ONNX Runtime", "target: ort"),
     ("rules: [{op: Conv, set: {scheme: asymmetric}}]", "rules[0].set.scheme", "zero point", "symmetric"),
     ("rules: [{op: Conv, set: {signed: false}}]", "rules[0].set.signed", "uint8", "signed"),
@@ -134,3 +135,17 @@ def test_int8_weights_alone_are_for_tensorrt_too() -> None:
 def test_a_target_without_limits_of_its_own_has_none() -> None:
     config = load_config("trt-int8", {"target": "mine", "activations.scheme": "asymmetric", "bias": "int32"})
     assert check_limits(config) is config
+
+
+def test_operators_are_for_weights_alone() -> None:
+    with pytest.raises(ConfigError, match="float data"):
+        load_config("ort-int8", {"emit": "nbits"})
+    with pytest.raises(ConfigError, match="blocks of 16"):
+        load_config("ort-int4-weights", {"emit": "nbits", "weights": {"block_size": 24}})
+    with pytest.raises(ConfigError, match="blocks of 16"):
+        load_config("ort-int8-weights", {"emit": "nbits"})
+    with pytest.raises(ConfigError, match="emit: nbits"):
+        load_config("ort-int4-weights", {"accuracy_level": 4})
+    with pytest.raises(ConfigError, match="MatMulNBits"):
+        load_config("virtual-int8", {"emit": "nbits"})
+    assert load_config("ort-int4-weights", {"emit": "nbits", "accuracy_level": 4}).accuracy_level == 4

@@ -76,7 +76,7 @@ def test_mse_finds_what_a_fine_search_finds(bits: int) -> None:
     for factor in np.linspace(1, 0.05, 2000):
         numbers = qparams_from_range(-top * factor, top * factor, spec)
         least = np.minimum(least, np.square(fake_quant(w, numbers, spec) - w).sum(axis=1))
-    assert (found <= least * 1.01).all()
+    assert (found <= least * 1.02).all()
 
 
 def test_mse_lets_the_ends_of_an_asymmetric_range_move_apart() -> None:

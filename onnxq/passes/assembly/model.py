@@ -7,12 +7,14 @@ import onnx
 from onnxq.emit import emit_pairs, emit_types, replace_biases
 from onnxq.graph import ModelLike, ensure_opset, verify_graph
 from onnxq.graph.integer_products import write_integer_products
+from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.passes.assembly.guards import guard_float
 from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
 from onnxq.passes.state import State
 from onnxq.plan import Plan
+from onnxq.plan.names import name_part
 from onnxq.sites import Role
 from onnxq.spec import FloatType
 from onnxq.targets import find_target
@@ -28,14 +30,15 @@ def build_quantized(state: State, plan: Plan) -> ModelLike:
 
     All floats are float32, inputs and outputs too: for trials and times in ONNX Runtime.
     """
-    proto = _as_declared(_write_all(state, plan), state.named)
+    proto = _as_declared(_write_operators(_write_all(state, plan), plan), state.named)
     verify_graph(proto, kept=plan.kept)
     return proto
 
 
 def build_file(state: State, plan: Plan) -> ModelLike:
     """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked."""
-    proto = restore_stored(emit_types(_write_all(state, plan), plan, state.types), state.types.stored)
+    typed = _write_operators(emit_types(_write_all(state, plan), plan, state.types), plan)
+    proto = restore_stored(typed, state.types.stored)
     proto = _as_declared(proto, state.named)
     verify_graph(proto, kept=plan.kept)
     return proto
@@ -46,6 +49,14 @@ def _write_all(state: State, plan: Plan) -> ModelLike:
     if find_target(plan.target).quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
     return write_integer_products(guard_float(emit_pairs(proto, plan), plan.float_nodes))
+
+
+def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
+    """The model with the operators that the plan asks for in the place of pairs, last, when floats have their types."""
+    if plan.nbits is None:
+        return proto
+    bits = {name_part(site.site, "dq_node"): site.spec.bits for site in plan.sites if site.role is Role.WEIGHT}
+    return write_nbits(proto, plan.nbits, bits)
 
 
 def give_types(state: State, model: ModelLike) -> ModelLike:

@@ -1,0 +1,212 @@
+"""MatMulNBits of com.microsoft, and the DequantizeLinear and MatMul that compute the same; each from the other.
+
+    y = MatMulNBits(x, packed [N, blocks, bytes], scales [N, blocks], zero points [N, bytes])
+
+A block is 16, 32, 64 ... values of one column of the weight; the last is filled up. Its integers are unsigned, of 2, 4
+or 8 bits, packed little end first; so are the zero points of a column, which are 2^(bits - 1) where they are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.light import M, bare_proto
+from onnxq.graph.opset import ensure_opset
+from onnxq.graph.scopes import walk_graphs
+
+Array = NDArray[Any]
+
+OPERATOR, _MICROSOFT, _DEQUANTIZE = "MatMulNBits", "com.microsoft", "DequantizeLinear"
+# Endings of the names of a weight's parts, behind the name of the tensor that they stand for.
+_PACKED, _SCALES, _ZEROS = "/packed", "/scales", "/zero_points"
+# Widths that the CPU's kernel has: ONNX Runtime 1.32.
+_WIDTHS = (2, 4, 8)
+_SMALLEST_BLOCK = 16
+# Type of stored integers -> the offset that makes them unsigned, and their width.
+_STORED: dict[int, tuple[int, int]] = {
+    TensorProto.UINT8: (0, 8), TensorProto.INT8: (128, 8), TensorProto.UINT4: (0, 4), TensorProto.INT4: (8, 4),
+}  # fmt: skip
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+# The first opset whose DequantizeLinear has blocks.
+_BLOCKS_OPSET = 21
+
+
+def pack_bits(values: Array, bits: int) -> NDArray[np.uint8]:
+    """Pack unsigned integers of 2, 4 or 8 bits along the last axis, the first into the lowest bits."""
+    each = 8 // bits
+    gap = -values.shape[-1] % each
+    filled = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, gap)]) if gap else values
+    parts = np.asarray(filled, np.uint8).reshape(*filled.shape[:-1], -1, each)
+    packed = parts[..., 0].copy()
+    for k in range(1, each):
+        packed |= parts[..., k] << np.uint8(k * bits)
+    return packed
+
+
+def unpack_bits(packed: Array, bits: int, count: int) -> NDArray[np.uint8]:
+    """Unpack the first `count` integers of each row that `pack_bits` packed."""
+    parts = [packed >> np.uint8(k * bits) & np.uint8(2**bits - 1) for k in range(8 // bits)]
+    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)[..., :count]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A weight in blocks. levels: unsigned, [K, N]; scale: [blocks, N]; zero: [blocks, N], None for the middle."""
+
+    levels: Array
+    scale: Array
+    zero: Array | None
+    bits: int
+    size: int
+
+    def pack(self) -> tuple[Array, Array, Array | None]:
+        """The operator's constants: packed, scales, zero points."""
+        depth, columns = self.levels.shape
+        count = len(self.scale)
+        filled = np.zeros((columns, count * self.size), np.uint8)
+        filled[:, :depth] = self.levels.T
+        packed = pack_bits(filled.reshape(columns, count, self.size), self.bits)
+        zero = None if self.zero is None else pack_bits(np.asarray(self.zero.T, np.uint8), self.bits)
+        return packed, np.ascontiguousarray(self.scale.T), zero
+
+
+def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int]) -> M:
+    """A copy with MatMulNBits in the place of each MatMul whose weight comes from a DequantizeLinear in blocks.
+
+    accuracy_level: the operator's attribute; 0 leaves it out. bits: of weights that have fewer than their storage, by
+    the name of the DequantizeLinear, whose metadata the operators get. Nodes keep their names. What the operator does
+    not take stays as it is.
+    """
+    index = GraphIndex(proto)
+    products = [(node, pair) for node in index.nodes if (pair := _find_pair(index, node)) is not None]
+    if not products:
+        return proto
+    notes = {
+        node.name: {entry.key: entry.value for entry in node.metadata_props}
+        for _, graph in walk_graphs(bare_proto(proto).graph)
+        for node in graph.node
+    }
+    editor: Editor[M] = Editor(proto)
+    made: dict[str, list[str]] = {}
+    for node, pair in products:
+        found = _read_pair(index, pair, bits.get(pair.name, 8))
+        if pair.name not in made:
+            base = pair.name.removesuffix(f"/{_DEQUANTIZE}")
+            parts = zip((_PACKED, _SCALES, _ZEROS), found.pack(), strict=True)
+            made[pair.name] = [
+                editor.add_initializer(pair.scope, editor.fresh(base + end), part)
+                for end, part in parts
+                if part is not None
+            ]
+        attrs = {"K": len(found.levels), "N": found.levels.shape[1], "bits": found.bits, "block_size": found.size}
+        level = {"accuracy_level": accuracy_level} if accuracy_level else {}
+        editor.remove_node(node.name)
+        editor.insert_node(
+            node.scope, OPERATOR, [node.inputs[0], *made[pair.name]], list(node.outputs), name=node.name,
+            domain=_MICROSOFT, attrs=attrs | level, metadata=notes[pair.name],
+        )  # fmt: skip
+    editor.remove_unused()
+    return editor.export()
+
+
+def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
+    """The DequantizeLinear of a MatMul's weight, where the operator takes its blocks."""
+    pair = index.maker(node, 1) if node.op_type == "MatMul" and not node.domain else None
+    if pair is None or pair.op_type != _DEQUANTIZE:
+        return None
+    size, stored, scale = int(pair.attrs.get("block_size", 0)), index.input(pair, 0), index.input(pair, 1)
+    whole = stored is not None and scale is not None and index.is_constant(stored) and index.is_constant(scale)
+    if not whole or stored is None or scale is None or size < _SMALLEST_BLOCK or size & (size - 1):
+        return None
+    along = int(pair.attrs.get("axis", 1)) % 2 == 0 and len(index.shape(stored) or ()) == 2
+    return pair if along and index.dtype(stored) in _STORED and index.dtype(scale) in _FLOATS else None
+
+
+def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
+    values, scale, zero = (index.input_value(pair, k) for k in range(3))
+    stored = index.input(pair, 0)
+    assert values is not None
+    assert scale is not None
+    assert stored is not None
+    offset, width = _STORED[index.dtype(stored)]
+    # 2 bits around 0 are -2 to 1, so that the middle is that of their width; 3 bits, and 5 to 7, fill up the next.
+    narrow = 2 if bits == 2 else 4 if bits <= 4 else width
+    offset = min(offset, 2 ** (narrow - 1))
+    levels = np.asarray(values.astype(np.int16) + offset, np.uint8)
+    zeros = None if zero is None else np.asarray(zero.astype(np.int16) + offset, np.uint8)
+    if zeros is None and offset == 0:
+        zeros = np.zeros(scale.shape, np.uint8)
+    usual = zeros is None or bool((zeros == 2 ** (narrow - 1)).all())
+    return Blocks(levels, scale, None if usual else zeros, narrow, int(pair.attrs["block_size"]))
+
+
+def read_nbits(proto: M) -> M:
+    """A copy with a DequantizeLinear and a MatMul in the place of each MatMulNBits, of any tool; the model without any.
+
+    proto: with every node named. It is raised to the opset of blocks, or stays where that is not possible. Operators
+    with float zero points, or an order of their own (g_idx), stay.
+    """
+    index = GraphIndex(proto)
+    products = [(node, held) for node in index.nodes if (held := _read_product(index, node)) is not None]
+    if not products:
+        return proto
+    try:
+        editor: Editor[M] = Editor(ensure_opset(proto, _BLOCKS_OPSET))
+    except ModelError:
+        # The file is right as it is, and is only looked at.
+        return proto
+    made: dict[tuple[str, str], str] = {}
+    for node, held in products:
+        key = node.scope, node.inputs[1]
+        if key not in made:
+            made[key] = _add_pair(editor, node, held)
+        editor.remove_node(node.name)
+        bias, out = (node.inputs[5:6] or ("",))[0], node.outputs[0]
+        product = editor.fresh(f"{node.name}/product") if bias else out
+        editor.insert_node(node.scope, "MatMul", [node.inputs[0], made[key]], [product], name=node.name)
+        if bias:
+            editor.insert_node(node.scope, "Add", [product, bias], [out], name=editor.fresh(f"{node.name}/Add"))
+    editor.remove_unused()
+    return editor.export()
+
+
+def _add_pair(editor: Editor[Any], node: NodeRef, held: Blocks) -> str:
+    """Write a DequantizeLinear of this weight; returns the name of its result."""
+    base, storage = node.inputs[1].removesuffix(_PACKED), TensorProto.UINT8 if held.bits == 8 else TensorProto.UINT4
+    zero = np.full(held.scale.shape, 2 ** (held.bits - 1), np.uint8) if held.zero is None else held.zero
+    inputs = [
+        editor.add_initializer(node.scope, editor.fresh(f"{base}/{part}"), value, dtype=kind)
+        for part, value, kind in (
+            ("quantized", held.levels, storage), ("scale", held.scale, None), ("zero_point", zero, storage)
+        )
+    ]  # fmt: skip
+    made = editor.fresh(f"{base}/dequantized")
+    editor.insert_node(
+        node.scope, _DEQUANTIZE, inputs, [made], name=editor.fresh(f"{base}/{_DEQUANTIZE}"),
+        attrs={"axis": 0, "block_size": held.size},
+    )  # fmt: skip
+    return made
+
+
+def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
+    if node.op_type != OPERATOR or node.domain != _MICROSOFT or any(node.inputs[4:5]):
+        return None
+    bits, size, depth, columns = (int(node.attrs.get(key, 0)) for key in ("bits", "block_size", "K", "N"))
+    packed, scale, zero = (index.input_value(node, k) for k in (1, 2, 3))
+    floats = zero is not None and zero.dtype != np.uint8
+    if bits not in _WIDTHS or packed is None or scale is None or floats or any(node.inputs[3:4]) != (zero is not None):
+        return None
+    count = -(-depth // size)
+    levels = unpack_bits(packed.reshape(columns, count, -1), bits, size).reshape(columns, -1)[:, :depth]
+    zeros = None if zero is None else np.ascontiguousarray(unpack_bits(zero.reshape(columns, -1), bits, count).T)
+    scale = scale.reshape(columns, count).T
+    return Blocks(np.ascontiguousarray(levels.T), np.ascontiguousarray(scale), zeros, bits, size)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from onnxq.graph import GraphIndex
+from onnxq.graph.nbits import pack_bits, read_nbits, unpack_bits, write_nbits
+
+K, N = 70, 12
+X = np.random.default_rng(0).normal(size=(5, K)).astype(np.float32)
+
+
+@given(st.data(), st.sampled_from((2, 4, 8)), st.integers(1, 40))
+def test_packing_is_undone(data: Any, bits: int, count: int) -> None:
+    values = data.draw(arrays.arrays(np.uint8, (3, count), elements=st.integers(0, 2**bits - 1)))
+    packed = pack_bits(values, bits)
+    assert packed.shape == (3, -(-count * bits // 8))
+    np.testing.assert_array_equal(unpack_bits(packed, bits, count), values)
+    # The first integer lies in the lowest bits.
+    assert (packed[:, 0] & (2**bits - 1) == values[:, 0]).all()
+
+
+def _pairs(kind: str, size: int, *, bits: int = 8, zero: bool = True, half: bool = False) -> tuple[Any, Any]:
+    """A MatMul behind a DequantizeLinear in blocks, twice the same weight, and the weight that it stands for."""
+    rng = np.random.default_rng(1)
+    number = onnx.TensorProto.DataType.Value(kind.upper())
+    width = min(bits, 4 if kind.endswith("4") else 8)
+    low = -(2 ** (width - 1)) if kind.startswith("int") else 0
+    count = -(-K // size)
+    levels = rng.integers(low, low + 2**width, (K, N))
+    middle = np.full((count, N), low + 2 ** (width - 1))
+    zeros = rng.integers(low, low + 2**width, (count, N)) if zero else middle
+    scale = rng.uniform(0.01, 0.1, (count, N)).astype(np.float16 if half else np.float32)
+    w = (levels - np.repeat(zeros, size, 0)[:K]) * np.repeat(scale, size, 0)[:K].astype(np.float32)
+    floats = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "w/DequantizeLinear", axis=0, block_size=size),
+        helper.make_node("MatMul", ["x", "d"], ["y"], "m"),
+        helper.make_node("MatMul", ["x", "d"], ["y2"], "m2"),
+    ]
+    entry = nodes[0].metadata_props.add()
+    entry.key, entry.value = "onnxq.bits", str(bits)
+    held = [
+        helper.make_tensor("q", number, (K, N), levels.ravel().tolist()), numpy_helper.from_array(scale, "s"),
+        helper.make_tensor("z", number, zeros.shape, zeros.ravel().tolist()),
+    ]  # fmt: skip
+    ends = ([("x", K)], [("y", N), ("y2", N)])
+    infos = [[helper.make_tensor_value_info(name, floats, ["rows", dim]) for name, dim in names] for names in ends]
+    graph = helper.make_graph(nodes, "net", *infos, held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), w
+
+
+def _run(proto: onnx.ModelProto, x: Any = X) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(["y"], {"x": x})[0]
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "size", "bits"), [("uint4", 16, 2), ("int4", 32, 2), ("uint4", 32, 3), ("int4", 64, 4), ("uint8", 128, 8)]
+)
+def test_the_kernel_computes_with_the_weight_of_the_pairs(
+    kind: str, size: int, bits: int, zero: bool, level: int
+) -> None:
+    proto, w = _pairs(kind, size, bits=bits, zero=zero)
+    done = write_nbits(proto, level, {"w/DequantizeLinear": bits})
+    assert [(node.name, node.op_type) for node in done.graph.node] == [("m", "MatMulNBits"), ("m2", "MatMulNBits")]
+    # Both read one copy, with the zero points of a middle left out.
+    assert done.graph.node[0].input == done.graph.node[1].input
+    usual = not zero and bits != 3
+    assert len(done.graph.node[0].input) == (3 if usual else 4)
+    wanted = X.astype(np.float64) @ w
+    # Level 4 rounds data to int8.
+    allowed = 0.02 if level == 4 else 1e-5
+    assert np.abs(_run(done) - wanted).max() <= allowed * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("uint4", 2), ("int4", 4), ("int8", 8), ("uint8", 8)])
+def test_reading_gives_the_pairs_again(kind: str, bits: int) -> None:
+    proto, w = _pairs(kind, 32, bits=bits)
+    again = read_nbits(write_nbits(proto, 1, {"w/DequantizeLinear": bits}))
+    onnx.checker.check_model(again)
+    assert [node.name for node in again.graph.node] == ["w/DequantizeLinear", "m", "m2"]
+    index = GraphIndex(again)
+    pair = index.node("w/DequantizeLinear")
+    levels, scale, zero = (np.asarray(index.input_value(pair, k)).astype(np.float32) for k in range(3))
+    np.testing.assert_array_equal((levels - np.repeat(zero, 32, 0)[:K]) * np.repeat(scale, 32, 0)[:K], w.astype("f4"))
+
+
+def test_float16_stays_float16() -> None:
+    proto, w = _pairs("uint4", 32, half=True)
+    done = write_nbits(proto, 0, {})
+    got = _run(done, X.astype(np.float16))
+    assert got.dtype == np.float16
+    assert np.abs(got - X @ w).max() < 0.01 * np.abs(X @ w).max()
+
+
+def test_what_the_operator_does_not_take_stays() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> net (float[N, 32] x, float[32, 32] w) => (float[N, 32] y)
+    <float[32] s, int8[32, 32] q> {[d] d = DequantizeLinear (q, s) [m] h = MatMul (x, d) [k] y = MatMul (h, w)}"""
+    proto = parser.parse_model(text)
+    assert write_nbits(proto, 0, {}) is proto
+    assert read_nbits(proto) is proto
+    small, _ = _pairs("uint4", 8)
+    assert write_nbits(small, 0, {}) is small
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_files_of_onnxruntimes_quantizer_are_read(symmetric: bool) -> None:
+    quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    w = np.random.default_rng(2).normal(size=(K, N)).astype(np.float32)
+    infos = [[helper.make_tensor_value_info(x, TensorProto.FLOAT, ["rows", dim])] for x, dim in (("x", K), ("y", N))]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "m")
+    graph = helper.make_graph([node], "net", *infos, [numpy_helper.from_array(w, "w")])
+    # Below opset 21 ONNX has no blocks, ONNX Runtime's own operator does.
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    tool = quantizer.MatMulNBitsQuantizer(proto, block_size=32, is_symmetric=symmetric, accuracy_level=1)
+    tool.process()
+    made = tool.model.model
+    again = read_nbits(made)
+    assert [node.op_type for node in again.graph.node] == ["DequantizeLinear", "MatMul"]
+    np.testing.assert_allclose(_run(again), _run(made), atol=1e-5)
+
+
+def test_float_zero_points_and_an_order_of_columns_stay_operators() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]> net (float[N, 32] x) => (float[N, 16] y)
+    <uint8[16, 1, 16] b, float[16] s, float[16] z>
+    {[m] y = com.microsoft.MatMulNBits <K = 32, N = 16, bits = 4, block_size = 32> (x, b, s, z)}"""
+    proto = parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, array in (
+        ("b", rng.integers(0, 255, (16, 1, 16)).astype(np.uint8)), ("s", np.ones(16, "f4")), ("z", np.ones(16, "f4")),
+    ):  # fmt: skip
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    assert read_nbits(proto) is proto

@@ -1,0 +1,75 @@
+"""Weights alone as MatMulNBits: the plan asks, the file has them, and every command reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxq
+from onnxq.engines.prove.prove import ProveRequest, prove_model
+from onnxq.plan import from_json, to_json
+from onnxq.sites import Role
+from onnxq.spec import PerBlock
+
+W = np.random.default_rng(0).laplace(size=(64, 32)).astype(np.float32)
+
+
+def _net() -> onnx.ModelProto:
+    infos = [[helper.make_tensor_value_info(name, 1, ["rows", dim])] for name, dim in (("x", 64), ("y", 32))]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "m")
+    graph = helper.make_graph([node], "net", *infos, [numpy_helper.from_array(W, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def _quantize(**changes: Any) -> Any:
+    overrides = {"emit": "nbits", "verify": {"latency": False}, **changes}
+    return onnxq.quantize(_net(), None, "ort-int4-weights", overrides=overrides)
+
+
+@pytest.mark.parametrize(("bits", "width"), [(2, 2), (3, 4), (4, 4)])
+def test_the_file_has_operators_and_says_what_they_are(bits: int, width: int, tmp_path: Path) -> None:
+    done = _quantize(weights={"bits": bits}, accuracy_level=4)
+    (node,) = done.model.graph.node
+    attrs = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    assert (node.op_type, node.name, node.domain) == ("MatMulNBits", "m", "com.microsoft")
+    assert attrs == {"K": 64, "N": 32, "bits": width, "block_size": 32, "accuracy_level": 4}
+    assert {entry.key: entry.value for entry in node.metadata_props}["onnxq.bits"] == str(bits)
+    (pair,) = onnxq.inspect(done.model).pairs
+    assert (str(pair.site), pair.role, pair.bits, pair.granularity) == ("w", Role.WEIGHT, bits, PerBlock(0, 32))
+    # The plan makes the same file again, and outlives its JSON.
+    assert from_json(to_json(done.plan)) == done.plan
+    assert onnxq.apply(_net(), done.plan).model.SerializeToString() == done.model.SerializeToString()
+    proof = prove_model(done.model, ProveRequest(engine="ort"))
+    assert [node.kind for node in proof.nodes] == ["MatMulNBits"]
+
+
+def test_operators_and_pairs_compute_the_same() -> None:
+    x = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    got = []
+    for emit in ("qdq", "nbits"):
+        model = _quantize(emit=emit).model
+        got.append(onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})[0] if emit == "qdq" else _run(model, x))
+    np.testing.assert_allclose(*got, atol=1e-4)
+
+
+def _run(model: onnx.ModelProto, x: Any) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def test_float16_has_scales_of_float16() -> None:
+    model = _quantize(high_precision="float16", io_types="float16").model
+    (node,) = model.graph.node
+    held = {one.name: one.data_type for one in model.graph.initializer}
+    assert [held[name] for name in node.input[1:]] == [
+        onnx.TensorProto.UINT8,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.UINT8,
+    ]
