@@ -99,6 +99,19 @@ class Edit:
         self._editor.insert_node(node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name)
         return made
 
+    def append(self, node: NodeRef, op_type: str, value: NDArray[Any]) -> None:
+        """A new node behind another, of its first output and a constant; the tensor keeps the name that it had."""
+        name, made = node.outputs[0], self._editor.fresh(f"{node.outputs[0]}/{node.op_type}")
+        held = self.constant(node.scope, f"{node.name}/bias", value)
+        self._editor.replace_output(node.name, 0, made)
+        self._editor.insert_node(
+            node.scope, op_type, [made, held], [name], name=self._editor.fresh(f"{name}/{op_type}"), after=node.name
+        )
+
+    def replace_constant(self, tensor: TensorId, value: NDArray[Any]) -> None:
+        """Give an initializer another value, for all that read it."""
+        self._editor.replace_initializer(tensor, value)
+
     def constant(self, scope: str, base: str, value: NDArray[Any]) -> str:
         """A new initializer of about this name."""
         return self._editor.add_initializer(scope, self._editor.fresh(base), value)

@@ -8,7 +8,7 @@ from functools import cached_property
 from onnxq.graph import GraphIndex, Model, ModelLike, get_index
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.passes.journal import Promotion
-from onnxq.plan import Plan, Scaling
+from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner import OnnxPlacement
 
 
@@ -34,7 +34,7 @@ class State:
     problem: OnnxPlacement | None = None
     unrounded: Plan | None = None
     rounded: frozenset[str] = frozenset()
-    scalings: tuple[Scaling, ...] = ()
+    scalings: tuple[Scaling | Rotation, ...] = ()
     promotion: Promotion | None = None
 
     @cached_property

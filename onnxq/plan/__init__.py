@@ -4,7 +4,7 @@ from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, P
 from onnxq.plan.codec import from_json, spec_dict, to_json
 from onnxq.plan.model import SCHEMA, BiasPlan, Bound, Plan, SitePlan
 from onnxq.plan.precision import KeepReason, KeptFloat32, PrecisionPlan
-from onnxq.plan.scalings import Scaling
+from onnxq.plan.scalings import Rotation, Scaling
 from onnxq.plan.stale import drop_stale
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "PlacementMethod",
     "Plan",
     "PrecisionPlan",
+    "Rotation",
     "Scaling",
     "SitePlan",
     "drop_stale",

@@ -20,7 +20,7 @@ from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, P
 from onnxq.plan.contents import Contents, Feed, NodeContents, contents_dict, read_sketch
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.precision import KeepReason, KeptFloat32, PrecisionPlan
-from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
+from onnxq.plan.scalings import Rotation, Scaling, check_scaling, scaling_dict
 from onnxq.plan.schema import (
     AttentionRow,
     BiasRow,
@@ -130,7 +130,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "left_float": [_reason_dict(one) for one in plan.left_float],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
-        "scalings": [scaling_dict(one, write_array(one.factors)) for one in plan.scalings] or None,
+        "scalings": [_scaling_dict(one) for one in plan.scalings] or None,
         "biases": [_site_name(one.edge) | {"values": write_array(one.values)} for one in plan.biases] or None,
         "lasting": plan.lasting or None,
         "nbits": plan.nbits,
@@ -309,10 +309,16 @@ def _read_numbers(read: JsonText, path: Path, row: SiteRow) -> QParams | None:
     return replace(numbers, computed_for=read_mark(row.computed_for, numbers))
 
 
-def _read_scaling(read: JsonText, position: int, row: ScalingRow) -> Scaling:
+def _scaling_dict(one: Scaling | Rotation) -> dict[str, Any]:
+    return scaling_dict(one, {"factors": write_array(one.factors)} if isinstance(one, Scaling) else {"seed": one.seed, "size": one.size})
+
+
+def _read_scaling(read: JsonText, position: int, row: ScalingRow) -> Scaling | Rotation:
+    tensor = TensorId(row.tensor, row.scope)
+    if row.size is not None:
+        return Rotation(tensor=tensor, seed=row.seed, size=row.size, anchor=row.anchor)
     with _locate_errors(read, ("scalings", position)):
         factors = read_array(row.factors, np.float32)
-        tensor = TensorId(row.tensor, row.scope)
         return check_scaling(Scaling(name=row.name, tensor=tensor, factors=factors, anchor=row.anchor))
 
 

@@ -15,7 +15,7 @@ from onnxq.numerics import SumOrder
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
 from onnxq.plan.contents import Contents
 from onnxq.plan.precision import PrecisionPlan
-from onnxq.plan.scalings import Scaling
+from onnxq.plan.scalings import Rotation, Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
@@ -153,7 +153,7 @@ class Plan:
     # Name -> structural id of the nodes that sites name as consumers, to find them again under other names.
     nodes: Mapping[str, str] = field(default_factory=dict)
     # Factors per channel that the float model is rewritten with first.
-    scalings: tuple[Scaling, ...] = ()
+    scalings: tuple[Scaling | Rotation, ...] = ()
     # Float biases to put in before the pairs.
     biases: tuple[BiasPlan, ...] = ()
     # Names were made to outlast changes of the graph around them; `weights` is then of the quantized weights alone.

@@ -1,6 +1,6 @@
-"""Factors per channel that a pass rewrote the float model with before planning.
+"""Factors per channel, and rotations of channels, that passes rewrote the float model with before planning.
 
-Data chose them, so a plan keeps them: the same network exported again is rewritten with the same factors.
+Data chose them, so a plan keeps them: the same network exported again is rewritten in the same way.
 """
 
 from __future__ import annotations
@@ -40,10 +40,25 @@ class Scaling:
         return same and np.array_equal(self.factors, other.factors)
 
 
-def scaling_dict(scaling: Scaling, factors: Any) -> dict[str, Any]:
-    """The scaling as JSON values. factors: as `write_array` wrote them."""
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """A rotation of channels: they are multiplied by an orthogonal matrix, which a seed stands for.
+
+    tensor: the first of those that lie in the same channels. size: of the matrix; a tensor of more channels is rotated
+        part by part. anchor: as of a Scaling.
+    """
+
+    tensor: TensorId
+    seed: int
+    size: int
+    anchor: str = ""
+    name: str = "rotation"
+
+
+def scaling_dict(scaling: Scaling | Rotation, numbers: dict[str, Any]) -> dict[str, Any]:
+    """The scaling as JSON values, the last of them its numbers as they are written."""
     out = {"pass": scaling.name, "tensor": scaling.tensor.name, "scope": scaling.tensor.scope, "anchor": scaling.anchor}
-    return {key: value for key, value in out.items() if value} | {"factors": factors}
+    return {key: value for key, value in out.items() if value} | numbers
 
 
 def check_scaling(scaling: Scaling) -> Scaling:

@@ -85,13 +85,15 @@ class WarningRow(Frozen):
 
 
 class ScalingRow(Frozen):
-    """A Scaling, under `pass` the name of the pass that made it."""
+    """A Scaling, under `pass` the name of the pass that made it, or a Rotation, which has a size."""
 
     name: PassName
     tensor: str
     scope: str = ""
     anchor: str = ""
-    factors: Any
+    factors: Any = None
+    seed: Natural = 0
+    size: Natural | None = None
 
 
 class BiasRow(Frozen):
