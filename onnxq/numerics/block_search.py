@@ -32,10 +32,15 @@ _WIDEST = 1.08
 _RATIO = 0.93
 _NEIGHBOURS = (0.95, 0.97, 0.985, 1.015, 1.03, 1.05)
 _ROUNDS = 2
+# Shares in turn that are the best of no column, after which the search ends.
+_MISSES = 5
 # From here on the error is so small a part of the power that float32 does not show it.
 _WIDE_BITS = 7
 # Values per step, of which half a dozen arrays stay in the cache; rows up to the second length are turned to columns.
 _SLAB, _SHORT = 1 << 16, 1 << 10
+# Of many bits: values per step, in rows; shares around the best.
+_WIDE_SLAB = 1 << 17
+_NEAREST = (0.97, 0.985, 1.015, 1.03)
 
 
 def search_numbers(
@@ -47,6 +52,8 @@ def search_numbers(
     squared error of each value, above 0, of the same shape; None for equal weights.
     """
     count, length = groups.shape
+    if spec.bits >= _WIDE_BITS and spec.symmetric and weighting is None and length > _SHORT:
+        return _search_wide(groups, spec, start)
     scale, zero = start.scale.copy(), start.zero_point.copy()
     rows = max(1, _SLAB // max(length, 1))
     # Rows as columns: what broadcasts is then contiguous, however short a row is.
@@ -61,6 +68,32 @@ def search_numbers(
 
     map_parts(search, count, rows, elements=groups.size)
     return replace(start, scale=scale, zero_point=zero)
+
+
+def _search_wide(groups: NDArray[np.float32], spec: QuantSpec, start: QParams) -> QParams:
+    """The same for many bits, where little is to be gained: shares of the range, by the error itself, in float32."""
+    count, length = groups.shape
+    scale, steps = start.scale.copy(), symmetric_steps(spec)
+
+    def search(part: slice) -> None:
+        rows, zero = np.ascontiguousarray(groups[part]), start.zero_point[part]
+        best, least = start.scale[part], _measure_rows(rows, QParams(start.scale[part], zero), spec)
+        for ratios in (_list_shares(length, steps), _NEAREST):
+            base = best
+            for ratio in ratios:
+                tried = np.maximum(base * np.float32(ratio), np.float32(scale_floor(spec)))
+                error = _measure_rows(rows, QParams(tried, zero), spec)
+                best, least = np.where(error < least, tried, best), np.minimum(error, least)
+        scale[part] = best
+
+    map_parts(search, count, max(1, _WIDE_SLAB // max(length, 1)), elements=groups.size)
+    return replace(start, scale=scale)
+
+
+def _measure_rows(rows: Array, numbers: QParams, spec: QuantSpec) -> Array:
+    gap = fake_quant(rows, numbers, spec)
+    gap -= rows
+    return np.asarray(np.einsum("rk,rk->r", gap, gap))
 
 
 def _measure_error(rows: Array, numbers: tuple[Array, Array], spec: QuantSpec, u: Array | None) -> Array:
@@ -79,9 +112,14 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
     with np.errstate(under="ignore"):
         # In units of each column's largest value, so that no power overflows.
         best = _Best(w / unit, spec, u)
+        missed = 0
         for share in (1.0, *shares):
             if spec.symmetric:
-                best.attempt(np.full(low.shape, share / steps, np.float32), np.full(low.shape, spec.qmax - steps))
+                step = np.full(low.shape, share / steps, np.float32)
+                missed = 0 if best.attempt(step, np.full(low.shape, spec.qmax - steps)) else missed + 1
+                # Behind the best of each column, errors only grow.
+                if missed == _MISSES:
+                    break
                 continue
             for left, right in dict.fromkeys([(share, share), (1.0, share), (share, 1.0)]):
                 step = np.maximum(high * right - low * left, 1e-6) / (spec.qmax - spec.qmin)
@@ -117,8 +155,11 @@ class _Best:
         )
         self._q, self._product = np.empty_like(w), np.empty_like(w)
 
-    def attempt(self, step: Array, zero: Array) -> None:
-        """Round to steps of this size, with this zero point, and keep the scales of columns that explain more."""
+    def attempt(self, step: Array, zero: Array) -> bool:
+        """Round to steps of this size, with this zero point, and keep the scales of columns that explain more.
+
+        True where there are any.
+        """
         zero = np.clip(zero, self.spec.qmin, self.spec.qmax).astype(np.float32)
         q = np.divide(self.w, np.maximum(step, np.float32(1e-9)), out=self._q)
         np.rint(q, out=q)
@@ -130,3 +171,4 @@ class _Best:
         better = (power > self.power) & (scale > 0)
         self.scale = np.where(better, scale, self.scale).astype(np.float32)
         self.zero, self.power = np.where(better, zero, self.zero), np.where(better, power, self.power)
+        return bool(better.any())
