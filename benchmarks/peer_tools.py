@@ -140,6 +140,38 @@ def modelopt(source: str, data: str, target: str, method: str) -> str:
     return f"modelopt {modelopt.__version__}"
 
 
+def ort_blocks(source: str, target: str, algorithm: str) -> str:
+    """MatMulNBitsQuantizer: weights alone, 4 bits in blocks of 32, computed in float."""
+    import onnxruntime
+    from onnxruntime.quantization import matmul_nbits_quantizer as tool
+
+    configs = {
+        "symmetric": lambda: tool.DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True),
+        "asymmetric": lambda: tool.DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=False),
+        "hqq": lambda: tool.HQQWeightOnlyQuantConfig(block_size=32),
+        "k_quant": tool.KQuantWeightOnlyQuantConfig,
+    }
+    made = tool.MatMulNBitsQuantizer(
+        onnx.load(source), block_size=32, is_symmetric=algorithm == "symmetric", algo_config=configs[algorithm]()
+    )
+    made.process()
+    made.model.save_model_to_file(target)
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+def modelopt_blocks(source: str, data: str, target: str, method: str) -> str:
+    """ModelOpt's weights of 4 bits in blocks of 32."""
+    import modelopt
+    from modelopt.onnx.quantization.int4 import quantize
+
+    made = quantize(
+        source, calibration_method=method, calibration_data_reader=reader(source, data), calibration_eps=["cpu"],
+        use_external_data_format=False, block_size=32,
+    )  # fmt: skip
+    onnx.save(made, target)
+    return f"modelopt {modelopt.__version__}"
+
+
 def nncf(source: str, data: str, target: str) -> str:
     """NNCF's post-training quantization: fast bias correction, all samples."""
     import nncf
@@ -183,6 +215,13 @@ TOOLS: dict[str, Callable[[str, str, str], str]] = {
     "modelopt": lambda *files: modelopt(*files, "max"),
     "modelopt-entropy": lambda *files: modelopt(*files, "entropy"),
     "nncf": nncf,
+    "ort-blocks-symmetric": lambda source, _, target: ort_blocks(source, target, "symmetric"),
+    "ort-blocks-asymmetric": lambda source, _, target: ort_blocks(source, target, "asymmetric"),
+    "ort-blocks-hqq": lambda source, _, target: ort_blocks(source, target, "hqq"),
+    "ort-blocks-k_quant": lambda source, _, target: ort_blocks(source, target, "k_quant"),
+    "modelopt-blocks-rtn": lambda *files: modelopt_blocks(*files, "rtn"),
+    "modelopt-blocks-awq_lite": lambda *files: modelopt_blocks(*files, "awq_lite"),
+    "modelopt-blocks-awq_clip": lambda *files: modelopt_blocks(*files, "awq_clip"),
     "quark": quark,
     "ort-dynamic": lambda source, _, target: ort_dynamic(source, target),
     "optimum-dynamic": lambda source, _, target: optimum(source, target),

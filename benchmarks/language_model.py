@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""A language model in fewer bits, by onnxq and by other tools: one run, one table.
+
+    python examples/language_model/train.py --out DIR && python examples/language_model/export.py --out DIR
+    python benchmarks/language_model.py DIR --modelopt /venv/bin/python
+
+DIR has model.onnx (float, bytes as tokens), train.txt for the rows with data and test.txt for the figures. Every row is
+made by a child, the other tools in interpreters of their own; then all files run on the same text side by side. Rows
+whose file is there already are not made again, so that a row can be added to a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measure import run
+
+TOOLS = Path(__file__).with_name("peer_tools.py")
+# Windows of training text for rows with data.
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Row:
+    """One file. config, sets: of onnxq. tool: another one, of peer_tools.py. data: it looks at samples."""
+
+    name: str
+    config: str = ""
+    sets: tuple[str, ...] = ()
+    tool: str = ""
+    data: bool = False
+
+
+SYMMETRIC = ("weights.scheme=symmetric", "weights.signed=true", "weights.storage=int4")
+ROWS = (
+    Row("dynamic int8", "ort-dynamic"),
+    Row("int8 weights", "ort-int8-weights"),
+    Row("int4 weights, nearest", "ort-int4-weights", ("effort=fast", "weights.observer=minmax")),
+    Row("int4 weights", "ort-int4-weights"),
+    Row("int4 weights, symmetric", "ort-int4-weights", SYMMETRIC),
+    Row("int4 weights, GPTQ", "ort-int4-weights", data=True),
+    Row("int4 weights, GPTQ, high", "ort-int4-weights", ("effort=high",), data=True),
+    Row("ORT dynamic", tool="ort-dynamic"),
+    Row("ORT MatMulNBits, DEFAULT, symmetric", tool="ort-blocks-symmetric"),
+    Row("ORT MatMulNBits, DEFAULT", tool="ort-blocks-asymmetric"),
+    Row("ORT MatMulNBits, HQQ", tool="ort-blocks-hqq"),
+    Row("ORT MatMulNBits, k_quant", tool="ort-blocks-k_quant"),
+    Row("ModelOpt int4, rtn", tool="modelopt-blocks-rtn"),
+    Row("ModelOpt int4, awq_lite", tool="modelopt-blocks-awq_lite", data=True),
+    Row("ModelOpt int4, awq_clip", tool="modelopt-blocks-awq_clip", data=True),
+)  # fmt: skip
+
+
+def name_file(row: Row) -> str:
+    """A file name of a row's."""
+    return "".join(letter if letter.isalnum() else "-" for letter in row.name) + ".onnx"
+
+
+def make_file(row: Row, folder: Path, target: Path, modelopt: str) -> None:
+    """Let a child quantize; prints its seconds and memory."""
+    source, samples = folder / "model.onnx", folder / "samples.npz"
+    if row.tool:
+        python = modelopt if "modelopt" in row.tool else sys.executable
+        done = run([python, TOOLS, row.tool, source, samples, target])
+    else:
+        data = ["--data", folder / "train.txt", "--tokenizer", "bytes", "--samples", str(SAMPLES)] if row.data else []
+        sets = [part for one in row.sets for part in ("--set", one)]
+        command = [sys.executable, "-m", "onnxq", "quantize", source, "-o", target, "--force", "--no-latency"]
+        done = run([*command, "--config", row.config, *sets, *data])
+    if done.code:
+        print(f"{row.name}: failed: {done.last_line}")
+        target.unlink(missing_ok=True)
+        return
+    print(f"{row.name}: {done.seconds:.0f} s, {done.peak_mb:.0f} MB; {done.last_line[:100]}", flush=True)
+
+
+def write_samples(folder: Path) -> None:
+    """Prompts for the tools that want arrays: as many windows of the same text, with empty caches."""
+    code = (
+        "import sys, numpy as np; from onnxq.config import DataConfig; from onnxq.data.text import *; "
+        "from onnxq.runtime import Session; from pathlib import Path; f = Path(sys.argv[1]); "
+        "s = Session(f / 'model.onnx'); p = find_text_inputs(s.inputs, [o.name for o in s.outputs]); "
+        "w = choose_windows(f / 'train.txt', load_tokenizer('bytes'), LENGTH, int(sys.argv[2]), 0); "
+        "d = [p.make_feeds(one.ids[None]) for one in w]; "
+        "np.savez(f / 'samples.npz', **{k: np.stack([one[k] for one in d]) for k in d[0]})"
+    )
+    run([sys.executable, "-c", code, folder, str(SAMPLES)]).checked("writing samples")
+
+
+def print_table(found: dict[str, Any], names: dict[str, str]) -> None:
+    """The table for people, in Markdown."""
+    print(
+        f"\n{found['tokens']} bytes in windows of {found['length']}; {found['device']}, {found['threads']} thread(s)\n"
+    )
+    print("| | MB | perplexity | agreement | KL | same tokens of 50 | prompt tokens/s | generated tokens/s |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for one in found["models"]:
+        figures = (one["size"] / 1e6, one["perplexity"], 100 * one["agreement"], one["divergence"], one["generated"])
+        cells = "{:.2f} | {:.4f} | {:.2f}% | {:.5f} | {:.1f}".format(*figures)
+        print(f"| {names[one['name']]} | {cells} | {one['prompt']:.0f} | {one['generation']:.0f} |")
+
+
+def main() -> None:
+    """Make the files, run them, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--modelopt", default="", metavar="PYTHON", help="an interpreter that has nvidia-modelopt")
+    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="rows whose names have one of these")
+    parser.add_argument("--windows", type=int, default=400, help="windows of the test")
+    given = parser.parse_args()
+    made = given.folder / "rows"
+    made.mkdir(exist_ok=True)
+    write_samples(given.folder)
+    names = {str(given.folder / "model.onnx"): "float"}
+    for row in ROWS:
+        target = made / name_file(row)
+        wanted = not given.only or any(text in row.name for text in given.only)
+        if not wanted or ("modelopt" in row.tool and not given.modelopt):
+            continue
+        if not target.exists():
+            make_file(row, given.folder, target, given.modelopt)
+        if target.exists():
+            names[str(target)] = row.name
+    command = [sys.executable, "-m", "onnxq", "perplexity", *names, "--data", given.folder / "test.txt"]
+    asked = ["--tokenizer", "bytes", "--samples", str(given.windows), "--prompts", "32", "--json", "--quiet"]
+    done = run([*command, *asked]).checked("measuring")
+    print_table(json.loads(done.output[done.output.index("{") :]), names)
+
+
+if __name__ == "__main__":
+    main()
