@@ -76,6 +76,10 @@ class Config(Section):
         "auto", "Tables of embeddings; auto: int8 where they are most of the file and the outputs bear it.",
         _PLANNING | Command.VARIANTS,
     )  # fmt: skip
+    projection_bits: Bits | None = option(
+        None, "Bits of a weight that makes an output of the model, where weights alone are quantized, as in the scores "
+        "of a vocabulary; by default those of all weights.", _PLANNING,
+    )  # fmt: skip
     emit: Literal["qdq", "nbits"] = option(
         "qdq", "Weights in blocks: as pairs, or as com.microsoft's MatMulNBits, for ONNX Runtime alone.", _PLANNING
     )  # fmt: skip

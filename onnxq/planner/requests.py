@@ -15,6 +15,8 @@ from onnxq.spec import ObserverSpec, QuantSpec
 _WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}
 # Operators that have no quantized kernel but one on scales of each run, by target.
 _DYNAMIC_OPS = {"ort": ("LSTM",)}
+# Operators between a projection and the output that it makes, beside constants: biases, scales, caps, types.
+_BEHIND_SCORES = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 # The reduction axis, along which weights are blocked.
 _BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "LSTM": 2, "GRU": 2, "Gather": 1}
 # Tables of embeddings by `embeddings`. Least squared error brings 1 dB at 4 bits, nothing at 8 (all-MiniLM-L6).
@@ -63,6 +65,11 @@ class Requests:
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
+        wide = self.config.projection_bits
+        if role is Role.WEIGHT and wide is not None and self.config.mode == "weight-only":
+            if any(self._makes_output(node) for node in nodes):
+                # A byte holds it, of the sign that was asked for.
+                default = default.model_copy(update={"bits": wide, "storage": ""})
         if role is not Role.WEIGHT and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
         found = Match(default)
@@ -114,6 +121,22 @@ class Requests:
         """True when a rule says `quantize: true` for this node."""
         rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
         return any(rule is not None and rule.set.quantize for rule in rules)
+
+    def _makes_output(self, node: NodeRef) -> bool:
+        """True for a MatMul or Gemm whose result is an output of the model, but for a bias or a type."""
+        if node.op_type not in ("MatMul", "Gemm"):
+            return False
+        made = TensorId(node.outputs[0], node.scope)
+        while not self.graph.is_output(made):
+            readers = self.graph.consumers(made)
+            after = self.graph.node(readers[0].node) if len(readers) == 1 else None
+            if after is None or after.op_type not in _BEHIND_SCORES or not after.outputs:
+                return False
+            others = [self.graph.resolve(name, after.scope) for name in after.inputs if name]
+            if any(one is not None and one != made and not self.graph.is_constant(one) for one in others):
+                return False
+            made = TensorId(after.outputs[0], after.scope)
+        return not made.scope
 
     def _selects(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
         if rule.between is not None and node.name not in self.paths[rule.between]:

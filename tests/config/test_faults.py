@@ -89,7 +89,7 @@ def test_every_kind_of_fault_has_words_of_its_own(values: dict[str, object], cau
         ("samples", "write it under `"),
         ("effrt", "did you mean 'effort'?"),
         ("weight_onyl", "did you mean 'weights' or 'weight_bits'"),
-        ("qqq", "known: accuracy, accuracy_level, activations"),
+        ("zzz", "known: accuracy, accuracy_level, activations"),
     ],
 )
 def test_the_fix_of_an_unknown_key(key: str, said: str) -> None:

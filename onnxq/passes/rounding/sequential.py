@@ -237,10 +237,13 @@ class _State:
         qparams = site.qparams
         partner = _find_partners(one, site)
         alone = partner is not None and _row_by_row(one, site)
-        if qparams is None or refitted or alone:
+        blocked = isinstance(site.spec.granularity, PerBlock)
+        if qparams is None or refitted or alone or blocked:
             # Where rows search their own, scales start as they would be without sums to keep.
             orders = () if alone else site.sum_orders
-            qparams = weight_qparams(stored, site.spec, observer=site.observer, orders=orders)
+            # The search below has one factor for all blocks of a row: before it, each block by the power of its columns.
+            importance = one.stored(_weigh_columns(seen.moments.h, target.shape)) if blocked else None
+            qparams = weight_qparams(stored, site.spec, observer=site.observer, orders=orders, importance=importance)
         # Least scale with which the bias fits into int32, on the scale of its input times the weight's.
         least = np.zeros_like(qparams.scale)
         if one.bias_site is not None and one.bias_site.derived is not None:
@@ -304,6 +307,12 @@ class _State:
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
+
+
+def _weigh_columns(h: Array, shape: tuple[int, ...]) -> Array:
+    """The power of each column, of mean 1, for every row of a weight of this shape, [groups, rows, K]; none is 0."""
+    power = np.diagonal(h, axis1=1, axis2=2)[:, None, :]
+    return np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
 
 
 def _find_partners(one: Operator, site: SitePlan) -> Array | None:
