@@ -193,6 +193,8 @@ class Target:
     high_precision: FloatType = FloatType.FLOAT32
     # Why a node has no kernel in a narrow float type; "" where it has.
     refuse_narrow: Callable[[Candidate, FloatType], str] = _refuse_nothing
+    # Why the engine cannot read a node at all, in float; "" where it can.
+    refuse_float: Callable[[NodeRef], str] = lambda _: ""
     # The engine refuses or misreads specs outside the tables, so that plans are checked site by site.
     strict: bool = False
     # Operators without a quantized kernel in any placement, and those with a slower one: each with the reason.

@@ -26,6 +26,7 @@ from onnxq.targets.surroundings import (
     multiplies_activations,
 )
 from onnxq.targets.trt_floats import refuse_narrow
+from onnxq.targets.trt_parser import refuse_float
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -288,6 +289,7 @@ TRT = Target(
     times_itself=False,
     high_precision=FloatType.FLOAT16,
     refuse_narrow=refuse_narrow,
+    refuse_float=refuse_float,
     strict=True,
     no_kernel=_NO_KERNEL,
 )
