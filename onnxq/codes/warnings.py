@@ -92,6 +92,10 @@ WARNINGS = (
          "The folder to resume from holds pieces made from other weights, samples or settings, or by another version. "
          "They were left alone.",
          "Nothing; or remove the folder once nothing is to go on from it."),
+    Code("W129", "the engine cannot read an operator",
+         "The target's engine has no such operator, in float either: ONNX Runtime's optimizer and its model builder "
+         "write some of their own.",
+         "Export the network without fusing it for ONNX Runtime; or run it there, which gives TensorRT the rest."),
     Code("W130", "an argument of another tool means nothing here",
          "A script made for onnxruntime.quantization gave `onnxq.compat` an argument or an extra option that nothing "
          "in onnxq answers to, or a name that the model does not have.",

@@ -17,12 +17,12 @@ _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT1
 class DecoderInputs:
     """Axes are named as `name_axis` names them.
 
-    past: that of the tokens in the caches. new: that of the tokens, or how many there are. whole: axes of both
+    past: those of the tokens in the caches. new: that of the tokens, or how many there are. whole: axes of both
     together. positions: inputs that count the tokens. switches: booleans that say whether caches are read; an If
     decoder has one branch for each.
     """
 
-    past: str
+    past: frozenset[str]
     new: str | int
     whole: frozenset[str]
     positions: frozenset[str]
@@ -37,9 +37,9 @@ def name_axis(value: ValueInfo, axis: int) -> str:
 
 def find_decoder(inputs: Sequence[ValueInfo]) -> DecoderInputs | None:
     """The inputs of a decoder with caches of any length; None for other models."""
-    past = next((found for value in inputs if (found := _find_past(value)) is not None), None)
+    past = frozenset(found for value in inputs if (found := _find_past(value)) is not None)
     ids = next((v for v in inputs if _has_tokens(v) and not _is_called(v, "mask", "position", "past")), None)
-    if past is None or ids is None:
+    if not past or ids is None:
         return None
     length = (ids.shape or ())[1]
     new = length if isinstance(length, int) else name_axis(ids, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -131,13 +131,15 @@ def _choose_shapes(
 
 def _add_lengths(inputs: Sequence[ValueInfo], decoder: DecoderInputs, sizes: dict[str, int], other: int | None) -> None:
     """Choose the lengths of a decoder's tokens, caches and masks, in place, so that they fit each other."""
-    for key in (decoder.past, decoder.new):
-        if isinstance(key, str):
-            guess = next((size for part, size in _SIZES if part in key.lower()), _OTHER_SIZE)
-            sizes.setdefault(key, guess if other is None else other)
-    for key in decoder.whole:
-        new = decoder.new if isinstance(decoder.new, int) else sizes[decoder.new]
-        sizes.setdefault(key, sizes[decoder.past] + new)
+
+    def choose(keys: Iterable[str], part: str) -> int:
+        size = next((sizes[key] for key in keys if key in sizes), dict(_SIZES)[part] if other is None else other)
+        sizes.update((key, size) for key in keys if key not in sizes)
+        return size
+
+    new = decoder.new if isinstance(decoder.new, int) else choose((decoder.new,), "seq")
+    whole = choose(sorted(decoder.past), "past") + new
+    sizes.update((key, whole) for key in decoder.whole if key not in sizes)
 
 
 def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int | None) -> int:
@@ -190,7 +192,7 @@ class _RandomSource:
                 size
                 for name, shape in shapes.items()
                 for key, size in zip(self._axes[name], shape, strict=True)
-                if self._decoder is not None and key == self._decoder.past
+                if self._decoder is not None and key in self._decoder.past
             ),
             0,
         )
@@ -212,8 +214,8 @@ class _RandomSource:
             if name in decoder.switches:
                 made[name] = np.full_like(value, cached)
             for axis, key in enumerate(self._axes[name]) if prompt else ():
-                if key == decoder.past or key in decoder.whole:
-                    length = 0 if key == decoder.past else value.shape[axis] - self._past
+                if key in decoder.past | decoder.whole:
+                    length = 0 if key in decoder.past else value.shape[axis] - self._past
                     made[name] = np.take(value, range(length), axis)
         start = 0 if prompt else self._past
         for name in decoder.positions:

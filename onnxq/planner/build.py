@@ -147,6 +147,7 @@ def state_placement(
         warnings=(
             *cautions,
             *_find_unreadable(existing, engine, bare),
+            *_find_unknown(engine, index),
             *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
         ),
         existing=existing.sites,
@@ -174,6 +175,18 @@ def _find_unreadable(existing: Existing, engine: Target, index: GraphIndex) -> t
     line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
     return tuple(
         Caution("W125", f"{line}, e.g. {one}: quantize the float model for {engine.name}") for one in found[:1]
+    )
+
+
+def _find_unknown(engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
+    """A warning for each operator that the target's engine cannot read."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in index.nodes:
+        if reason := engine.refuse_float(node):
+            found.setdefault((node.op_type, reason), []).append(node.name)
+    return tuple(
+        Caution("W129", f"{engine.name} cannot read {op} ({len(names)}, e.g. {names[0]}): {reason}")
+        for (op, reason), names in found.items()
     )
 
 

@@ -20,6 +20,15 @@ Shapes = Mapping[TensorId, Shape]
 # Operators of other domains come from libraries and plugins of the user.
 USUAL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
+# Attention of a network with caches, as one node.
+ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
+_FUSED = "its weight lies in an operator of ONNX Runtime's own: quantize the model before it is optimized for ORT"
+# Operators that ONNX Runtime's optimizer makes of products with constant weights.
+FUSED_PRODUCTS: Mapping[str, str] = {
+    f"com.microsoft.{name}": _FUSED
+    for name in ("Attention", "DecoderAttention", "FusedConv", "FusedGemm", "FusedMatMul", "GemmFastGelu", "MoE")
+}
+
 
 class Output(str, Enum):
     """The type that an int8 kernel writes."""
@@ -193,9 +202,12 @@ class Target:
     high_precision: FloatType = FloatType.FLOAT32
     # Why a node has no kernel in a narrow float type; "" where it has.
     refuse_narrow: Callable[[Candidate, FloatType], str] = _refuse_nothing
+    # Why the engine cannot read a node at all, in float; "" where it can.
+    refuse_float: Callable[[NodeRef], str] = lambda _: ""
     # The engine refuses or misreads specs outside the tables, so that plans are checked site by site.
     strict: bool = False
-    # Operators without a quantized kernel in any placement, and those with a slower one: each with the reason.
+    # Operators without a quantized kernel in any placement, and those with a slower one: each with the reason. By their
+    # names in ONNX, those of ONNX Runtime as "com.microsoft.NAME".
     no_kernel: Mapping[str, str] = field(default_factory=dict)
     no_gain: Mapping[str, str] = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
@@ -235,10 +247,11 @@ class Target:
         if node.domain not in USUAL_DOMAINS:
             reason = f"{node.op_type} of {node.domain} is a custom operator: only its library knows what it computes"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
-        if node.op_type in self.no_kernel:
-            return Refusal(node.name, self.no_kernel[node.op_type], rule="no-kernel", code="R101")
-        if node.op_type in self.no_gain:
-            return LeftFloat(node.name, self.no_gain[node.op_type], "no-kernel")
+        name = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        if name in self.no_kernel:
+            return Refusal(node.name, self.no_kernel[name], rule="no-kernel", code="R101")
+        if name in self.no_gain:
+            return LeftFloat(node.name, self.no_gain[name], "no-kernel")
         return None
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:

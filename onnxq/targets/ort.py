@@ -16,7 +16,7 @@ from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor
-from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
+from onnxq.targets.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
 
 # Activations that fold into the QuantizeLinear behind them, since its range ends where theirs does.
 _CLIPS = ("Relu", "Clip")
@@ -311,13 +311,17 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
 )
 
 _NO_KERNEL = {
+    **FUSED_PRODUCTS,
     "ConvTranspose": "ORT has no quantized ConvTranspose kernel",
     "GRU": "ORT has no quantized GRU kernel; `mode: weight-only` makes the file smaller, and no faster",
     "RNN": "ORT has no quantized RNN kernel",
     "Einsum": "ORT has no quantized Einsum kernel",
 }
 # Its kernel is there, and loses.
-_NO_GAIN = {"AveragePool": "ORT's quantized AveragePool is slower than the float one"}
+_NO_GAIN = {
+    "AveragePool": "ORT's quantized AveragePool is slower than the float one",
+    **dict.fromkeys(ATTENTION, "attention in one node: int8 gains nothing in ORT on products of two activations"),
+}
 
 
 # Operators that u8 x s8 kernels compute in a Q/DQ file, and those kernels as nodes of their own, by the shape of their

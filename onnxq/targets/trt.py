@@ -16,7 +16,7 @@ from typing import Any
 
 from onnxq.sites import Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
-from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
+from onnxq.targets.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
 from onnxq.targets.surroundings import (
     find_attention,
     find_attention_cut,
@@ -26,6 +26,7 @@ from onnxq.targets.surroundings import (
     multiplies_activations,
 )
 from onnxq.targets.trt_floats import refuse_narrow
+from onnxq.targets.trt_parser import refuse_float
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -268,6 +269,7 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
 )
 
 _NO_KERNEL = {
+    **FUSED_PRODUCTS,
     "ConvTranspose": "TensorRT runs transposed convolutions in float whatever stands around them",
     "AveragePool": "TensorRT averages in float whatever stands around it; a pair in front only adds a kernel",
     "LSTM": "TensorRT runs LSTM in float",
@@ -288,7 +290,9 @@ TRT = Target(
     times_itself=False,
     high_precision=FloatType.FLOAT16,
     refuse_narrow=refuse_narrow,
+    refuse_float=refuse_float,
     strict=True,
     no_kernel=_NO_KERNEL,
+    no_gain=dict.fromkeys(ATTENTION, "attention in one node stays float: no pair can stand inside it"),
 )
-TRT_WEIGHT_ONLY = replace(TRT, capabilities=WEIGHT_ONLY, no_kernel={})
+TRT_WEIGHT_ONLY = replace(TRT, capabilities=WEIGHT_ONLY, no_kernel=FUSED_PRODUCTS, no_gain={})

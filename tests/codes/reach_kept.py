@@ -13,6 +13,7 @@ from onnxq.config import load_config
 from onnxq.plan import from_json, to_json
 from tests.codes.kit import FORCE, model, reach
 from tests.custom_ops.models import network as swell
+from tests.passes.kit import parse
 from tests.pipeline import test_unchecked_outputs as unchecked
 from tests.pipeline.models import images, residual
 from tests.pipeline.requantized import by_onnxruntime
@@ -81,6 +82,12 @@ def other_sign(_: Path):
 def pairs_of_another_engine(folder: Path):
     part = by_onnxruntime(folder, "QDQ", leave=("a/Conv",))
     return onnxq.make_plan(part, images(), load_config("trt-int8", {"effort": "fast"})).warnings
+
+
+@reach("W129")
+def operators_of_another_engine(_: Path):
+    proto = parse("g (float[4,8] x) => (float[4,8] y) { y = com.microsoft.FastGelu (x) }")
+    return onnxq.make_plan(proto, None, "trt-int8").warnings
 
 
 @reach("W120")

@@ -100,9 +100,22 @@ def test_operators_without_any_kernel() -> None:
     assert some.without_kernel(node("LSTM")) == Refusal("n", "none", rule="no-kernel", code="R101")
     assert some.without_kernel(node("AveragePool")) == LeftFloat("n", "slow", "no-kernel")
     assert some.without_kernel(node("Conv")) is None
+    # Another operator of this name.
+    assert some.without_kernel(node("LSTM", domain="com.microsoft")) is None
     custom = some.without_kernel(node("Swell", domain="example.ops"))
     assert isinstance(custom, LeftFloat)
     assert custom.code == "F108"
+
+
+def test_operators_of_onnx_runtime_say_why_they_stay_float() -> None:
+    for engine in (find_target("ort", "static"), find_target("trt", "static")):
+        fused = engine.without_kernel(node("FusedMatMul", domain="com.microsoft"))
+        assert isinstance(fused, Refusal)
+        assert fused.code == "R101"
+        for op_type, domain in (("Attention", ""), ("GroupQueryAttention", "com.microsoft")):
+            found = engine.without_kernel(node(op_type, domain))
+            assert isinstance(found, LeftFloat)
+            assert "attention in one node" in found.reason
 
 
 def weights(**fields: Any) -> Capability:
