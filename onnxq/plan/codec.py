@@ -310,7 +310,9 @@ def _read_numbers(read: JsonText, path: Path, row: SiteRow) -> QParams | None:
 
 
 def _scaling_dict(one: Scaling | Rotation) -> dict[str, Any]:
-    return scaling_dict(one, {"factors": write_array(one.factors)} if isinstance(one, Scaling) else {"seed": one.seed, "size": one.size})
+    return scaling_dict(
+        one, {"factors": write_array(one.factors)} if isinstance(one, Scaling) else {"seed": one.seed, "size": one.size}
+    )
 
 
 def _read_scaling(read: JsonText, position: int, row: ScalingRow) -> Scaling | Rotation:

@@ -34,10 +34,11 @@ def make_paley(order: int) -> NDArray[np.int8] | None:
     single, half = order - 1, order // 2 - 1
     if single % 4 == 3 and _is_prime(single):
         border = np.concatenate([[[0], *[[-1]] * single], [[1] * single, *_make_jacobsthal(single)]], axis=1)
-        return (np.eye(order) + border).astype(np.int8)
+        return np.asarray(np.eye(order) + border, np.int8)
     if order % 4 == 0 and half % 4 == 1 and _is_prime(half):
         border = np.concatenate([[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1)
-        return (np.kron(border, [[1, 1], [1, -1]]) + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])).astype(np.int8)
+        found = np.kron(border, [[1, 1], [1, -1]]) + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
+        return np.asarray(found, np.int8)
     return None
 
 
@@ -46,7 +47,7 @@ def _make_jacobsthal(q: int) -> NDArray[np.int64]:
     kind = np.full(q, -1)
     kind[np.arange(1, q) ** 2 % q] = 1
     kind[0] = 0
-    return kind[(np.arange(q)[:, None] - np.arange(q)) % q]
+    return np.asarray(kind[(np.arange(q)[:, None] - np.arange(q)) % q])
 
 
 def _is_prime(number: int) -> bool:

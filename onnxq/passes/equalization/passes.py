@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from onnxq.graph.lazy import is_large_model
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.equalization.bias_absorption import choose_shifts, shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
 from onnxq.passes.equalization.cross_layer import Factors, channel_axes, compute_factors
 from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, ROTATION, SMOOTHQUANT, rotate_state, write_factors
-from onnxq.passes.equalization.rotation import list_fixed, list_rotations
+from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations
 from onnxq.passes.equalization.smoothquant import find_quantized_groups, smoothing_factors
 from onnxq.passes.equalization.smoothquant_core import Seen
 from onnxq.passes.equalization.trial import EQUALIZED, ROTATED, check_equivalent, score_equalized
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import State
-from onnxq.sites import TensorId
+from onnxq.plan import Rotation
+from onnxq.sites import Refusal, TensorId
 
 # Largest values of channels settle early.
 _SAMPLES = 16
@@ -60,26 +62,41 @@ def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport
 
 def rotate_channels(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
-    fixed, before = list_fixed(state.model), score_equalized(ctx, state)
-    best, highest, lines = state, before, list[str]()
-    for seed in range(ctx.config.data.seed, ctx.config.data.seed + _SEEDS):
-        rotations = list_rotations(state.model, seed)
-        if before is None or highest is None or not rotations:
+    fixed = list_fixed(state.model)
+    before = score_equalized(ctx, state) if list_rotations(state.model, 0) else None
+    best, highest, line = state, before, f"{fixed[0].subject} {fixed[0].reason}" if fixed else ""
+    # A model too large for memory is written anew for each of them.
+    seeds = 1 if is_large_model(state.model) else _SEEDS
+    for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
+        if highest is None:
             break
+        rotations = list_rotations(state.model, seed)
         after, copied = rotate_state(ctx.base.ids, state, rotations)
         score = score_equalized(ctx, after)
+        # Of those that are not taken nothing is kept in memory.
+        ctx.scores.pop(id(after.model))
         if score is not None and score > highest:
             best, highest = after, score
-            lines = [f"{len(rotations)} streams of channels, seed {seed}, {score - before:+.1f} dB"]
-            lines += [f"{name}: a matrix for each of its readers, which rotate it in different ways" for name in copied]
+            line = _describe_rotation(rotations, copied, fixed)
         elif best is state:
             # Signs move the gain by less than there is to gain.
             break
-        # Of those that are not taken nothing is kept.
-        ctx.scores.pop(id(after.model) if best is not after else 0, None)
     if best is state:
-        return state, PassReport(ROTATION, skipped=fixed, outcome=Outcome.NO_GAIN)
-    return best, check_equivalent(ctx, best, PassReport(ROTATION, tuple(lines), fixed))
+        return state, PassReport(ROTATION, (line,) if line else (), fixed, Outcome.NO_GAIN)
+    ctx.scores[id(best.model)] = best.model, highest
+    return best, check_equivalent(ctx, best, PassReport(ROTATION, (line,), fixed))
+
+
+def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fixed: Sequence[Refusal]) -> str:
+    found = f"{len(rotations)} {'stream' if len(rotations) == 1 else 'streams'} of channels, seed {rotations[0].seed}"
+    twice = f"; {', '.join(copied)} written for each reader, as their norms differ" if copied else ""
+    left = f"; {len(fixed)} left, {fixed[0].subject} {fixed[0].reason}" if fixed else ""
+    return f"{found}{twice}{left}"
+
+
+def has_rotations(ctx: RunContext, state: State) -> bool:
+    """True where samples are real, and the model has a residual stream."""
+    return has_samples(ctx, state) and has_residual_stream(state.model)
 
 
 def _observe(ctx: RunContext, state: State, axes: Mapping[TensorId, int], title: str) -> dict[TensorId, Seen]:
@@ -111,7 +128,7 @@ def serves_activations(ctx: RunContext, state: State) -> bool:
 EQUALIZATION: tuple[Pass, ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
     Pass(
-        ROTATION, Stage.EQUALIZE, rotate_channels, "rotating channels", 0.2, applies=has_samples, trial=ROTATED,
+        ROTATION, Stage.EQUALIZE, rotate_channels, "rotating channels", 0.2, applies=has_rotations, trial=ROTATED,
     ),
     Pass(
         CROSS_LAYER, Stage.EQUALIZE, equalize_layers, "equalizing channels across layers", 0.1,

@@ -11,8 +11,8 @@ from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, get_index, infer_shapes
 from onnxq.passes.equalization.bias_absorption import write_shifts
 from onnxq.passes.equalization.cross_layer import Factors, write_scales
-from onnxq.passes.equalization.smoothquant import write_smoothing
 from onnxq.passes.equalization.rotation import write_rotations
+from onnxq.passes.equalization.smoothquant import write_smoothing
 from onnxq.passes.state import State
 from onnxq.plan import Rotation, Scaling
 from onnxq.planner.anchors import Anchors
@@ -46,7 +46,9 @@ def _write(proto: ModelLike, name: str, factors: Factors) -> ModelLike:
     return infer_shapes(_WRITERS[name](proto, single))
 
 
-def rotate_state(ids: Mapping[TensorId, str], state: State, rotations: Sequence[Rotation]) -> tuple[State, tuple[str, ...]]:
+def rotate_state(
+    ids: Mapping[TensorId, str], state: State, rotations: Sequence[Rotation]
+) -> tuple[State, tuple[str, ...]]:
     """The state with the rotations in its model's weights and in the record for the plan, and the matrices copied.
 
     ids: as in `write_factors`.

@@ -28,19 +28,29 @@ from onnxq.plan.scalings import Rotation
 from onnxq.sites import Edge, Refusal, TensorId
 
 
+def has_residual_stream(proto: ModelLike) -> bool:
+    """True where a normalization reads a stream that linear operators write, and others read."""
+    return any(one.normalized and one.readers for one in find_streams(View(proto)).all())
+
+
 def list_rotations(proto: ModelLike, seed: int) -> tuple[Rotation, ...]:
-    """A rotation for each stream that can take one."""
-    streams = find_streams(View(proto)).all()
-    return tuple(Rotation(tensor=one.tensor, seed=seed, size=one.size) for one in streams if one.free)
+    """A rotation for each stream that can take one; () where no normalization reads any of them."""
+    free = [one for one in find_streams(View(proto)).all() if one.free]
+    # Values of heads alone are not worth a trial.
+    found = free if any(one.normalized for one in free) else []
+    return tuple(Rotation(tensor=one.tensor, seed=seed, size=one.size) for one in found)
 
 
 def list_fixed(proto: ModelLike) -> tuple[Refusal, ...]:
-    """The streams that begin and end in weights, but meet something that asks for their channels as they are."""
+    """The streams that begin and end in weights, but meet something that asks for their channels as they are.
+
+    Those that a normalization reads come first.
+    """
     fix = "nothing; the channels stay as they are"
+    fixed = [one for one in find_streams(View(proto)).all() if one.reason and one.readers and one.size > 1]
     return tuple(
         Refusal(str(one.tensor), f"cannot be rotated: {one.reason}", fix, "rotation", "R112")
-        for one in find_streams(View(proto)).all()
-        if one.reason and one.readers and one.size > 1
+        for one in sorted(fixed, key=lambda one: not one.normalized)
     )
 
 
@@ -116,9 +126,9 @@ def _add_up(view: View, waiting: Sequence[Affine], width: int) -> tuple[Array64,
 def _move_shifts(
     view: View, edit: Edit, readers: Mapping[Edge, Reader], recipes: Mapping[Edge, _Recipe]
 ) -> dict[Edge, Array64]:
-    """What the biases that are there gain by shifts of channels in front, by the input that holds them, in the old basis.
+    """The gains of biases by shifts of channels in front, in the old basis, by the input that holds the bias.
 
-    Where there is no bias, it is written, into a Gemm or behind a MatMul.
+    Where there is no bias, it is written, in an Add behind.
     """
     gains: dict[Edge, Array64] = {}
     for edge, reader in readers.items():

@@ -22,7 +22,6 @@ from onnxq.graph import NodeRef
 from onnxq.passes.view import View
 from onnxq.sites import Edge, TensorId
 
-
 # float32, float16, float64, bfloat16 of onnx.TensorProto.
 FLOATS = (1, 10, 11, 16)
 
@@ -114,7 +113,7 @@ class Streams:
         return None if tensor is None else self.labels.get(tensor)
 
     def begin(self, tensor: TensorId, edge: Edge, axis: int, width: int, place: int = -1) -> Label:
-        """A new stream: `tensor` along `place`, of `width` channels, as the constant at `edge` has them along `axis`."""
+        """A new stream: `tensor` along `place`, of `width` channels, which the constant at `edge` has along `axis`."""
         self._parent.append(len(self._streams))
         self._streams.append(Stream(tensor, width, turns=[(edge, axis)]))
         return Label(len(self._streams) - 1, place, width)

@@ -15,7 +15,9 @@ from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor
 from onnxq.passes.equalization import passes, replay
-from onnxq.plan import from_json, to_json
+from onnxq.plan import Rotation, from_json, to_json
+from tests.passes.equalization.decoders import HD, KV, D, H, make_decoder, make_feeds
+from tests.passes.kit import infer
 from tests.pipeline.models import EVERYTHING, images, residual
 
 F = np.float32
@@ -177,3 +179,50 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
     done = onnxq.quantize(imbalanced(), images(), BALANCED, overrides={"latency": False})
     assert not done.plan.scalings
     assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]
+
+
+# Weights alone in few bits, by nearest rounding.
+FEW = Config(mode="weight-only", weights=TensorConfig(bits=4, granularity="channel"), skip=("rounding", "smoothquant"))
+
+
+def decoder(outlier: float) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A decoder whose norms make some channels larger, as those of language models do, and samples of it."""
+    scale = np.ones(D)
+    scale[[3, 10]] = outlier
+    rng, held = np.random.default_rng(0), {f"n{k}g": scale for k in range(3)}
+    for name, columns in {"wq": H * HD, "wk": KV * HD, "wv": KV * HD, "wg": 32, "wu": 32, "wh": 40}.items():
+        held[name] = rng.standard_normal((D, columns)) / scale[:, None] / 5
+    return make_decoder(**held), {"ids": rng.integers(0, 40, (6, 2, 7))}
+
+
+def test_rotation_saves_weights_behind_outlier_channels_and_a_plan_repeats_it() -> None:
+    proto, samples = decoder(1 / 40)
+    done = onnxq.quantize(proto, samples, FEW, overrides={"latency": False})
+    plain = onnxq.quantize(
+        proto, samples, FEW.model_copy(update={"skip": (*FEW.skip, "rotation")}), overrides={"latency": False}
+    )
+    assert worst(done) > worst(plain) + 3
+    assert told(done, "rotation")
+    assert not plain.plan.scalings
+    assert [(one.name, str(one.tensor), one.size) for one in done.plan.scalings if isinstance(one, Rotation)] == [
+        ("rotation", "x0", D), ("rotation", "v0", HD),
+    ]  # fmt: skip
+    again = from_json(to_json(done.plan))
+    assert again == done.plan
+    result = onnxq.apply(proto, again)
+    assert result.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+    # Exported again, under other names.
+    for node in proto.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [f"other_{name}" if name in ("x0", "x1", "v0", "v", "n0") else name for name in names]
+        node.name = f"other_{node.name}"
+    renamed = onnxq.apply(proto, again).model
+    assert infer(renamed, make_feeds())[0].tobytes() == infer(done.model, make_feeds())[0].tobytes()
+
+
+def test_rotation_is_not_kept_where_it_brings_nothing() -> None:
+    proto, samples = decoder(1)
+    done = onnxq.quantize(proto, samples, FEW, overrides={"latency": False})
+    assert not done.plan.scalings
+    line = next(line for line in done.report.accounts if line.startswith("rotation: "))
+    assert "nothing to gain" in line or "rolled back" in line

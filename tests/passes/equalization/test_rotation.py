@@ -1,0 +1,119 @@
+"""Rotated decoders compute what they did, in every form of norm and attention; what cannot be rotated says why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex
+from onnxq.passes.equalization.rotation import list_fixed, list_rotations, write_rotations
+from onnxq.plan import Rotation
+from onnxq.sites import TensorId
+from tests.passes.equalization.decoders import HD, D, make_decoder, make_feeds
+from tests.passes.kit import infer
+
+FORMS: dict[str, dict[str, Any]] = {
+    "written out": {},
+    "reciprocal": {"norm": "reciprocal", "tied": True},
+    "opset 23": {"norm": "rms", "attention": "one node", "opset": 23},
+    "fused": {"norm": "simplified", "attention": "genai"},
+    "fused with its sum": {"norm": "simplified", "skip": True},
+    "layer norm": {"norm": "layernorm"},
+    "layer norm with its sum": {"norm": "layernorm", "skip": True, "tied": True},
+    "layer norm written out": {"norm": "written-out"},
+}
+
+
+def run(model: onnx.ModelProto, genai: bool = False) -> np.ndarray:
+    return np.asarray(infer(model, make_feeds(genai))[0], np.float64)
+
+
+def count_ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_a_rotated_decoder_computes_the_same(form: str) -> None:
+    model = make_decoder(**FORMS[form])
+    rotations = list_rotations(model, 1)
+    # The residual stream, and the values of each head.
+    assert [(one.tensor.name, one.size) for one in rotations] == [("x0", D), ("v0", HD)]
+    assert not list_fixed(model)
+    after, _ = write_rotations(model, rotations)
+    before = run(model, "genai" in form or form == "fused")
+    limit = 1e-5 * np.abs(before).max()
+    np.testing.assert_allclose(run(after, "genai" in form or form == "fused"), before, rtol=0, atol=limit)
+    # Biases of layer norms go where there is none yet; no other node comes or goes.
+    added = count_ops(after) - count_ops(model)
+    assert set(added) <= ({"Add"} if "layer norm" in form else set())
+    index = GraphIndex(after)
+    for name, value in ((name, index.constant(TensorId(name))) for name in ("n0g", "n1g", "n2g")):
+        assert value is None or bool((value == 1).all()), name
+    w = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    assert not np.allclose(numpy_helper.to_array(next(t for t in after.graph.initializer if t.name == "wd")), w["wd"])
+
+
+def test_outliers_of_single_channels_become_parts_of_all() -> None:
+    table = np.random.default_rng(0).standard_normal((40, D)).astype(np.float32)
+    table[:, 5] *= 50
+    model = make_decoder(E=table)
+    after, _ = write_rotations(model, list_rotations(model, 1)[:1])
+    turned = GraphIndex(after).constant(TensorId("E"))
+    assert turned is not None
+    assert np.abs(turned).max() < np.abs(table).max() / 3
+    np.testing.assert_allclose(np.linalg.norm(turned, axis=1), np.linalg.norm(table, axis=1), rtol=1e-6)
+
+
+def test_a_tied_table_is_written_twice_where_a_norm_scales_it_for_one_reader_only() -> None:
+    gemm = {"norm": "rms", "attention": "one node", "opset": 23}
+    text = "z = Reshape(n2, flat) tied = Gemm<transB=1>(z, E)"
+    flat = {"more": text, "outputs": ", float[M,40] tied"}
+
+    def make(**arrays: np.ndarray) -> onnx.ModelProto:
+        model = make_decoder(**gemm, **flat, **arrays)  # type: ignore[arg-type]
+        model.graph.initializer.append(numpy_helper.from_array(np.array([-1, D]), "flat"))
+        return model
+
+    for model, copies in ((make(), ("E",)), (make(n2g=np.full(D, 3)), ())):
+        after, copied = write_rotations(model, list_rotations(model, 1))
+        assert copied == copies
+        for old, new in zip(infer(model, make_feeds()), infer(after, make_feeds()), strict=True):
+            np.testing.assert_allclose(new, old, rtol=0, atol=1e-5 * np.abs(old).max())
+
+
+# Nodes that meet the stream, and the reason that is given.
+MET = {
+    "y = Identity(x1)": "y is an output",
+    "y = Relu(x1)": "Relu) reads x1",
+    "y = ReduceSum<axes=[-1]>(n1)": "ReduceSum) reads n1",
+    "z = Tanh(x0) y = Add(z, x1)": "Tanh) reads x0",
+    "y = Transpose<perm=[0,2,1]>(x2)": "y is an output",
+    "y = Identity(v)": "y is an output",
+}
+
+
+@pytest.mark.parametrize("met", list(MET))
+def test_a_stream_whose_channels_somebody_asks_for_is_left(met: str) -> None:
+    opset = 11 if "ReduceSum" in met else 17
+    model = make_decoder(more=met, outputs=", float[a,b,c] y", opset=opset)
+    left = {"v0"} if met.endswith("(v)") else {"x0"}
+    fixed = list_fixed(model)
+    assert {one.subject for one in fixed} == left
+    assert MET[met] in fixed[0].reason
+    assert fixed[0].code == "R112"
+    # The values of heads alone are not worth a trial.
+    assert [one.tensor.name for one in list_rotations(model, 1)] == (["x0"] if left == {"v0"} else [])
+
+
+def test_rotations_of_another_network_are_refused() -> None:
+    model = make_decoder(more="y = Relu(x1)", outputs=", float[a,b,c] y")
+    for name, size in (("x0", D), ("v0", D), ("nowhere", HD)):
+        with pytest.raises(PlanError, match="no stream") as caught:
+            write_rotations(model, [Rotation(tensor=TensorId(name), seed=0, size=size)])
+        assert caught.value.code == "Q404"
