@@ -8,7 +8,8 @@ or 8 bits, packed little end first; so are the zero points of a column, which ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,8 @@ _PACKED, _SCALES, _ZEROS = "/packed", "/scales", "/zero_points"
 # Widths that the CPU's kernel has: ONNX Runtime 1.32.
 _WIDTHS = (2, 4, 8)
 _SMALLEST_BLOCK = 16
+# Activations are rounded to 8 bits.
+_INTEGER_LEVEL = 4
 # Type of stored integers -> the offset that makes them unsigned, and their width.
 _STORED: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 8), TensorProto.INT8: (128, 8), TensorProto.UINT4: (0, 4), TensorProto.INT4: (8, 4),
@@ -97,13 +100,18 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int]) -> M:
     }
     editor: Editor[M] = Editor(proto)
     made: dict[str, list[str]] = {}
+    # In ONNX Runtime 1.28 on Arm level 4 ends the process where a body reads weights of the graph around it.
+    leaders = (
+        {} if accuracy_level == _INTEGER_LEVEL else _find_repeated(index, {pair.name: pair for _, pair in products})
+    )
     for node, pair in products:
         found = _read_pair(index, pair, bits.get(pair.name, 8))
-        if pair.name not in made:
+        made[pair.name] = made.get(pair.name) or made.get(leaders.get(pair.name, ""), [])
+        if not made[pair.name]:
             base = pair.name.removesuffix(f"/{_DEQUANTIZE}")
             parts = zip((_PACKED, _SCALES, _ZEROS), found.pack(), strict=True)
             made[pair.name] = [
-                editor.add_initializer(pair.scope, editor.fresh(base + end), part)
+                editor.add_initializer("" if pair.name in leaders else pair.scope, editor.fresh(base + end), part)
                 for end, part in parts
                 if part is not None
             ]
@@ -116,6 +124,20 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int]) -> M:
         )  # fmt: skip
     editor.remove_unused()
     return editor.export()
+
+
+def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str, str]:
+    """Pairs of bodies of If, Loop or Scan -> the first of those, itself too, that has the same numbers elsewhere.
+
+    The branches of a merged decoder have one set of weights, which is stored in the main graph then.
+    """
+    found: dict[Hashable, list[str]] = {}
+    for pair in pairs.values():
+        if pair.scope:
+            values = [index.input_value(pair, k) for k in range(len(pair.inputs))]
+            digests = (value if value is None else hashlib.sha256(value.tobytes()).digest() for value in values)
+            found.setdefault((tuple(sorted(pair.attrs.items())), *digests), []).append(pair.name)
+    return {name: names[0] for names in found.values() if len(names) > 1 for name in names}
 
 
 def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:

@@ -119,3 +119,15 @@ def test_branches_of_a_merged_decoder_read_one_int8_weight() -> None:
     # Each branch dequantizes it for itself, beside its own activations, so that the kernels form in both.
     kernels = count_operators(optimize_graph(result.model))
     assert kernels["MatMulIntegerToFloat"] == 30
+
+
+def test_branches_of_a_merged_decoder_read_one_set_of_blocks() -> None:
+    model, player = make_float(Layout.MERGED)
+    config = load_config("ort-int4-weights", {"emit": "nbits"})
+    result = onnxq.quantize(model, make_samples(player), config, overrides=QUICK)
+    assert count_operators(result.model)["MatMulNBits"] == 30
+    stored = {scope: sum(tensor.data_type == TensorProto.UINT8 for tensor in graph.initializer)
+              for scope, graph in walk_graphs(result.model.graph)}  # fmt: skip
+    # Integers and zero points.
+    assert list(stored.values()) == [30, 0, 0]
+    assert_writes_the_same(Layout.MERGED, result, "4 bits")
