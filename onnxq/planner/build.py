@@ -146,8 +146,7 @@ def state_placement(
         saturation=config.saturation,
         warnings=(
             *cautions,
-            *_find_unreadable(existing, engine, bare),
-            *_find_unknown(engine, index),
+            *_find_unreadable(existing, engine, bare, index),
             *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
         ),
         existing=existing.sites,
@@ -158,12 +157,12 @@ def state_placement(
     return OnnxPlacement(**vars(problem), proto=proto, index=index, base=base)
 
 
-def _find_unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
-    """A warning where a strict target's engine refuses pairs that the model came with. index: of the view."""
+def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index: GraphIndex) -> tuple[Caution, ...]:
+    """Warnings of pairs that the model came with, and of operators, that a strict target's engine refuses."""
     if not engine.strict:
         return ()
     found = []
-    nodes = {node.name: node for node in index.nodes}
+    nodes = {node.name: node for node in view.nodes}
     for site in existing.sites:
         readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
         zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
@@ -173,9 +172,8 @@ def _find_unreadable(existing: Existing, engine: Target, index: GraphIndex) -> t
         if zero or (wrong if role is not Role.BIAS else not engine.int32_bias):
             found.append(f"{site.site} ({describe_spec(site.spec)})")
     line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
-    return tuple(
-        Caution("W125", f"{line}, e.g. {one}: quantize the float model for {engine.name}") for one in found[:1]
-    )
+    pairs = [Caution("W125", f"{line}, e.g. {one}: quantize the float model for {engine.name}") for one in found[:1]]
+    return (*pairs, *_find_unknown(engine, index))
 
 
 def _find_unknown(engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
