@@ -47,7 +47,7 @@ def test_a_killed_command_goes_on(wanted: bytes, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", **DATA)
     (tmp_path / "c.yaml").write_text("effort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
     given = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--no-latency", "-q"]
-    command = [sys.executable, "-m", "onnxq", "quantize", *given, "--workers", "2", "--resume"]
+    command = [sys.executable, "-m", "onnxq", "quantize", *given, "--resume"]
     with start(command, cwd=tmp_path) as process:
         folder = tmp_path / "m.onnx.resume"
         while process.poll() is None and len(list(folder.glob("*.piece"))) < 5:
