@@ -74,3 +74,13 @@ def test_what_excludes_each_other_is_refused() -> None:
         find_bytes(workers=2, dask="tcp://127.0.0.1:9")
     with pytest.raises(ConfigError, match="the model is no file"):
         find_bytes(resume="auto")
+
+
+def test_a_profile_by_workers_is_the_same(tmp_path: Path) -> None:
+    def find(**overrides: Any) -> Any:
+        return onnxq.profile_model(NET, data=DATA, config=CONFIG, overrides=overrides)
+
+    wanted = find()
+    assert len(wanted.groups) > 8
+    assert find(workers=2, resume=str(tmp_path)) == wanted
+    assert find(resume=str(tmp_path)) == wanted
