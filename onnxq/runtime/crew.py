@@ -179,7 +179,7 @@ def open_model(shared: SharedModel) -> LightModel:
     about = json.loads((folder / f"{shared.digest}.json").read_text())
     proto = ModelProto.FromString((folder / f"{shared.digest}.graph").read_bytes())
     offsets: dict[str, int] = about["offsets"]
-    file = OpenFile(os.open(folder / "weights", os.O_RDONLY)) if offsets else None
+    file = OpenFile(folder / "weights", os.O_RDONLY) if offsets else None
     store = WeightStore()
     for tensor in proto.graph.initializer:
         if is_stub(tensor) and file is not None:
