@@ -22,7 +22,7 @@ class FloatOutputs:
 
     def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int = 0) -> None:
         self.proto, self.samples = proto, samples
-        self._threads = threads
+        self.threads = threads
         self._session: Session | None = None
         self._kept: dict[int, dict[str, Array]] = {}
         self._bytes = 0
@@ -32,7 +32,7 @@ class FloatOutputs:
         if at in self._kept:
             return self._kept[at]
         if self._session is None:
-            self._session = Session(self.proto, optimize=False, threads=self._threads)
+            self._session = Session(self.proto, optimize=False, threads=self.threads)
         found: dict[str, Array] = self._session.run(feeds)
         # Sequences and maps have no size; they are rare, and small.
         self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))

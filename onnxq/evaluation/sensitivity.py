@@ -19,6 +19,7 @@ from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_sett
 from onnxq.graph import ModelLike
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Role
 
 # The network in so many segments, coarse to fine, and in at most so many prefixes.
@@ -102,11 +103,13 @@ def measure_sensitivity(
     *,
     kinds: Iterable[str] = KINDS,
     threads: int = 0,
+    crew: Crew | None = None,
     progress: Progress,
 ) -> Profile:
     """The error of every group of sites at the outputs: isolated, and left out.
 
-    float_model: prepared as `quantized` was, nodes named alike. Streaming: one session, only sums are kept.
+    float_model: prepared as `quantized` was, nodes named alike. Streaming: one session, only sums are kept. crew:
+    measures them; the result does not depend on it.
     Raises ModelError and DataError from the runs, ConfigError for a kind that does not exist.
     """
     with progress("putting every pair behind a switch"):
@@ -119,7 +122,7 @@ def measure_sensitivity(
     steps = _list_prefixes(toggled)
     # All in one go: the samples are run through once, and settings that are alike are measured once.
     settings = [frozenset(), everything, *isolated, *left_out, *steps.values()]
-    off, on, *rest = measure_settings(toggled, reference, settings, progress=progress)
+    off, on, *rest = measure_settings(toggled, reference, settings, progress=progress, crew=crew)
     whole, figures = noise_to_db(on.noise()), [noise_to_db(errors.noise()) for errors in rest]
     costs = [
         _make_cost(group, alone, others, whole)

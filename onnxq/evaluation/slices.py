@@ -49,7 +49,7 @@ class Part:
     spread: float
 
 
-class _AxisSums:
+class AxisSums:
     """Sums of each slice of one axis, [slices] each. squared: of each sample's noise squared. count: values a slice."""
 
     def __init__(self, size: int) -> None:
@@ -101,7 +101,7 @@ class SliceSums:
 
     def __init__(self) -> None:
         self._rank = 0
-        self._axes: dict[int, _AxisSums] | None = None
+        self._axes: dict[int, AxisSums] | None = None
 
     def update(self, reference: Array64, error: Array64) -> None:
         """Add one sample: the reference's values and the differences from them, of one shape."""
@@ -109,7 +109,7 @@ class SliceSums:
         if self._axes is None:
             self._rank = len(shape)
             sizes = {axis: size for axis, size in enumerate(shape) if axis and 1 < size <= _MOST_SLICES}
-            self._axes = {axis: _AxisSums(size) for axis, size in sizes.items()}
+            self._axes = {axis: AxisSums(size) for axis, size in sizes.items()}
         for axis, sums in tuple(self._axes.items()):
             if len(shape) != self._rank or shape[axis] != sums.signal.size:
                 del self._axes[axis]

@@ -22,6 +22,7 @@ from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.settings import measure_in_pieces
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, rebuild
@@ -32,6 +33,7 @@ from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Refusal, Role, TensorId
 from onnxq.spec import QParams, QuantSpec
 
@@ -55,14 +57,22 @@ class Switch:
     feed: str
 
 
+# Settings, below which sharing models with workers takes longer than they save.
+_WORTH_SHARING = 8
+
 # The switches that are on.
 Setting = frozenset[Switch]
 
 
 @dataclass(frozen=True, eq=False)
 class ToggledModel:
-    """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why."""
+    """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why.
 
+    session: of `model`, in so many threads.
+    """
+
+    model: ModelLike
+    threads: int
     session: Session
     switches: tuple[Switch, ...]
     fixed: tuple[Refusal, ...]
@@ -83,10 +93,19 @@ def measure_settings(
     *,
     progress: Progress,
     title: str = "profiling",
+    crew: Crew | None = None,
 ) -> list[ModelErrors]:
-    """The errors of every setting, in order, over the reference's samples. Raises ModelError and DataError."""
+    """The errors of every setting, in order, over the reference's samples. Raises ModelError and DataError.
+
+    crew: measures them; the result does not depend on it.
+    """
     found = {setting: ModelErrors() for setting in settings}
     with progress(title, len(reference.samples) * len(found)) as task:
+        if crew is not None and not crew.plain and len(found) >= _WORTH_SHARING:
+            board = (toggled.model, toggled.threads, toggled.on, toggled.off)
+            on = [[one.feed for one in setting] for setting in found]
+            found = dict(zip(found, measure_in_pieces(crew, board, reference, on, task), strict=True))
+            return [found[setting] for setting in settings]
         for at, feeds in enumerate(reference.samples.samples()):
             wanted = reference.run(at, feeds)
             for setting, errors in found.items():
@@ -109,7 +128,8 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     work = _Work(GraphIndex(float_model), GraphIndex(named), named)
     work.toggle_pairs()
     work.toggle_corrections()
-    session = Session(work.finish(), optimize=False, threads=threads)
+    model = work.finish()
+    session = Session(model, optimize=False, threads=threads)
     # Without those of pairs that no output needs, which went with the rest of what none needs.
     present = {value.name for value in session.inputs}
     order = {node.name: node.order for node in work.index.nodes}
@@ -119,6 +139,8 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     )
     keep = {one.feed for one in switches}
     return ToggledModel(
+        model,
+        threads,
         session,
         tuple(switches),
         tuple(work.fixed),

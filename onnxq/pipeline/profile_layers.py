@@ -22,12 +22,14 @@ from onnxq.passes.equalization.replay import replay_scalings
 from onnxq.passes.state import State
 from onnxq.pipeline.apply_plan import read_plan
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.crews import open_crew
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.planner import fit_plan
 from onnxq.progress import Progress, silent
+from onnxq.workers import use_threads
 
 
 def profile_model(
@@ -62,14 +64,16 @@ def profile_model(
             state, proto = _load_both(load, quantized, plan)
         given = load_data(data, state.before.inputs, chosen.data, state.named, progress=progress)
         dataset = given.take(chosen.profile.samples, chosen.data.seed)
-        found = measure_sensitivity(
-            state.model,
-            proto,
-            dataset,
-            kinds=chosen.profile.by or KINDS,
-            threads=chosen.verify.threads,
-            progress=progress,
-        )
+        with use_threads(chosen.scale.threads), open_crew(chosen.scale, model) as crew:
+            found = measure_sensitivity(
+                state.model,
+                proto,
+                dataset,
+                kinds=chosen.profile.by or KINDS,
+                threads=chosen.verify.threads,
+                crew=crew,
+                progress=progress,
+            )
     return replace(
         found,
         source=str(model) if isinstance(model, (str, Path)) else "",

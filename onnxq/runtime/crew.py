@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import weakref
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from onnxq.files import ScratchFolder
-from onnxq.graph.light import LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.weights import is_stub
+from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
+from onnxq.graph.stored import OpenFile, StoredArray
+from onnxq.graph.weights import count_tensor_bytes, is_stub
 from onnxq.workers import Piece, Workers
 from onnxq.workers.base import R, T
 
@@ -53,9 +54,8 @@ class Crew:
     def __init__(self, workers: Workers | None = None) -> None:
         self.workers = Workers() if workers is None else workers
         self._scratch: ScratchFolder | None = None
-        # Offset of an array in the file, by its digest; digests of arrays that are alive, by identity.
+        # Of each array in the file, by its digest.
         self._offsets: dict[str, int] = {}
-        self._known: dict[int, tuple[weakref.ref[Array], str]] = {}
         self._end = 0
 
     @property
@@ -83,7 +83,7 @@ class Crew:
 
     def share_model(self, model: ModelLike) -> SharedModel:
         """Put a model into the folder. Raises OutputError where there is no room."""
-        whole = _describe_model(model, self._find_digest)
+        whole = _describe_model(model)
         for digest, array in whole.arrays.items():
             if digest not in self._offsets:
                 self._append(array, digest)
@@ -108,13 +108,6 @@ class Crew:
             self._scratch = ScratchFolder()
         return self._scratch.path
 
-    def _find_digest(self, array: Array) -> str:
-        known = self._known.get(id(array))
-        if known is None or known[0]() is not array:
-            known = weakref.ref(array), _hash_array(array)
-            self._known[id(array)] = known
-        return known[1]
-
     def _append(self, array: Array, digest: str) -> None:
         with (self._folder() / "weights").open("ab") as file:
             file.write(b"\0" * (-self._end % _ALIGNMENT))
@@ -136,14 +129,15 @@ class _Description:
         return hash_parts(self.graph, json.dumps(self.hosts).encode())
 
 
-def _describe_model(model: ModelLike, find_digest: Callable[[Array], str]) -> _Description:
+def _describe_model(model: ModelLike) -> _Description:
     light, proto = strip_weights(model), ModelProto()
     proto.CopyFrom(light.proto)
     arrays: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
         if is_stub(tensor):
-            array = light.weights.array(tensor)
-            digest = find_digest(array)
+            # As they lie in a file, since types of a few bits are packed there.
+            array = light.weights.bytes_of(tensor)
+            digest = hash_parts(_view_bytes(array))
             arrays[digest] = array
             next(entry for entry in tensor.external_data if entry.key == "offset").value = digest
     hosts = {"libraries": light.libraries, "provider": light.provider}
@@ -152,11 +146,7 @@ def _describe_model(model: ModelLike, find_digest: Callable[[Array], str]) -> _D
 
 def hash_model(model: ModelLike) -> str:
     """Hash a model as `Crew.share_model` does: its graph, its weights, and what it runs on."""
-    return _describe_model(model, _hash_array).digest
-
-
-def _hash_array(array: Array) -> str:
-    return hash_parts(array.dtype.str.encode(), _view_bytes(array))
+    return _describe_model(model).digest
 
 
 def hash_parts(*parts: bytes | memoryview) -> str:
@@ -189,17 +179,19 @@ def open_model(shared: SharedModel) -> LightModel:
     about = json.loads((folder / f"{shared.digest}.json").read_text())
     proto = ModelProto.FromString((folder / f"{shared.digest}.graph").read_bytes())
     offsets: dict[str, int] = about["offsets"]
-    mapped = np.memmap(folder / "weights", np.uint8, "r") if offsets else np.zeros(0, np.uint8)
+    file = OpenFile(folder / "weights", os.O_RDONLY) if offsets else None
     store = WeightStore()
     for tensor in proto.graph.initializer:
-        if is_stub(tensor):
-            digest = next(entry.value for entry in tensor.external_data if entry.key == "offset")
-            kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-            count = int(np.prod(tensor.dims, dtype=np.int64))
-            array = np.frombuffer(mapped, kind, count, offsets[digest]).reshape(tuple(tensor.dims))
+        if is_stub(tensor) and file is not None:
+            offset = offsets[next(entry.value for entry in tensor.external_data if entry.key == "offset")]
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-            store.put(tensor, array)
+            if tensor.data_type in SAME_LAYOUT:
+                kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+                store.put(tensor, StoredArray(file, offset, kind, tuple(tensor.dims)))
+            else:
+                packed = StoredArray(file, offset, np.dtype(np.uint8), (count_tensor_bytes(tensor),))
+                tensor.raw_data = packed.map().tobytes()
     return LightModel(proto, store, tuple(about["libraries"]), about["provider"])
 
 

@@ -1,4 +1,8 @@
-"""Workers that are processes of this machine; the pieces of one that dies are done again."""
+"""Workers that are processes of this machine; the pieces of one that dies are done again.
+
+Each has a pipe of its own. Those of `concurrent.futures` share one for results: a worker that is killed while it writes
+a result leaves the others, and the reader, waiting for ever.
+"""
 
 from __future__ import annotations
 
@@ -8,94 +12,128 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait as wait_for_sentinel
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from onnxq.errors import WorkerError
 from onnxq.workers.base import Finished, Piece, R, T, Workers, count_threads, run_guarded
 from onnxq.workers.journal import Journal
 
-# Deaths over one piece alone in the pool, after which it is given up.
-_PATIENCE = 3
-# Pieces handed out for each worker: one runs and one waits, so that results do not pile up.
-_AHEAD = 2
+# Deaths over one piece, after which it is given up.
+_PATIENCE = 4
+
+
+@dataclass(eq=False)
+class _Member:
+    """One process and its pipe. at: the piece that it is at, with its position; None while it is idle."""
+
+    process: SpawnProcess
+    pipe: Connection
+    at: tuple[int, Piece[Any]] | None = None
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
 
 
 class ProcessWorkers(Workers):
-    """A pool of spawned processes, started with the first pieces."""
+    """Spawned processes, which start with the first pieces and serve until `close`."""
 
     def __init__(self, count: int, journal: Journal | None = None) -> None:
         super().__init__(journal)
         self.count = count
-        self._pool: ProcessPoolExecutor | None = None
+        self.members: list[_Member] = []
 
     def close(self) -> None:
         """End the processes; what they are at is lost."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            processes = list((getattr(pool, "_processes", None) or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.terminate()
+        while self.members:
+            self.members.pop().end()
 
     def _finish_pieces(self, function: Callable[[T], R], todo: Sequence[tuple[int, Piece[T]]]) -> Iterator[Finished]:
         waiting, deaths = deque(todo), Counter[int]()
-        running: dict[Future[Any], tuple[int, Piece[T]]] = {}
-        try:
-            while waiting or running:
-                # After a second death one at a time, until it is known which piece the workers die over.
-                most = 1 if max(deaths.values(), default=0) > 1 else _AHEAD * self.count
+        # Of an earlier generator that was left before its end: its results mean nothing here.
+        self._drop([one for one in self.members if one.at is not None])
+        while waiting or any(one.at for one in self.members):
+            lost = self._hand_out(function, waiting)
+            busy = [one for one in self.members if one.at is not None and one not in lost]
+            ready = wait([one.pipe for one in busy]) if busy and not lost else []
+            for member in [one for one in busy if one.pipe in ready]:
+                assert member.at is not None
                 try:
-                    while waiting and len(running) < most:
-                        task: Any = waiting[0][1].task
-                        future = self._open_pool().submit(run_guarded, function, task, count_threads())
-                        running[future] = waiting.popleft()
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        result = future.result()
-                        k, _ = running.pop(future)
-                        deaths.pop(k, None)
-                        yield k, result
-                except BrokenProcessPool as error:
-                    self._replace_pool(running, deaths, error)
-                    waiting.extendleft(sorted(running.values(), key=lambda one: one[0], reverse=True))
-                    running.clear()
-        finally:
-            for future in running:
-                future.cancel()
+                    result = member.pipe.recv()
+                except (EOFError, OSError):
+                    lost.append(member)
+                else:
+                    (k, _), member.at = member.at, None
+                    yield k, result
+            for member in lost:
+                assert member.at is not None
+                k, piece = member.at
+                deaths[k] += 1
+                if deaths[k] == _PATIENCE:
+                    raise _make_death_error(piece)
+                waiting.appendleft(member.at)
+            self._drop(lost)
 
-    def _replace_pool(
-        self, running: dict[Future[Any], tuple[int, Piece[T]]], deaths: Counter[int], error: Exception
-    ) -> None:
-        """Count the death of a worker, and let the next piece start a new pool."""
-        self.close()
-        deaths.update(k for k, _ in running.values())
-        guilty = [piece for k, piece in running.values() if deaths[k] > _PATIENCE and len(running) == 1]
-        if guilty:
-            cause = f"a worker died each of the {_PATIENCE + 1} times that it was at this"
-            fix = "give its processes more memory: fewer `workers`, or a lower `memory_limit`"
-            raise WorkerError(guilty[0].title, cause, fix, code="Q901") from error
+    def _hand_out(self, function: Callable[[T], R], waiting: deque[tuple[int, Piece[T]]]) -> list[_Member]:
+        """Give every idle process a piece, starting processes as they are needed; returns those found dead."""
+        lost = []
+        while waiting:
+            member = next((one for one in self.members if one.at is None), None)
+            if member is None and len(self.members) == self.count:
+                break
+            if member is None:
+                member = _start_member()
+                self.members.append(member)
+            member.at = waiting.popleft()
+            try:
+                member.pipe.send((function, member.at[1].task, count_threads()))
+            except OSError:
+                lost.append(member)
+        return lost
 
-    def _open_pool(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # Spawned, not forked: ONNX Runtime and BLAS have threads, which a fork would leave in pieces.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count, context, _end_with_parent)
-        return self._pool
+    def _drop(self, lost: Sequence[_Member]) -> None:
+        for member in lost:
+            self.members.remove(member)
+            member.end()
 
 
-def _end_with_parent() -> None:
-    """Let this worker end when the process that started it is killed, which would leave it waiting for ever."""
+def _make_death_error(piece: Piece[Any]) -> WorkerError:
+    cause = f"a worker died each of the {_PATIENCE} times that it was at this"
+    fix = "give its processes more memory: fewer `workers`, or a lower `memory_limit`"
+    return WorkerError(piece.title, cause, fix, code="Q901")
+
+
+def _start_member() -> _Member:
+    # Spawned, not forked: ONNX Runtime and BLAS have threads, which a fork would leave in pieces.
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    # The other end is the worker's alone, so that its death shows as the end of the pipe.
+    theirs.close()
+    return _Member(process, mine)
+
+
+def _serve(pipe: Connection) -> None:
+    """Do pieces until the pipe ends."""
     # Ctrl-C reaches every process of a terminal; the one that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    if parent is None:
-        return
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    while True:
+        try:
+            function, task, threads = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(run_guarded(function, task, threads))
 
-    def watch() -> None:
-        wait_for_sentinel([parent.sentinel])
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _end_with(sentinel: int) -> None:
+    """End this process, in the middle of a piece, when the one that started it is killed."""
+    wait([sentinel])
+    os._exit(1)

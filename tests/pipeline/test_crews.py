@@ -47,7 +47,7 @@ def test_a_killed_command_goes_on(wanted: bytes, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", **DATA)
     (tmp_path / "c.yaml").write_text("effort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
     given = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--no-latency", "-q"]
-    command = [sys.executable, "-m", "onnxq", "quantize", *given, "--workers", "2", "--resume"]
+    command = [sys.executable, "-m", "onnxq", "quantize", *given, "--resume"]
     with start(command, cwd=tmp_path) as process:
         folder = tmp_path / "m.onnx.resume"
         while process.poll() is None and len(list(folder.glob("*.piece"))) < 5:
@@ -74,3 +74,13 @@ def test_what_excludes_each_other_is_refused() -> None:
         find_bytes(workers=2, dask="tcp://127.0.0.1:9")
     with pytest.raises(ConfigError, match="the model is no file"):
         find_bytes(resume="auto")
+
+
+def test_a_profile_by_workers_is_the_same(tmp_path: Path) -> None:
+    def find(**overrides: Any) -> Any:
+        return onnxq.profile_model(NET, data=DATA, config=CONFIG, overrides=overrides)
+
+    wanted = find()
+    assert len(wanted.groups) > 8
+    assert find(workers=2, resume=str(tmp_path)) == wanted
+    assert find(resume=str(tmp_path)) == wanted

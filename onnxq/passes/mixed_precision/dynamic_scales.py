@@ -95,7 +95,9 @@ def measure_alone(ctx: RunContext, state: State, plan: Plan) -> Mapping[str, flo
     pairs = [one for one in toggled.switches if one.role is Role.ACTIVATION]
     floats = ctx.data.judge.float_outputs(state.model)
     settings = [frozenset([one]) for one in pairs]
-    found = measure_settings(toggled, floats, settings, progress=ctx.progress, title="trying scales of each run")
+    found = measure_settings(
+        toggled, floats, settings, progress=ctx.progress, title="trying scales of each run", crew=ctx.crew
+    )
     return {name: errors.noise() for one, errors in zip(pairs, found, strict=True) for name in one.readers}
 
 

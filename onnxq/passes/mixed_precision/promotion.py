@@ -314,7 +314,9 @@ class _Search:
     def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Errors of the toggled model, which computes as the file says."""
         chosen = [self.ways.setting(self.toggled, self.placed(keys)) for keys in settings]
-        return measure_settings(self.toggled, floats, chosen, progress=self.ctx.progress, title=title)
+        return measure_settings(
+            self.toggled, floats, chosen, progress=self.ctx.progress, title=title, crew=self.ctx.crew
+        )
 
     def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Found:
         """The plan after these steps, and the account; whether the request is met is for the finished model to say."""

@@ -67,7 +67,9 @@ def _exclude_next(ctx: RunContext, state: State) -> tuple[State, str] | None:
 
     def noises(settings: Sequence[Setting], judging: bool = False) -> list[float]:
         floats = ctx.data.judge.float_outputs(state.model) if judging else few
-        found = measure_settings(toggled, floats, settings, progress=ctx.progress, title="looking for the noise")
+        found = measure_settings(
+            toggled, floats, settings, progress=ctx.progress, title="looking for the noise", crew=ctx.crew
+        )
         return [one.noise() for one in found]
 
     whole = noises([frozenset(pairs)])[0]
