@@ -66,10 +66,11 @@ class Requests:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
         default = self.config.weights if role is Role.WEIGHT else self.config.activations
         wide = self.config.projection_bits
-        if role is Role.WEIGHT and wide is not None and self.config.mode == "weight-only":
-            if any(self._makes_output(node) for node in nodes):
-                # A byte holds it, of the sign that was asked for.
-                default = default.model_copy(update={"bits": wide, "storage": ""})
+        alone = role is Role.WEIGHT and self.config.mode == "weight-only"
+        if wide is not None and alone and any(self._makes_output(node) for node in nodes):
+            # A byte holds it, of the sign that was asked for; one that has the bits already keeps its storage.
+            changed = {} if wide == default.bits else {"bits": wide, "storage": ""}
+            default = default.model_copy(update=changed)
         if role is not Role.WEIGHT and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
         found = Match(default)
@@ -78,8 +79,8 @@ class Requests:
                 # A rule for float asks for nothing else: the rest of its request is never read.
                 found = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
-        alone = bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS.get(self.config.target, ())
-        if role is Role.WEIGHT or not alone or (found.rule is not None and found.rule.set.dynamic is False):
+        single = bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS.get(self.config.target, ())
+        if role is Role.WEIGHT or not single or (found.rule is not None and found.rule.set.dynamic is False):
             return found
         return replace(found, request=found.request.model_copy(update={"dynamic": True}))
 

@@ -22,7 +22,7 @@ from onnxq.passes.state import State
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.sums import read_constant
 from onnxq.sites import Role, Site
-from onnxq.spec import QuantSpec
+from onnxq.spec import PerBlock, QuantSpec
 
 NAME = "weight_bits"
 # Samples to round weights with, and others to judge them on.
@@ -93,7 +93,10 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
     engine = targets.find_target(config.target, config.mode)
     asked = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
     specs = {bits: _widen_spec(site.spec, bits) for bits in sorted(set(asked)) if bits > site.spec.bits}
-    return tuple(bits for bits, spec in specs.items() if engine.capability(spec, Role.WEIGHT, op_type) is not None)
+    # Blocks are for size, and in a file 5 bits take the room of 8.
+    blocked = isinstance(site.spec.granularity, PerBlock)
+    wider = {bits: spec for bits, spec in specs.items() if spec.fills_storage or not blocked}
+    return tuple(bits for bits, spec in wider.items() if engine.capability(spec, Role.WEIGHT, op_type) is not None)
 
 
 def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:

@@ -241,7 +241,7 @@ class _State:
         if qparams is None or refitted or alone or blocked:
             # Where rows search their own, scales start as they would be without sums to keep.
             orders = () if alone else site.sum_orders
-            # The search below has one factor for all blocks of a row: before it, each block by the power of its columns.
+            # The search below has one factor for all blocks of a row; here each is by itself, by its columns' power.
             importance = one.stored(_weigh_columns(seen.moments.h, target.shape)) if blocked else None
             qparams = weight_qparams(stored, site.spec, observer=site.observer, orders=orders, importance=importance)
         # Least scale with which the bias fits into int32, on the scale of its input times the weight's.
