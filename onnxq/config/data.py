@@ -111,7 +111,7 @@ class RuntimeConfig(Section):
 
 
 class ScaleConfig(Section):
-    """Who does the work, and what becomes of it when it is interrupted. The result does not depend on either."""
+    """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
     commands: ClassVar[Command] = Command.QUANTIZE | Command.PROFILE
     workers: int = option(1, "Processes to spread calibration and trials over.", ge=1, le=_MOST_THREADS)
