@@ -85,7 +85,7 @@ class Config(Section):
     )  # fmt: skip
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
     accuracy_level: Literal[0, 1, 2, 3, 4] = option(
-        0, "Of MatMulNBits. 1: float32; 4: int8 inside, faster on long prompts where the CPU has VNNI.", _PLANNING
+        0, "Of MatMulNBits. 1: float32; 4: int8 inside, faster where few tokens are computed at a time.", _PLANNING
     )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(

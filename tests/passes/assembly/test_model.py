@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import onnxq
 from onnxq.engines.prove.prove import ProveRequest, prove_model
@@ -27,7 +28,8 @@ def _net() -> onnx.ModelProto:
 
 
 def _quantize(**changes: Any) -> Any:
-    overrides = {"emit": "nbits", "verify": {"latency": False}, **changes}
+    bits = changes.get("weights", {}).get("bits", 4)
+    overrides = {"emit": "nbits", "projection_bits": bits, "verify": {"latency": False}, **changes}
     return onnxq.quantize(_net(), None, "ort-int4-weights", overrides=overrides)
 
 
@@ -53,7 +55,7 @@ def test_operators_and_pairs_compute_the_same() -> None:
     got = []
     for emit in ("qdq", "nbits"):
         model = _quantize(emit=emit).model
-        got.append(onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})[0] if emit == "qdq" else _run(model, x))
+        got.append(ReferenceEvaluator(model).run(None, {"x": x})[0] if emit == "qdq" else _run(model, x))
     np.testing.assert_allclose(*got, atol=1e-4)
 
 
@@ -73,3 +75,39 @@ def test_float16_has_scales_of_float16() -> None:
         onnx.TensorProto.FLOAT16,
         onnx.TensorProto.UINT8,
     ]
+
+
+def _two(width: int = 64) -> onnx.ModelProto:
+    rng = np.random.default_rng(3)
+    infos = [[helper.make_tensor_value_info(name, 1, ["rows", 64])] for name in ("x", "y")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"], "first"),
+        helper.make_node("Relu", ["h"], ["r"], "relu"),
+        helper.make_node("MatMul", ["r", "b"], ["p"], "last"),
+        helper.make_node("Add", ["p", "c"], ["y"], "bias"),
+    ]
+    held = [numpy_helper.from_array(rng.laplace(size=(64, width)).astype("f4"), name) for name in "ab"]
+    held.append(numpy_helper.from_array(rng.normal(size=width).astype("f4"), "c"))
+    graph = helper.make_graph(nodes, "net", *infos, held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_the_weight_that_makes_an_output_has_a_byte() -> None:
+    for changes, wanted in (({}, [4, 8]), ({"projection_bits": 4}, [4, 4])):
+        overrides = {"emit": "nbits", "verify": {"latency": False}, **changes}
+        done = onnxq.quantize(_two(), None, "ort-int4-weights", overrides=overrides)
+        found = {node.name: node for node in done.model.graph.node if node.op_type == "MatMulNBits"}
+        bits = {
+            name: helper.get_attribute_value(attr) for name, node in found.items() for attr in node.attribute
+            if attr.name == "bits"
+        }  # fmt: skip
+        assert [bits["first"], bits["last"]] == wanted
+
+
+def test_blocks_get_bits_by_an_average_without_data() -> None:
+    # The projection has 8 already, so that 6 on average leave nothing for the other, and 8 everything.
+    for average, wanted in ((6.0, [4, 8]), (8.0, [8, 8])):
+        overrides = {"weight_bits_budget": average, "verify": {"latency": False}}
+        plan = onnxq.quantize(_two(), None, "ort-int4-weights", overrides=overrides).plan
+        assert [site.spec.bits for site in plan.sites if site.role is Role.WEIGHT] == wanted
+        assert {site.spec.storage_bits for site in plan.sites} == set(wanted)
