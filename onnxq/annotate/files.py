@@ -10,8 +10,8 @@ from onnx import ModelProto, NodeProto
 
 from onnxq.errors import ModelError
 from onnxq.graph import Model, load_model
-from onnxq.graph.external import load_external
 from onnxq.graph.scopes import walk_all_graphs
+from onnxq.graph.storage.external import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 
 # Sparsebit's attribute on Q and DQ nodes.

@@ -76,10 +76,10 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
         return "remove it"
     secret = (hidden or {}).get(owner, frozenset())
     fields = {f.alias or name: f for name, f in owner.model_fields.items() if name not in secret}
+    for name, field in fields.items():
+        if any(key in inner.model_fields for inner in list_models(field.annotation)):
+            return f"write it under `{name}`"
     if not find_nearest(key, fields):
-        for name, field in fields.items():
-            if any(key in inner.model_fields for inner in list_models(field.annotation)):
-                return f"write it under `{name}`"
         words = {str(word): name for name, f in fields.items() for word in list_words(f.annotation) if word}
         for word in find_nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"

@@ -20,8 +20,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
-from onnxq.graph.external import walk_tensors
-from onnxq.graph.stored import Spool, StoredArray
+from onnxq.graph.storage.external import walk_tensors
+from onnxq.graph.storage.stored import Spool, StoredArray
 from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).

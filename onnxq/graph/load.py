@@ -12,12 +12,12 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.files import read_input
-from onnxq.graph.external import is_external, load_external, walk_tensors
 from onnxq.graph.index import find_opset
-from onnxq.graph.lazy import read_lazily
 from onnxq.graph.light import LightModel, WeightStore, strip_weights
 from onnxq.graph.precision.contrib import set_contrib_apart
 from onnxq.graph.scopes import replace_items, sort_nodes, walk_graphs
+from onnxq.graph.storage.external import is_external, load_external, walk_tensors
+from onnxq.graph.storage.lazy import read_lazily
 from onnxq.graph.weights import check_tensors, omit_weights
 from onnxq.nearest import find_nearest
 from onnxq.sites import Caution

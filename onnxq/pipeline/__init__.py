@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onnxq.pipeline.measure_perplexity import perplexity
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
-    from onnxq.pipeline.shards import calibrate_part, merge_parts
+    from onnxq.pipeline.scale.shards import calibrate_part, merge_parts
     from onnxq.report.variants import Variant, Variants
 
 _HOME = {
@@ -35,9 +35,9 @@ _HOME = {
     "Variant": "onnxq.report.variants",
     "Variants": "onnxq.report.variants",
     "bench": "onnxq.pipeline.bench_models",
-    "calibrate_part": "onnxq.pipeline.shards",
+    "calibrate_part": "onnxq.pipeline.scale.shards",
     "diff": "onnxq.pipeline.diff_models",
-    "merge_parts": "onnxq.pipeline.shards",
+    "merge_parts": "onnxq.pipeline.scale.shards",
     "perplexity": "onnxq.pipeline.measure_perplexity",
     "profile_model": "onnxq.pipeline.profile_layers",
     "prove": "onnxq.pipeline.prove_model",

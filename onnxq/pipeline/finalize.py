@@ -10,18 +10,18 @@ from onnxq import targets
 from onnxq.annotate import find_saturating
 from onnxq.evaluation.compare import check_interface
 from onnxq.graph import ModelLike, get_index, name_nodes
-from onnxq.graph.lazy import is_large_model
 from onnxq.graph.light import measure_size
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import widen_model
+from onnxq.graph.storage.lazy import is_large_model
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.check_segments import check_segments
-from onnxq.pipeline.crews import describe_journal
 from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
+from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.progress import count_items
 from onnxq.report import Latency, Report, make_site_line, placement_text

@@ -26,8 +26,8 @@ from onnxq.graph import (
     store_densely,
     strip_weights,
 )
-from onnxq.graph.lazy import is_large_model
 from onnxq.graph.precision.widen import read_types, widen_model
+from onnxq.graph.storage.lazy import is_large_model
 from onnxq.passes.equalization.trial import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.passes import REWRITES, rewrite_model

@@ -22,9 +22,9 @@ from onnxq.passes.equalization.replay import replay_scalings
 from onnxq.passes.state import State
 from onnxq.pipeline.apply_plan import read_plan
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.crews import open_crew
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import quantize
+from onnxq.pipeline.scale.crews import open_crew
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.planner import fit_plan

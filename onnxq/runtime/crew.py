@@ -17,7 +17,7 @@ from onnx import ModelProto, helper
 
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.stored import OpenFile, StoredArray
+from onnxq.graph.storage.stored import OpenFile, StoredArray
 from onnxq.graph.weights import count_tensor_bytes, is_stub
 from onnxq.workers import Piece, Workers
 from onnxq.workers.base import R, T

@@ -198,7 +198,7 @@ def wish_not_met(folder: Path):
 
 @reach("W127")
 def unfitting_inputs(folder: Path):
-    from onnxq.graph import lazy
+    from onnxq.graph.storage import lazy
 
     # Rows of any number, of which the Reshape takes only some.
     body = "g (float[N,4] x) => (float[A,B] y) { m = MatMul(x, w) y = Reshape(m, shape) }"

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.errors import ModelError
 from onnxq.evaluation.segments import compare_segments, cut_segments
-from onnxq.graph import get_index, lazy, light, load_model, name_nodes
+from onnxq.graph import get_index, light, load_model, name_nodes
+from onnxq.graph.storage import lazy
 from onnxq.graph.subgraph import Cutter
 from onnxq.graph.weights import is_stub
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxq.graph.lazy import is_large_model
+from onnxq.graph.storage.lazy import is_large_model
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.equalization.bias_absorption import choose_shifts, shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels

@@ -12,10 +12,10 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.files import check_input_kind
-from onnxq.graph.external import Extent, load_external
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, ModelLike, WeightStore, count_light_bytes
-from onnxq.graph.skeleton import read_skeleton
-from onnxq.graph.stored import OpenFile, Spool, StoredArray, open_data
+from onnxq.graph.storage.external import Extent, load_external
+from onnxq.graph.storage.skeleton import read_skeleton
+from onnxq.graph.storage.stored import OpenFile, Spool, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes
 
 # Bytes of a model file. Below, reading it whole is faster, and it fits into memory several times.

@@ -1,0 +1,1 @@
+"""Work spread over processes and machines, in one command or in many."""
