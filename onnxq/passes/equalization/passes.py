@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, ROTATION, 
 from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations
 from onnxq.passes.equalization.smoothquant import find_quantized_groups, smoothing_factors
 from onnxq.passes.equalization.smoothquant_core import Seen
-from onnxq.passes.equalization.trial import EQUALIZED, ROTATED, check_equivalent, score_equalized
+from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, gains_by_rotation, score_rotated
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import State
 from onnxq.plan import Rotation
@@ -62,29 +63,30 @@ def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport
 
 def rotate_channels(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
-    fixed = list_fixed(state.model)
-    before = score_equalized(ctx, state) if list_rotations(state.model, 0) else None
+    fixed, possible = list_fixed(state.model), list_rotations(state.model, 0)
+    before = score_rotated(ctx, state) if possible else None
     best, highest, line = state, before, f"{fixed[0].subject} {fixed[0].reason}" if fixed else ""
     # A model too large for memory is written anew for each of them.
     seeds = 1 if is_large_model(state.model) else _SEEDS
     for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
         if highest is None:
             break
-        rotations = list_rotations(state.model, seed)
+        rotations = [replace(one, seed=seed) for one in possible]
         after, copied = rotate_state(ctx.base.ids, state, rotations)
-        score = score_equalized(ctx, after)
+        score = score_rotated(ctx, after)
         # Of those that are not taken nothing is kept in memory.
         ctx.scores.pop(id(after.model))
         if score is not None and score > highest:
-            best, highest = after, score
-            line = _describe_rotation(rotations, copied, fixed)
+            best, highest, line = after, score, _describe_rotation(rotations, copied, fixed)
         elif best is state:
             # Signs move the gain by less than there is to gain.
             break
-    if best is state:
+    if before is None or highest is None or best is state:
         return state, PassReport(ROTATION, (line,) if line else (), fixed, Outcome.NO_GAIN)
-    ctx.scores[id(best.model)] = best.model, highest
-    return best, check_equivalent(ctx, best, PassReport(ROTATION, (line,), fixed))
+    if not gains_by_rotation(ctx, before, highest):
+        return state, PassReport(ROTATION, (), fixed, Outcome.WORSE, (before, highest))
+    report = check_equivalent(ctx, best, PassReport(ROTATION, (line,), fixed, trial_db=(before, highest)))
+    return (best if report.outcome is Outcome.KEPT else state), report
 
 
 def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fixed: Sequence[Refusal]) -> str:
@@ -128,7 +130,7 @@ def serves_activations(ctx: RunContext, state: State) -> bool:
 EQUALIZATION: tuple[Pass, ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
     Pass(
-        ROTATION, Stage.EQUALIZE, rotate_channels, "rotating channels", 0.2, applies=has_rotations, trial=ROTATED,
+        ROTATION, Stage.EQUALIZE, rotate_channels, "rotating channels", 0.2, applies=has_rotations,
     ),
     Pass(
         CROSS_LAYER, Stage.EQUALIZE, equalize_layers, "equalizing channels across layers", 0.1,

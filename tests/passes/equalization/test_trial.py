@@ -14,11 +14,18 @@ from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, infer_shapes
 from onnxq.passes.base import FloatReference, RunContext
-from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, score_equalized
+from onnxq.passes.equalization.trial import (
+    EQUALIZED,
+    check_equivalent,
+    gains_by_rotation,
+    score_equalized,
+    score_rotated,
+)
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.progress import Progress
+from onnxq.sites import Role
 from tests.passes.context import make_context
 from tests.passes.kit import parse
 from tests.planner.kit import FORCE, draft
@@ -121,3 +128,28 @@ def test_a_model_that_cannot_be_quantized_has_no_score(ctx, reference, why):
 def test_what_noise_alone_may_cost_is_kept(ctx, reference, after, kept):
     one = state(reference)
     assert EQUALIZED.keeps(ctx, one, one, 30.0, after) == kept
+
+
+MODES = [("static", 0.4, False), ("static", 0.6, True), ("weight-only", 2.0, False), ("weight-only", 3.1, True)]
+
+
+@pytest.mark.parametrize(("mode", "gain", "kept"), MODES)
+def test_a_rotation_must_gain_and_more_where_weights_alone_are_rounded(
+    ctx: RunContext, mode: str, gain: float, kept: bool
+) -> None:
+    asked = replace(ctx, config=ctx.config.model_copy(update={"mode": mode}))
+    assert gains_by_rotation(asked, 20.0, 20.0 + gain) is kept
+
+
+@pytest.mark.parametrize("bits", [8, 3])
+def test_a_rotation_is_judged_with_weights_of_few_bits(ctx: RunContext, reference: onnx.ModelProto, bits: int) -> None:
+    def place_narrow(one: State, progress: Progress) -> Plan:
+        plan = place(one, progress)
+        sites = (replace(s, spec=replace(s.spec, bits=bits)) if s.role is Role.WEIGHT else s for s in plan.sites)
+        return replace(plan, sites=tuple(sites))
+
+    made = replace(ctx, place=place_narrow)
+    plain, rotated = score_equalized(made, state(reference)), score_rotated(made, state(reference))
+    assert plain is not None
+    assert rotated is not None
+    assert (rotated < plain - 1) is (bits == 3)
