@@ -29,7 +29,7 @@ from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.workers import count_threads, pack_value, unpack_value
 
 _SCHEMA = 1
-_AGAIN = "make it with `onnxq calibrate` and `shard=…`"
+_AGAIN = "make it with `onnxq calibrate`"
 # Bytes of a file: histograms of ten thousand tensors.
 _MOST_BYTES = 2**32
 # Samples that a message lists.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from onnxq.graph import NodeRef
-from onnxq.passes.equalization.streams import FLOATS, Label, Streams
+from onnxq.passes.equalization.stream_norms import (
+    HEADS,
+    MEANS,
+    attend,
+    normalize,
+    normalize_sum,
+    raise_power,
+    reduce_squares,
+    square_channels,
+)
+from onnxq.passes.equalization.streams import Label, Streams, pass_on, turn_others
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
@@ -130,17 +140,7 @@ def _gather(s: Streams, node: NodeRef) -> bool:
         return axis == 0 and _begin_of_constant(s, node)
     back = s.count_back(s.view.tensor(node, 0), axis)
     # Of a tensor of one axis there is nothing but channels to gather.
-    return x.axis == -1 and (axis == 0 if back is None else back < -1) and _pass(s, node, same_rank=False)
-
-
-def _pass(s: Streams, node: NodeRef, same_rank: bool = True) -> bool:
-    """Every channel goes where its neighbours go."""
-    label = s.label(node, 0)
-    if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
-        return False
-    for name in filter(None, node.outputs):
-        s.write(TensorId(name, node.scope), label if same_rank else replace(label, rank=None))
-    return True
+    return x.axis == -1 and (axis == 0 if back is None else back < -1) and pass_on(s, node, same_rank=False)
 
 
 def _reshape(s: Streams, node: NodeRef) -> bool:
@@ -210,7 +210,7 @@ def _concat(s: Streams, node: NodeRef) -> bool:
     label = s.join(labels, node)
     alone = all(tensor in s.labels for tensor in tensors)
     s.write(node.result, label)
-    return alone or (not label.waiting and _turn_others(s, node, label, range(len(tensors))))
+    return alone or (not label.waiting and turn_others(s, node, label, range(len(tensors))))
 
 
 def _slice(s: Streams, node: NodeRef) -> bool:
@@ -220,16 +220,16 @@ def _slice(s: Streams, node: NodeRef) -> bool:
     tensor = s.view.tensor(node, 0)
     if axes is None or any(s.count_back(tensor, int(one)) in (axis, None) for one in np.asarray(axes).flat):
         return False
-    return _begin_of_constant(s, node) if label is None else _pass(s, node)
+    return _begin_of_constant(s, node) if label is None else pass_on(s, node)
 
 
 def _split(s: Streams, node: NodeRef) -> bool:
     label, back = s.label(node, 0), s.count_back(s.view.tensor(node, 0), int(node.attrs.get("axis", 0)))
-    return label is not None and back not in (label.axis, None) and _pass(s, node)
+    return label is not None and back not in (label.axis, None) and pass_on(s, node)
 
 
 def _expand(s: Streams, node: NodeRef) -> bool:
-    return _begin_of_constant(s, node) if s.label(node, 0) is None else _pass(s, node, same_rank=False)
+    return _begin_of_constant(s, node) if s.label(node, 0) is None else pass_on(s, node, same_rank=False)
 
 
 def _pair(s: Streams, node: NodeRef) -> tuple[Label, int, TensorId | None, tuple[int, ...] | None] | None:
@@ -281,18 +281,12 @@ def _sum(s: Streams, node: NodeRef) -> bool:
         return False
     label = s.join(labels, node)
     s.write(node.result, label)
-    return _turn_others(s, node, label, range(len(node.inputs)))
-
-
-def _turn_others(s: Streams, node: NodeRef, label: Label, inputs: Iterable[int]) -> bool:
-    """Let constants that are added follow a stream; False for anything else beside it."""
-    edges = [s.view.edge(node, k) for k in inputs if s.view.tensor(node, k) is not None and s.label(node, k) is None]
-    return all((shape := s.shape(edge)) is not None and s.turn_constant(label, edge, shape) for edge in edges)
+    return turn_others(s, node, label, range(len(node.inputs)))
 
 
 def _mul(s: Streams, node: NodeRef) -> bool:
     if node.inputs[0] == node.inputs[1]:
-        return node.op_type == "Mul" and _square(s, node)
+        return node.op_type == "Mul" and square_channels(s, node)
     found = _pair(s, node)
     if found is None or (node.op_type == "Div" and found[1]):
         return False
@@ -309,132 +303,13 @@ def _mul(s: Streams, node: NodeRef) -> bool:
     return True
 
 
-def _pow(s: Streams, node: NodeRef) -> bool:
-    exponent = s.view.scalar(node, 1)
-    return exponent is not None and exponent[0] == 2.0 and _square(s, node)
-
-
-def _square(s: Streams, node: NodeRef) -> bool:
-    """Squares, whose sum over the channels does not hang on their basis."""
-    label = s.label(node, 0)
-    if label is None or label.waiting:
-        return False
-    s.squares[node.result] = label
-    if s.view.kept(node.result):
-        s.fix(label, f"{node.name} gives out its squares")
-    return True
-
-
-# Of [N, tokens, channels] a mean over the last axis is a GlobalAveragePool, too.
-_MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
-
-
-def _reduce(s: Streams, node: NodeRef) -> bool:
-    tensor = s.view.tensor(node, 0)
-    squares = None if tensor is None else s.squares.get(tensor)
-    label, pooled = squares or s.label(node, 0), node.op_type == "GlobalAveragePool"
-    axes = [2] if pooled else node.attrs.get("axes", s.view.constant(node, 1))
-    if label is None or axes is None or label.waiting or (pooled and (tensor is None or s.rank(tensor) != 3)):
-        return False
-    backs = {s.count_back(tensor, int(one)) for one in np.asarray(axes).flat}
-    kept = bool(node.attrs.get("keepdims", 1))
-    if backs == {label.axis}:
-        stream = s.of(label)
-        if squares is not None or node.op_type in ("ReduceL2", "ReduceSumSquare"):
-            stream.normalized = True
-        elif node.op_type in _MEANS:
-            stream.level = True
-        else:
-            return False
-        if kept and label.axis == -1:
-            s.narrow.add(node.result)
-        return True
-    before = all(one is not None and one < label.axis for one in backs)
-    return squares is None and before and node.op_type in _MEANS and _pass(s, node, same_rank=kept)
-
-
-_CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
-
-
-def _norm(s: Streams, node: NodeRef) -> bool:
-    """LayerNormalization and RMSNormalization."""
-    label = s.label(node, 0)
-    back = s.count_back(s.view.tensor(node, 0), int(node.attrs.get("axis", -1)))
-    return label is not None and back == -1 and _normalize(s, node, label, 1)
-
-
-def _normalize(s: Streams, node: NodeRef, label: Label, k: int) -> bool:
-    """A normalization's first output, with scale at input k and shift, where it takes the mean away, behind it."""
-    scale, centred = s.view.edge(node, k), node.op_type in _CENTRED
-    if label.axis != -1 or label.waiting or s.shape(scale) != (label.width,):
-        return False
-    shift = s.view.edge(node, k + 1) if centred and s.view.tensor(node, k + 1) is not None else None
-    if shift is not None and s.shape(shift) != (label.width,):
-        return False
-    stream = s.of(label)
-    stream.normalized, stream.level = True, stream.level or centred
-    s.write(node.result, s.scale(label, scale, shift))
-    return True
-
-
-def _skip_norm(s: Streams, node: NodeRef) -> bool:
-    """The sum of two inputs and a bias, normalized, and the sum itself as fourth output."""
-    labels = [one for one in (s.label(node, 0), s.label(node, 1)) if one is not None]
-    bias = 3 if node.op_type == "SkipSimplifiedLayerNormalization" else 4
-    if not labels or any(one.waiting for one in labels):
-        return False
-    label = s.join(labels, node)
-    if not _turn_others(s, node, label, (0, 1, bias)):
-        return False
-    if len(node.outputs) > 3 and node.outputs[3]:
-        s.write(TensorId(node.outputs[3], node.scope), label)
-    return _normalize(s, node, label, 2)
-
-
-# Attributes with the number of value heads and of query heads; inputs with past values.
-_HEADS = {
-    "Attention": ("kv_num_heads", "q_num_heads", 5),
-    "GroupQueryAttention": ("kv_num_heads", "num_heads", 4),
-    "MultiHeadAttention": ("num_heads", "num_heads", 7),
-}
-
-
-def _attention(s: Streams, node: NodeRef) -> bool:
-    """Values through attention as one node: all heads are turned alike."""
-    kv_heads, heads, past = _HEADS[node.op_type]
-    label = s.label(node, 2)
-    # Its biases of queries, keys and values lie in one constant; that of com.microsoft holds the weights too.
-    biased = node.op_type == "MultiHeadAttention" and s.view.tensor(node, 3) is not None
-    if label is None or label.axis != -1 or biased or (node.op_type == "Attention" and node.domain):
-        return False
-    for k in {*range(len(node.inputs))} - {2}:
-        tensor = s.view.tensor(node, k)
-        if tensor is not None:
-            s.fix(s.labels.get(tensor), f"{node.name} ({node.op_type}) reads {tensor.name}")
-            if k == past:
-                s.fix(label, f"{node.name} ({node.op_type}) reads past values")
-    tensor, width, out = s.view.tensor(node, 2), label.width, label.width
-    if s.rank(tensor) != 4:
-        # Of all heads in one row.
-        parts = int(node.attrs.get(kv_heads, 0))
-        if not parts or label.width % parts:
-            return False
-        width = label.width // parts
-        out = width * int(node.attrs[heads])
-    s.divide(label, width)
-    s.write(node.result, replace(label, width=out))
-    if len(node.outputs) > 2 and node.outputs[2]:
-        s.write(TensorId(node.outputs[2], node.scope), replace(label, width=width))
-    return True
-
-
 _RULES: dict[str, Callable[[Streams, NodeRef], bool]] = {
     **dict.fromkeys(("Shape", "Size"), _measure),
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": _conv,
     "Gather": _gather,
-    **dict.fromkeys(("Identity", "Dropout", "Cast", "Neg"), _pass),
+    **dict.fromkeys(("Identity", "Dropout", "Cast", "Neg"), pass_on),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
     "Transpose": _transpose,
     "Sum": _sum,
@@ -444,9 +319,9 @@ _RULES: dict[str, Callable[[Streams, NodeRef], bool]] = {
     "Expand": _expand,
     **dict.fromkeys(("Add", "Sub"), _add),
     **dict.fromkeys(("Mul", "Div"), _mul),
-    "Pow": _pow,
-    **dict.fromkeys(("ReduceL2", "ReduceSumSquare", *sorted(_MEANS)), _reduce),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _norm),
-    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_norm),
-    **dict.fromkeys(_HEADS, _attention),
+    "Pow": raise_power,
+    **dict.fromkeys(("ReduceL2", "ReduceSumSquare", *sorted(MEANS)), reduce_squares),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), normalize),
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), normalize_sum),
+    **dict.fromkeys(HEADS, attend),
 }

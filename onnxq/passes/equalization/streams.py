@@ -12,7 +12,7 @@ that the mean of a row stays what it was; then the operator need not change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
@@ -210,3 +210,19 @@ class Streams:
         """An axis of a tensor, counted from the end; None where its rank is not known."""
         rank = self.rank(tensor)
         return axis if axis < 0 else None if rank is None else axis - rank
+
+
+def pass_on(s: Streams, node: NodeRef, same_rank: bool = True) -> bool:
+    """Every channel goes where its neighbours go."""
+    label = s.label(node, 0)
+    if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
+        return False
+    for name in filter(None, node.outputs):
+        s.write(TensorId(name, node.scope), label if same_rank else replace(label, rank=None))
+    return True
+
+
+def turn_others(s: Streams, node: NodeRef, label: Label, inputs: Iterable[int]) -> bool:
+    """Let constants that are added follow a stream; False for anything else beside it."""
+    edges = [s.view.edge(node, k) for k in inputs if s.view.tensor(node, k) is not None and s.label(node, k) is None]
+    return all((shape := s.shape(edge)) is not None and s.turn_constant(label, edge, shape) for edge in edges)
