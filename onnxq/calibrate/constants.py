@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from onnxq.errors import ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan
+from onnxq.progress import Progress, silent
 from onnxq.sites import Role, Site, TensorId
 from onnxq.spec import QParams
 
@@ -34,8 +36,31 @@ def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     return found
 
 
+def report_weights(index: GraphIndex, sites: Iterable[SitePlan], title: str, progress: Progress) -> Iterator[SitePlan]:
+    """The sites of weights, one after another, as steps that name the tensor, in megabytes of a whole of them."""
+    weights = [site for site in sites if site.role is Role.WEIGHT]
+    if not weights:
+        return
+    sizes = [_count_megabytes(index, site) for site in weights]
+    with progress(f"{title}, MB", sum(sizes)) as task:
+        for site, size in zip(weights, sizes, strict=True):
+            with progress(f"{title}: {site.site}, {size} MB"):
+                yield site
+            task.advance(size)
+
+
+def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
+    """Of the float values; at least 1, so that small ones count too."""
+    dims = index.shape(find_tensor(index, site.site)) or ()
+    return max(1, 4 * math.prod(dim for dim in dims if isinstance(dim, int)) // 10**6)
+
+
 def weight_numbers(
-    index: GraphIndex, missing: Iterable[SitePlan], biases: Iterable[SitePlan], numbers: Numbers
+    index: GraphIndex,
+    missing: Sequence[SitePlan],
+    biases: Iterable[SitePlan],
+    numbers: Numbers,
+    progress: Progress = silent,
 ) -> dict[Site, QParams]:
     """Scales and zero points of the missing weight sites.
 
@@ -44,14 +69,13 @@ def weight_numbers(
     Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
     """
     found: dict[Site, QParams] = {}
-    for site in missing:
-        if site.role is Role.WEIGHT:
-            value = _read_constant(index, site)
-            with _name_site(site):
-                importance = estimate_importance(index, site, value.shape)
-                found[site.site] = weight_qparams(
-                    value, site.spec, observer=site.observer, orders=site.sum_orders, importance=importance
-                )
+    for site in report_weights(index, missing, "scales of weights", progress):
+        value = _read_constant(index, site)
+        with _name_site(site):
+            importance = estimate_importance(index, site, value.shape)
+            found[site.site] = weight_qparams(
+                value, site.spec, observer=site.observer, orders=site.sum_orders, importance=importance
+            )
     for bias in biases:
         if bias.derived is None:
             continue

@@ -77,7 +77,7 @@ def calibrate(
     # Weights after activations, biases after both: each needs the scales before it.
     refusals = _list_refusals(index, wants, numbers, {refusal.subject: refusal for refusal in unseen})
     biases = [site for site in plan.sites if site.role is Role.BIAS]
-    numbers.update(weight_numbers(index, missing, biases, numbers))
+    numbers.update(weight_numbers(index, missing, biases, numbers, progress))
     numbers.update(bias_numbers(index, missing, numbers))
     sites = tuple(replace(site, qparams=numbers.get(site.site)) for site in plan.sites)
     done = replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))

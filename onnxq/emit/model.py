@@ -11,9 +11,10 @@ from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto
-from onnxq.plan import Plan
+from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import name_part
+from onnxq.progress import Progress, count_items, silent
 from onnxq.sites import Edge, Role, TensorId
 
 # The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
@@ -41,7 +42,7 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
     return editor.export()
 
 
-def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
+def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> ModelLike:
     """The prepared model with every pair of the plan in it.
 
     Weights and biases become integer initializers behind a DequantizeLinear; activations get a
@@ -65,14 +66,10 @@ def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
-    for site in sorted(plan.sites, key=lambda one: one is tables.get(one.group)):
-        if not site.complete:
-            raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
-        if site.role not in (Role.WEIGHT, Role.BIAS):
-            # Numbers left over from before a person made the site dynamic mean nothing.
-            writer.write_activation(site, None if site.spec.dynamic else site.qparams)
-        elif site.qparams is not None:
-            writer.write_constant(site, site.qparams)
+    ordered = sorted(plan.sites, key=lambda one: one is tables.get(one.group))
+    with progress("rounding weights and writing pairs", len(ordered)) as task:
+        for site in count_items(ordered, task):
+            _write_site(writer, site)
     writer.editor.remove_unused()
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
@@ -88,6 +85,16 @@ def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
     sites = [site.site for site in plan.sites if site.role is Role.WEIGHT and isinstance(site.site, Edge)]
     found = Counter(tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope)
     return frozenset(tensor for tensor, count in found.items() if count > 1)
+
+
+def _write_site(writer: PairWriter, site: SitePlan) -> None:
+    if not site.complete:
+        raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
+    if site.role not in (Role.WEIGHT, Role.BIAS):
+        # Numbers left over from before a person made the site dynamic mean nothing.
+        writer.write_activation(site, None if site.spec.dynamic else site.qparams)
+    elif site.qparams is not None:
+        writer.write_constant(site, site.qparams)
 
 
 def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:

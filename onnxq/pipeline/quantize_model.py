@@ -140,7 +140,7 @@ def _quantize(model: str | Path | onnx.ModelProto, data: object, ctx: RunContext
     state = run_stage(_list_passes(ctx), Stage.REFINE, ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
         state = replace(state, plan=note_contents(state.planned, prepared))
-        quantized = build_file(state, state.planned)
+        quantized = build_file(state, state.planned, ctx.progress)
     return finalize_run(ctx, state, quantized, source=model)
 
 

@@ -67,9 +67,9 @@ def quantize_unrun(
     with ctx.timers.run("plan", "planning"):
         plan = plan_unrun(state, ctx.config, name, obstacle)
     with ctx.timers.run("calibrate", "calibrating"):
-        plan = calibrate(state.model, plan, None)
+        plan = calibrate(state.model, plan, None, progress=ctx.progress)
     with ctx.timers.run("emit", "making the quantized model"):
-        quantized = build_file(state, plan)
+        quantized = build_file(state, plan, ctx.progress)
     # The context has no samples, so that the end of the run checks the interface, and large models by made-up inputs.
     result = finalize_run(ctx, replace(state, plan=plan), quantized, source=source)
     if obstacle is None:

@@ -15,6 +15,7 @@ from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
+from onnxq.progress import Progress, silent
 from onnxq.sites import Role
 from onnxq.spec import FloatType
 from onnxq.targets import find_target
@@ -35,20 +36,20 @@ def build_quantized(state: State, plan: Plan) -> ModelLike:
     return proto
 
 
-def build_file(state: State, plan: Plan) -> ModelLike:
+def build_file(state: State, plan: Plan, progress: Progress = silent) -> ModelLike:
     """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked."""
-    typed = _write_operators(emit_types(_write_all(state, plan), plan, state.types), plan)
+    typed = _write_operators(emit_types(_write_all(state, plan, progress), plan, state.types), plan)
     proto = restore_stored(typed, state.types.stored)
     proto = _as_declared(proto, state.named)
     verify_graph(proto, kept=plan.kept)
     return proto
 
 
-def _write_all(state: State, plan: Plan) -> ModelLike:
+def _write_all(state: State, plan: Plan, progress: Progress = silent) -> ModelLike:
     proto = _with_biases(state, plan)
     if find_target(plan.target).quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
-    return write_integer_products(guard_float(emit_pairs(proto, plan), plan.float_nodes))
+    return write_integer_products(guard_float(emit_pairs(proto, plan, progress), plan.float_nodes))
 
 
 def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
