@@ -50,8 +50,7 @@ ROWS = (
     Row("ORT MatMulNBits, DEFAULT", tool="ort-blocks-asymmetric"),
     Row("ORT MatMulNBits, HQQ", tool="ort-blocks-hqq"),
     Row("ORT MatMulNBits, k_quant", tool="ort-blocks-k_quant"),
-    Row("ModelOpt int4, rtn", tool="modelopt-blocks-rtn"),
-    Row("ModelOpt int4, awq_lite", tool="modelopt-blocks-awq_lite", data=True),
+    # Of ModelOpt 0.47, rtn makes a file that ONNX Runtime 1.32 refuses, and awq_lite fails on this model.
     Row("ModelOpt int4, awq_clip", tool="modelopt-blocks-awq_clip", data=True),
 )  # fmt: skip
 
