@@ -61,7 +61,8 @@ class Way(Enum):
     QAT = "trained"
 
 
-BLOCKS = {"extends": "ort-int4-weights"}
+# All weights alike, the scores of bytes too.
+BLOCKS = {"extends": "ort-int4-weights", "projection_bits": None}
 CHANNELS = {"extends": "ort-dynamic", "weights": {"bits": 4, "storage": "int4"}}
 LEARNED = {"weights": {"quantizer": {"name": "lsq", "init": "observer"}}}
 # Data rounded as MatMulNBits does it: symmetric int8 in the blocks of the weights.

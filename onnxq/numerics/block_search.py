@@ -52,7 +52,7 @@ def search_numbers(
     squared error of each value, above 0, of the same shape; None for equal weights.
     """
     count, length = groups.shape
-    if spec.bits >= _WIDE_BITS and spec.symmetric and weighting is None and length > _SHORT:
+    if spec.bits >= _WIDE_BITS and spec.symmetric and length > _SHORT:
         return _search_wide(groups, spec, start)
     scale, zero = start.scale.copy(), start.zero_point.copy()
     rows = max(1, _SLAB // max(length, 1))
@@ -71,7 +71,7 @@ def search_numbers(
 
 
 def _search_wide(groups: NDArray[np.float32], spec: QuantSpec, start: QParams) -> QParams:
-    """The same for many bits, where little is to be gained: shares of the range, by the error itself, in float32."""
+    """The same for many bits in long rows, where little is to be gained: shares of the range, by the plain error."""
     count, length = groups.shape
     scale, steps = start.scale.copy(), symmetric_steps(spec)
 

@@ -46,7 +46,8 @@ def read_lazily(
         return store.put(tensor, _describe_array(tensor, opened[extent.file], extent.offset))
 
     found = load_external(proto, path, keep, store.holds)
-    if sum(count_tensor_bytes(tensor) for tensor in proto.graph.initializer) >= LARGE_BYTES:
+    # Before anybody has checked the tensors themselves.
+    if path.stat().st_size + sum(found.values()) >= LARGE_BYTES:
         store.spool = Spool()
     return proto, store, found
 
