@@ -62,13 +62,13 @@ class Way(Enum):
 
 
 # All weights alike, the scores of bytes too.
-BLOCKS = {"extends": "ort-int4-weights", "projection_bits": None}
+BLOCKS = {"extends": "ort-int4-weights", "projection_bits": 4}
 CHANNELS = {"extends": "ort-dynamic", "weights": {"bits": 4, "storage": "int4"}}
 LEARNED = {"weights": {"quantizer": {"name": "lsq", "init": "observer"}}}
 # Data rounded as MatMulNBits does it: symmetric int8 in the blocks of the weights.
 ROUNDED_DATA = {"activations": {"quantizer": {"name": "dynamic", "scales": "block"}}}
 SIGNED = {"activations": {"scheme": "symmetric", "signed": True}}
-TWO_BITS = {"weights": {"bits": 2}}
+TWO_BITS = {"weights": {"bits": 2}, "projection_bits": 2}
 
 METHODS: dict[str, tuple[dict[str, Any], Way]] = {
     "W4A16, nearest": (BLOCKS, Way.NEAREST),
