@@ -52,7 +52,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: tuple[int, ...]) -> NDArr
     while maker is not None and maker.op_type in _PASSING:
         maker = index.maker(maker)
     power = None if maker is None else _read_power(index, maker)
-    if power is None or power.shape != (shape[axis],) or not np.isfinite(power).all() or not power.any():
+    if power is None or power.shape != (shape[axis],) or not np.isfinite(power).all() or not np.ptp(power):
         return None
     power = power / power.mean()
     weighting = np.asarray(np.maximum(power, _LEAST), np.float32)

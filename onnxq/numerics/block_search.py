@@ -36,8 +36,8 @@ _ROUNDS = 2
 _MISSES = 5
 # From here on the error is so small a part of the power that float32 does not show it.
 _WIDE_BITS = 7
-# Values per step, of which half a dozen arrays stay in the cache; rows up to the second length are turned to columns.
-_SLAB, _SHORT = 1 << 16, 1 << 10
+# Values per step, so many that threads wait little for one another; rows up to the second length are turned to columns.
+_SLAB, _SHORT = 1 << 19, 1 << 10
 # Of many bits: values per step, in rows; shares around the best.
 _WIDE_SLAB = 1 << 17
 _NEAREST = (0.97, 0.985, 1.015, 1.03)
