@@ -219,8 +219,6 @@ TOOLS: dict[str, Callable[[str, str, str], str]] = {
     "ort-blocks-asymmetric": lambda source, _, target: ort_blocks(source, target, "asymmetric"),
     "ort-blocks-hqq": lambda source, _, target: ort_blocks(source, target, "hqq"),
     "ort-blocks-k_quant": lambda source, _, target: ort_blocks(source, target, "k_quant"),
-    "modelopt-blocks-rtn": lambda *files: modelopt_blocks(*files, "rtn"),
-    "modelopt-blocks-awq_lite": lambda *files: modelopt_blocks(*files, "awq_lite"),
     "modelopt-blocks-awq_clip": lambda *files: modelopt_blocks(*files, "awq_clip"),
     "quark": quark,
     "ort-dynamic": lambda source, _, target: ort_dynamic(source, target),

@@ -36,15 +36,15 @@ def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     return found
 
 
-def report_weights(index: GraphIndex, sites: Iterable[SitePlan], title: str, progress: Progress) -> Iterator[SitePlan]:
-    """The sites of weights, one after another, as steps that name the tensor, in megabytes of a whole of them."""
+def _report_weights(index: GraphIndex, sites: Iterable[SitePlan], progress: Progress) -> Iterator[SitePlan]:
+    """The sites of weights, one after another, each a step that names the tensor, in megabytes of all."""
     weights = [site for site in sites if site.role is Role.WEIGHT]
     if not weights:
         return
     sizes = [_count_megabytes(index, site) for site in weights]
-    with progress(f"{title}, MB", sum(sizes)) as task:
+    with progress("scales of weights, MB", sum(sizes)) as task:
         for site, size in zip(weights, sizes, strict=True):
-            with progress(f"{title}: {site.site}, {size} MB"):
+            with progress(f"scales of weights: {site.site}, {size} MB"):
                 yield site
             task.advance(size)
 
@@ -69,7 +69,7 @@ def weight_numbers(
     Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
     """
     found: dict[Site, QParams] = {}
-    for site in report_weights(index, missing, "scales of weights", progress):
+    for site in _report_weights(index, missing, progress):
         value = _read_constant(index, site)
         with _name_site(site):
             importance = estimate_importance(index, site, value.shape)

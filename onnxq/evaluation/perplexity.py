@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +13,7 @@ from onnxq.data.text import Window
 from onnxq.errors import DataError
 from onnxq.evaluation.decoder import Array, Decoder
 from onnxq.progress import Progress
-from onnxq.runtime.timing import count_block_runs, measure_rounds
+from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
 
 # Logits of one model held at a time: 64 MB of float32.
 _BLOCK = 2**24
@@ -176,11 +175,11 @@ def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tu
     half = max(len(ids) // 2, 1)
     prompts, steps = {}, {}
     for decoder in decoders:
-        prompts[decoder.name] = partial(_time_runs, partial(decoder.run_tokens, ids))
+        prompts[decoder.name] = partial(time_runs, partial(decoder.run_tokens, ids))
         # Without caches a token costs a run of all that stand before it.
         known = decoder.run_tokens(ids[:half])[1] if decoder.caches else None
         step = ids[half : half + 1] if decoder.caches else ids[: half + 1]
-        steps[decoder.name] = partial(_time_runs, partial(decoder.run_tokens, step, known))
+        steps[decoder.name] = partial(time_runs, partial(decoder.run_tokens, step, known))
     rates = []
     for blocks, tokens in ((prompts, len(ids)), (steps, 1)):
         repeated = {name: partial(block, count_block_runs(block)) for name, block in blocks.items()}
@@ -189,15 +188,6 @@ def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tu
             {name: tokens / float(np.median([np.mean(one) for one in found])) for name, found in rounds.items()}
         )
     return tuple(rates)
-
-
-def _time_runs(run: Callable[[], object], count: int = 1) -> list[float]:
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return times
 
 
 def choose_prompts(windows: Iterable[Window]) -> list[Array]:

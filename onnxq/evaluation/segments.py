@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import ValueInfoProto, helper
@@ -28,11 +29,10 @@ Values = dict[str, Array]
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes of the main graph, the tensors that they make and later ones read, and the bytes of their weights."""
+    """Nodes of the main graph, and the tensors that they make and later ones, or the caller, read."""
 
     nodes: tuple[str, ...]
     outputs: tuple[str, ...]
-    weight_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +62,8 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         alive: set[str] = set()
         best, fewest, k = 0, 0, start
         while k < len(nodes):
-            read.update(tensor for tensor in _list_stored(cutter, nodes[k]) if tensor in sizes)
-            if k > start and sum(sizes[tensor] for tensor in read) > limit and best:
+            read |= _list_stored(cutter, nodes[k])
+            if best and sum(sizes.get(tensor, 0) for tensor in read) > limit:
                 break
             alive.update(tensor for tensor in cutter.nodes[nodes[k]].output if tensor)
             alive = {tensor for tensor in alive if last.get(tensor, -1) > k or tensor in given}
@@ -77,8 +77,7 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         outputs = [
             t for name in part for t in cutter.nodes[name].output if t and (last.get(t, -1) >= stop or t in given)
         ]
-        weights = {t for name in part for t in _list_stored(cutter, name) if t in sizes}
-        made.append(Segment(tuple(part), tuple(outputs), sum(sizes[tensor] for tensor in weights)))
+        made.append(Segment(tuple(part), tuple(outputs)))
         start = stop
     return made
 
@@ -142,10 +141,10 @@ def _run_part(
     threads: int = 0,
 ) -> list[Values]:
     """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
-    fed = {name: alive[0][name].dtype for name in cutter.list_inputs(nodes)}
-    for name in fed if types is not None else ():
-        kind = types.dtype(TensorId(name)) if types is not None else 0
-        fed[name] = helper.tensor_dtype_to_np_dtype(kind) if kind else fed[name]
+    fed: dict[str, np.dtype[Any]] = {}
+    for name in cutter.list_inputs(nodes):
+        kind = 0 if types is None else types.dtype(TensorId(name))
+        fed[name] = helper.tensor_dtype_to_np_dtype(kind) if kind else alive[0][name].dtype
     inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(kind), None) for n, kind in fed.items()]
     part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
     session = Session(part, optimize=optimize, threads=threads, arena=False)

@@ -98,10 +98,6 @@ class WeightStore:
         found = self._arrays[_key(tensor)]
         return found if isinstance(found, StoredArray) else None
 
-    def holds(self, tensor: TensorProto) -> bool:
-        """True for a stub of this store."""
-        return is_stub(tensor) and _key(tensor) in self._arrays
-
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
         copy = WeightStore(self.observed, self.spool)
@@ -165,10 +161,6 @@ class LightModel:
         """The model's metadata."""
         found: Sequence[StringStringEntryProto] = self.proto.metadata_props
         return found
-
-    def list_arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays behind the stubs, by initializer name."""
-        return {tensor.name: self.weights.array(tensor) for tensor in self.graph.initializer if is_stub(tensor)}
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
@@ -317,8 +309,11 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, NDArray[Any
 
 
 def count_light_bytes(model: ModelLike) -> int:
-    """The bytes of all tensors together, of those behind stubs too."""
-    return sum(count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model)))
+    """The bytes of all tensors together, of those behind stubs too; of a light model counted once."""
+    facts = model.facts if isinstance(model, LightModel) else {}
+    if "bytes" not in facts:
+        facts["bytes"] = sum(count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model)))
+    return int(facts["bytes"])
 
 
 def measure_size(model: ModelLike) -> int:

@@ -18,6 +18,7 @@ from onnxq.graph.precision.contrib import set_contrib_apart
 from onnxq.graph.scopes import replace_items, sort_nodes, walk_graphs
 from onnxq.graph.storage.external import is_external, load_external, walk_tensors
 from onnxq.graph.storage.lazy import read_lazily
+from onnxq.graph.storage.skeleton import MESSAGE_LIMIT
 from onnxq.graph.weights import check_tensors, omit_weights
 from onnxq.nearest import find_nearest
 from onnxq.sites import Caution
@@ -26,7 +27,6 @@ from onnxq.sites import Caution
 PLAIN_INITIALIZERS_IR = 4
 # Names listed in a note.
 _SHOWN = 5
-_MAX_MESSAGE = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,10 +146,10 @@ def _read_bytes(path: Path) -> bytes:
         near = find_nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
         fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
         raise ModelError(path, "there is no such file", fix, code="Q101")
-    if path.stat().st_size > _MAX_MESSAGE:
+    if path.stat().st_size > MESSAGE_LIMIT:
         cause = "is one file of over 2 GB: protobuf cannot read it"
         raise ModelError(path, cause, "save it with external data", code="Q101")
-    data = read_input(path, ModelError, limit=_MAX_MESSAGE)
+    data = read_input(path, ModelError, limit=MESSAGE_LIMIT)
     if not data:
         raise ModelError(path, "is empty", "copy or export it again", code="Q102")
     return data

@@ -87,7 +87,7 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str) -> ModelProt
         held = omitted.get(key)
         if held is None or held.data_type == TensorProto.STRING:
             continue
-        offset += _write_padding(file, -offset % _ALIGNMENT)
+        offset += file.write(b"\0" * (-offset % _ALIGNMENT))
         length = 0
         for piece in cut_bytes(_read_bytes(held, store)):
             length += file.write(piece)
@@ -98,10 +98,6 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str) -> ModelProt
         offset += length
         del omitted[key]
     return restore_weights(light, omitted)
-
-
-def _write_padding(file: BinaryIO, count: int) -> int:
-    return file.write(b"\0" * count)
 
 
 def _read_bytes(tensor: TensorProto, store: WeightStore | None) -> NDArray[np.uint8]:

@@ -63,7 +63,7 @@ def search_numbers(
         given = None if weighting is None else arrange(weighting[part].T)
         held = scale[part], zero[part]
         found = _search_columns(arrange(groups[part].T), spec, given)
-        before, after = (_measure_error(groups[part], numbers, spec, given) for numbers in (held, found))
+        before, after = (_measure_error(groups[part], QParams(*numbers), spec, given) for numbers in (held, found))
         scale[part], zero[part] = (np.where(after < before, new, old) for new, old in zip(found, held, strict=True))
 
     map_parts(search, count, rows, elements=groups.size)
@@ -77,12 +77,12 @@ def _search_wide(groups: NDArray[np.float32], spec: QuantSpec, start: QParams) -
 
     def search(part: slice) -> None:
         rows, zero = np.ascontiguousarray(groups[part]), start.zero_point[part]
-        best, least = start.scale[part], _measure_rows(rows, QParams(start.scale[part], zero), spec)
+        best, least = start.scale[part], _measure_error(rows, QParams(start.scale[part], zero), spec, sums=np.float32)
         for ratios in (_list_shares(length, steps), _NEAREST):
             base = best
             for ratio in ratios:
                 tried = np.maximum(base * np.float32(ratio), np.float32(scale_floor(spec)))
-                error = _measure_rows(rows, QParams(tried, zero), spec)
+                error = _measure_error(rows, QParams(tried, zero), spec, sums=np.float32)
                 best, least = np.where(error < least, tried, best), np.minimum(error, least)
         scale[part] = best
 
@@ -90,16 +90,13 @@ def _search_wide(groups: NDArray[np.float32], spec: QuantSpec, start: QParams) -
     return replace(start, scale=scale)
 
 
-def _measure_rows(rows: Array, numbers: QParams, spec: QuantSpec) -> Array:
+def _measure_error(
+    rows: Array, numbers: QParams, spec: QuantSpec, u: Array | None = None, sums: type[np.floating[Any]] = np.float64
+) -> Array:
+    """Squared error of each row, in `sums`; u: its weighting, [values, rows]."""
     gap = fake_quant(rows, numbers, spec)
     gap -= rows
-    return np.asarray(np.einsum("rk,rk->r", gap, gap))
-
-
-def _measure_error(rows: Array, numbers: tuple[Array, Array], spec: QuantSpec, u: Array | None) -> Array:
-    """Squared error of each row; u: its weighting, [values, rows]."""
-    gap = fake_quant(rows, QParams(*numbers), spec) - rows
-    return np.asarray(np.einsum("rk,rk->r", gap, gap if u is None else gap * u.T, dtype=np.float64))
+    return np.asarray(np.einsum("rk,rk->r", gap, gap if u is None else gap * u.T, dtype=sums))
 
 
 def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, Array]:

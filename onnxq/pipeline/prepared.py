@@ -11,7 +11,7 @@ from onnxq.annotate.find import find_chains
 from onnxq.config import RuntimeConfig
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
-from onnxq.evaluation.compare import Runner, compare_models
+from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import (
     Model,
     ModelLike,
@@ -27,7 +27,6 @@ from onnxq.graph import (
     strip_weights,
 )
 from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.graph.storage.lazy import is_large_model
 from onnxq.passes.equalization.trial import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
@@ -106,30 +105,24 @@ def _rewrite(
     return State(named, infer_shapes(strip_weights(proto)), source=model, types=types, rewrites=changed)
 
 
-class _Recording:
-    """The outputs of a session that is gone, in the order of its runs."""
-
-    def __init__(self, outputs: Sequence[dict[str, Array]]) -> None:
-        self._outputs = iter(outputs)
-
-    def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
-        return next(self._outputs)
-
-
 # A constant that was rounded to a narrow type, such as a root of 2, is taken for what it stands for.
 _NARROW_DB = {int(TensorProto.FLOAT16): 50.0, int(TensorProto.BFLOAT16): 35.0}
 
 
+def _run_samples(model: ModelLike, samples: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    session = Session(model, optimize=False)
+    return [session.run(feeds) for feeds in samples]
+
+
 def prove_equal(state: State, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent) -> None:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
+    some, errors = list(samples), ModelErrors()
     with progress("comparing the simplified model with the original") as task:
-        before: Runner = Session(state.named, optimize=False)
-        if is_large_model(state.named):
-            # One session at a time.
-            samples = list(samples)
-            before = _Recording([before.run(sample) for sample in samples])
-        after = Session(state.model, optimize=False)
-        found = compare_models({"prepare": (before, after)}, count_items(samples, task))["prepare"]
+        # One session at a time: each may hold gigabytes.
+        before, after = (_run_samples(model, some) for model in (state.named, state.model))
+        for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
+            errors.update(feeds, old, new)
+    found = errors.results()
     least = _NARROW_DB.get(state.types.computes, EQUIVALENT_DB)
     for output in found:
         # As a whole: float32 beside values a thousand times larger is no more exact than those are.

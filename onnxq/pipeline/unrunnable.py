@@ -27,7 +27,7 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
 
     measuring: samples or a demand on the accuracy were given, which only a run can serve.
     """
-    if config.mode != "weight-only" or config.weight_bits_budget is not None or measuring:
+    if measuring or not _rounds_by_values(config):
         return None
     nodes = (node for _, graph in walk_graphs(state.named.graph) for node in graph.node)
     # An operator of another domain may have to come from a library; whether it has to, only ORT knows. A session of a
@@ -43,8 +43,12 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
 
 def needs_no_run(state: State, config: Config, *, measuring: bool) -> bool:
     """True for weights alone of a large model, which no session need hold. measuring: as for `find_obstacle`."""
-    alone = config.mode == "weight-only" and config.weight_bits_budget is None and not measuring
-    return alone and is_large_model(state.model)
+    return not measuring and _rounds_by_values(config) and is_large_model(state.model)
+
+
+def _rounds_by_values(config: Config) -> bool:
+    """True where weights alone are rounded, and no error at the outputs says with how many bits."""
+    return config.mode == "weight-only" and config.weight_bits_budget is None
 
 
 def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError | None) -> Plan:

@@ -39,8 +39,7 @@ class Session:
     model: a model or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
     layout: False leaves out the last of them, which only change how tensors lie in memory.
     threads: 0 takes ORT's default, all cores. arena: False hands every buffer back as soon as it is free (lower peak
-    memory, slower small runs). shapes_first: run Shape nodes as early as possible. prepack: False keeps no
-    second copy of weights in the layout of the kernels (slower runs); None: unless the model is large.
+    memory, slower small runs). shapes_first: run Shape nodes as early as possible.
     save_optimized: where to write the graph ORT made. libraries: of custom operators, beside those of a light model.
     provider: to run on, "" for the CPU; None for a light model's own.
     Raises ModelError when ORT refuses the model, ConfigError for a provider that does not start on this machine,
@@ -56,7 +55,6 @@ class Session:
         threads: int = 0,
         arena: bool = True,
         shapes_first: bool = False,
-        prepack: bool | None = None,
         save_optimized: Path | None = None,
         libraries: Sequence[str] = (),
         provider: str | None = None,
@@ -64,7 +62,7 @@ class Session:
         ort = import_onnxruntime()
         options = make_session_options(
             optimize=optimize, layout=layout, threads=threads, arena=arena, shapes_first=shapes_first,
-            prepack=not _is_large(model) if prepack is None else prepack, save=save_optimized,
+            prepack=not _is_large(model), save=save_optimized,
         )  # fmt: skip
         own = model.libraries if isinstance(model, LightModel) else ()
         register_libraries(options, (*own, *libraries))

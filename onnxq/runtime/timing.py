@@ -89,7 +89,7 @@ def time_models(
     blocks = {}
     for name, session in sessions.items():
         own = convert_floats(feeds, {value.name: value.dtype for value in session.inputs})
-        blocks[name] = partial(_time_runs, session, own, _warm_up_session(session, own))
+        blocks[name] = partial(time_runs, partial(session.run, own), _warm_up_session(session, own))
     found = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
     return {name: summarize_rounds(one, threads) for name, one in found.items()}
 
@@ -153,13 +153,14 @@ def _estimate_spread(rounds: Sequence[Sequence[float]]) -> float:
 
 
 def _warm_up_session(session: Session, feeds: Feeds) -> int:
-    return count_block_runs(partial(_time_runs, session, feeds, 1))
+    return count_block_runs(partial(time_runs, partial(session.run, feeds)))
 
 
-def _time_runs(session: Session, feeds: Feeds, runs: int) -> list[float]:
+def time_runs(run: Callable[[], object], count: int = 1) -> list[float]:
+    """Seconds of each of so many runs."""
     times = []
-    for _ in range(runs):
+    for _ in range(count):
         start = time.perf_counter()
-        session.run(feeds)
+        run()
         times.append(time.perf_counter() - start)
     return times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any
     )
     path = tmp_path_factory.mktemp("cluster") / "cluster.py"
     path.write_text(script)
-    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    # Workers unpickle what the tests ask of them by its name: they import `tests` from where it lies.
+    places = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": places}}
+    how |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with start([sys.executable, str(path)], **how) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip(), process

@@ -55,18 +55,16 @@ def load_external(
     proto: ModelProto,
     path: Path,
     keep: Callable[[TensorProto, Extent], bool] | None = None,
-    kept: Callable[[TensorProto], bool] = lambda tensor: False,
 ) -> dict[Path, int]:
     """Read every external tensor of the model at `path` into the proto, in place; the bytes in use of each file.
 
     keep: called with the initializers of the main graph; True for one that it has made a stub of, which is not read.
-    kept: True for one that is a stub already.
     Raises ModelError for a location that is missing, absolute, outside the model's folder, or too short.
     """
     read: dict[Path, int] = {}
     main = {id(tensor): tensor for tensor in proto.graph.initializer} if keep is not None else {}
     for tensor in walk_tensors(proto):
-        if not is_external(tensor) or kept(tensor):
+        if not is_external(tensor):
             continue
         extent = _find_extent(tensor, path, read)
         if keep is None or id(tensor) not in main or not keep(tensor, extent):

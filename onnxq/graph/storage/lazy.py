@@ -14,7 +14,7 @@ from onnxq.errors import ModelError
 from onnxq.files import check_input_kind
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, ModelLike, WeightStore, count_light_bytes
 from onnxq.graph.storage.external import Extent, load_external
-from onnxq.graph.storage.skeleton import read_skeleton
+from onnxq.graph.storage.skeleton import MESSAGE_LIMIT, read_skeleton
 from onnxq.graph.storage.stored import OpenFile, Spool, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes
 
@@ -22,8 +22,6 @@ from onnxq.graph.weights import count_tensor_bytes
 _WORTH_MAPPING = 1 << 26
 # Bytes of weights from which on those that are made leave memory, too, and no session gets all of them at once.
 LARGE_BYTES = 1 << 30
-# protobuf's limit on one message.
-_MOST = 2**31 - 1
 
 
 def read_lazily(
@@ -34,7 +32,8 @@ def read_lazily(
     read: all bytes of a file, with the errors for one that is none. parse: the model in bytes, likewise.
     """
     store = WeightStore()
-    proto = (_read_mapped(path, parse, store) if _can_map(path) else None) or parse(read(path), path)
+    mapped = _read_mapped(path, parse) if _can_map(path) else None
+    proto, inside = mapped or (parse(read(path), path), {})
     opened: dict[Path, OpenFile] = {}
 
     def keep(tensor: TensorProto, extent: Extent) -> bool:
@@ -45,7 +44,10 @@ def read_lazily(
         del tensor.external_data[:]
         return store.put(tensor, _describe_array(tensor, opened[extent.file], extent.offset))
 
-    found = load_external(proto, path, keep, store.holds)
+    found = load_external(proto, path, keep)
+    # Now, since stubs are external data to whoever does not know them.
+    for number, array in inside.items():
+        store.put(proto.graph.initializer[number], array)
     # Before anybody has checked the tensors themselves.
     if path.stat().st_size + sum(found.values()) >= LARGE_BYTES:
         store.spool = Spool()
@@ -58,13 +60,15 @@ def is_large_model(model: ModelLike) -> bool:
 
 
 def _can_map(path: Path) -> bool:
-    return path.is_file() and _WORTH_MAPPING <= path.stat().st_size <= _MOST
+    return path.is_file() and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
 
 
-def _read_mapped(path: Path, parse: Callable[[bytes, Path], ModelProto], store: WeightStore) -> ModelProto | None:
-    """The model with its large initializers left in its file; None for a file that is damaged."""
+def _read_mapped(
+    path: Path, parse: Callable[[bytes, Path], ModelProto]
+) -> tuple[ModelProto, dict[int, StoredArray]] | None:
+    """The model without its large initializers, and these by their numbers; None for a file that is damaged."""
     check_input_kind(path, ModelError)
-    file = open_data(path)
+    file, inside = open_data(path), {}
     with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
         try:
             skeleton, left_out = read_skeleton(data, SMALLEST_STUB)
@@ -74,11 +78,11 @@ def _read_mapped(path: Path, parse: Callable[[bytes, Path], ModelProto], store: 
         for number, (offset, length) in left_out.items():
             tensor = proto.graph.initializer[number]
             # External data that also has bytes of its own is for the checks to refuse.
-            if not _can_stay(tensor, length) or tensor.HasField("data_location"):
-                tensor.raw_data = data[offset : offset + length]
+            if _can_stay(tensor, length) and not tensor.HasField("data_location"):
+                inside[number] = _describe_array(tensor, file, offset)
             else:
-                store.put(tensor, _describe_array(tensor, file, offset))
-    return proto
+                tensor.raw_data = data[offset : offset + length]
+    return proto, inside
 
 
 def _can_stay(tensor: TensorProto, length: int) -> bool:

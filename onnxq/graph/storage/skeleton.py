@@ -16,7 +16,7 @@ from onnxq.graph.weights import copy_fields, count_tensor_bytes, is_stub
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9
 # protobuf's limit on one message.
-_MOST = 2**31 - 1
+MESSAGE_LIMIT = 2**31 - 1
 # Kinds of encoding: a varint, 8 bytes, a length and so many bytes, 4 bytes.
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
@@ -136,7 +136,7 @@ def write_model(proto: ModelProto, read: Callable[[TensorProto], Iterator[bytes]
     tensors = [_encode_tensor(tensor) for tensor in proto.graph.initializer]
     inner = sum(len(head) + length + len(tail) for head, length, tail in tensors)
     first, last = _split(around.SerializeToString(deterministic=True), _GRAPH)
-    if len(first) + len(before) + inner + len(after) + len(last) > _MOST:
+    if len(first) + len(before) + inner + len(after) + len(last) > MESSAGE_LIMIT:
         raise ValueError("over 2 GB in one file")
     yield first + _begin(_GRAPH, len(before) + inner + len(after)) + before
     for tensor, (head, length, tail) in zip(proto.graph.initializer, tensors, strict=True):
