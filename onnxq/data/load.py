@@ -17,10 +17,14 @@ from onnxq.data.scripts import DEFAULT_FUNCTION, call_function
 from onnxq.data.sources import ArraySource, JoinedSource, Source
 from onnxq.data.spool import name_arrays, spool_samples
 from onnxq.data.synthetic import SAMPLES, make_synthetic
+from onnxq.data.text import make_generated_samples
 from onnxq.data.user_code import guard_user_code
 from onnxq.errors import DataError
 from onnxq.graph import ModelLike, ValueInfo
 from onnxq.progress import Progress, silent
+
+# The word for texts that a language model writes itself, in the place of a path.
+GENERATED = "self-generated"
 
 
 def load_data(
@@ -34,8 +38,9 @@ def load_data(
     """Load samples for a model with these inputs.
 
     source: a path (.npz, .npy, .pb, Polygraphy .json; a folder of these, of ONNX test data or of images; script.py or
-    script.py:function; text, with config.tokenizer), a mapping {name: array of many samples}, one array, an iterable of
-    {name: array} for one run each, a function returning any of these, a Dataset, or None for synthetic inputs.
+    script.py:function; text, with config.tokenizer), "self-generated" for texts that a language model writes, a mapping
+    {name: array of many samples}, one array, an iterable of {name: array} for one run each, a function returning any of
+    these, a Dataset, or None for synthetic inputs.
     config.samples: at most so many. Of a source with more, a seeded choice; of a stream, the first.
     model: synthetic inputs are tried on it, to find sizes for its dynamic axes; it fills the caches of text.
     Raises DataError for samples that do not fit the model, if possible before any computation.
@@ -79,6 +84,10 @@ def _open_source(
 def _open_path(
     text: str, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> tuple[Source, str]:
+    if text == GENERATED and model is not None and not Path(text).exists():
+        return spool_samples(
+            make_generated_samples(inputs, config, model), inputs, "text", None, tick
+        ), "text of its own"
     # The last colon: Windows paths have one of their own.
     script, colon, function = text.rpartition(":")
     if not (colon and script.endswith(".py")):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.fit import classify_dtype, find_input_dtype
 from onnxq.data.text import TextInputs, find_text_inputs
-from onnxq.errors import DataError
-from onnxq.graph import ValueInfo
+from onnxq.data.text.generate import find_logits, make_decoder_error
 from onnxq.runtime import Session
 
 Array = NDArray[Any]
@@ -27,7 +25,7 @@ class Decoder:
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.name = session, name
         self.parts: TextInputs = find_text_inputs(session.inputs, [value.name for value in session.outputs])
-        self._logits = _find_logits(session.outputs, self.parts, name)
+        self._logits = find_logits(session.outputs, self.parts, name)
 
     @property
     def caches(self) -> bool:
@@ -52,7 +50,7 @@ class Decoder:
         logits = outputs[self._logits]
         if logits.ndim != 3 or logits.shape[1] != len(row):
             cause = f"its output {self._logits!r} is {list(logits.shape)} for {len(row)} tokens"
-            raise _make_error(self.name, cause)
+            raise make_decoder_error(self.name, cause)
         return logits[0, :count].astype(np.float32), self.parts.read_caches(outputs)
 
     def read_logits(self, ids: Array, rows: int) -> Iterator[Array]:
@@ -78,20 +76,3 @@ class Decoder:
                 logits, caches = self.run_tokens(np.array(found[-1:]), caches)
             else:
                 logits, _ = self.run_tokens(np.concatenate([prompt, found]))
-
-
-def _make_error(name: str, cause: str) -> DataError:
-    return DataError(name, cause, "give a decoder that predicts the next token at every position", code="Q225")
-
-
-def _find_logits(outputs: Sequence[ValueInfo], parts: TextInputs, name: str) -> str:
-    """The output of logits: called so, or the first of rank 3 that is no cache."""
-    caches = {one.output for one in parts.caches}
-    able = [
-        value for value in outputs
-        if value.name not in caches and len(value.shape or ()) == 3
-        and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "float"
-    ]  # fmt: skip
-    if not able:
-        raise _make_error(name, "has no output of floats [samples, tokens, vocabulary]")
-    return next((value.name for value in able if "logits" in value.name.lower()), able[0].name)

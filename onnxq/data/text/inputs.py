@@ -63,13 +63,17 @@ class CacheInput:
 
 @dataclass(frozen=True)
 class TextInputs:
-    """The inputs of a model by their roles, and its caches. batch, length: of the tokens; None for any length."""
+    """The inputs of a model by their roles, and its caches.
+
+    batch, length: of the tokens; None for any length. free_batch: True where `batch` is 1 for want of a fixed one.
+    """
 
     roles: Mapping[str, Role]
     inputs: tuple[ValueInfo, ...]
     caches: tuple[CacheInput, ...]
     batch: int
     length: int | None
+    free_batch: bool
 
     def make_feeds(self, ids: Array, caches: Arrays | None = None) -> dict[str, Array]:
         """Make the inputs for tokens. ids: integers [N, T]. caches: of the tokens before, by input; None: no tokens."""
@@ -92,11 +96,11 @@ class TextInputs:
             for value in self.inputs
         }
 
-    def make_empty_caches(self) -> dict[str, Array]:
-        """Caches of no tokens, by input."""
+    def make_empty_caches(self, rows: int | None = None) -> dict[str, Array]:
+        """Caches of no tokens, by input. rows: of the tokens; None for `batch`."""
         empty = {}
         for one in self.caches:
-            shape = [dim if isinstance(dim, int) else self.batch for dim in one.value.shape or ()]
+            shape = [dim if isinstance(dim, int) else rows or self.batch for dim in one.value.shape or ()]
             shape[one.axis] = 0
             empty[one.value.name] = np.zeros(shape, find_input_dtype(one.value))
         return empty
@@ -140,7 +144,7 @@ def find_text_inputs(inputs: Sequence[ValueInfo], outputs: Sequence[str]) -> Tex
     caches = [CacheInput(value, name, _find_axis(value, batch)) for value, name in _pair_caches(held, outputs)]
     return TextInputs(
         roles, tuple(inputs), tuple(caches), batch if isinstance(batch, int) else 1,
-        length if isinstance(length, int) else None,
+        length if isinstance(length, int) else None, not isinstance(batch, int),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from onnxq.config import DataConfig
 from onnxq.data.fit import Array
 from onnxq.data.scripts import suggest_files
 from onnxq.data.synthetic import count_table_rows
+from onnxq.data.text.generate import generate_texts
 from onnxq.data.text.inputs import TextInputs, find_text_inputs
 from onnxq.data.text.tokenizer import Tokenizer, load_tokenizer
 from onnxq.data.text.windows import Window, choose_windows
@@ -24,6 +25,8 @@ SAMPLES = 64
 LENGTH = 256
 # Of samples with caches: tokens behind those that the caches hold. One, as in generation, and a few.
 _STEPS = (1, 8)
+# One sample of so many is such a one: they show few tokens, and rounding wants many.
+_EVERY = 4
 
 
 def make_text_samples(
@@ -31,18 +34,38 @@ def make_text_samples(
 ) -> Iterator[dict[str, Array]]:
     """Make the samples of a text file: windows spread over it.
 
-    Of a decoder with caches every second sample is a prompt, before which nothing is known; the others are one or some
+    Of a decoder with caches most samples are prompts, before which nothing is known; every fourth is one or some
     tokens behind a beginning of the window, which `model` has run and of which the caches hold keys and values.
     Raises DataError for a text that is too short, and for a model that tokens do not feed.
     """
     text = open_text(path, inputs, config, model)
-    parts, step = text.parts, 0
-    session = Session(model, optimize=False) if parts.caches and model is not None else None
-    windows = choose_windows(path, text.tokenizer, text.length * parts.batch, config.samples or SAMPLES, config.seed)
-    rng = np.random.default_rng(config.seed)
-    for k, window in enumerate(windows):
-        ids = text.shape_ids(window)
-        if session is None or (k % 2 == 0 and parts.length in (None, text.length)):
+    length = text.length * text.parts.batch
+    windows = choose_windows(path, text.tokenizer, length, config.samples or SAMPLES, config.seed)
+    session = Session(model, optimize=False) if text.parts.caches and model is not None else None
+    return _fit_texts(map(text.shape_ids, windows), text.parts, session, text.length, config.seed)
+
+
+def make_generated_samples(
+    inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike
+) -> Iterator[dict[str, Array]]:
+    """Make the samples of texts that the model writes itself, like those of `make_text_samples`.
+
+    Raises DataError for a model that tokens do not feed, or that gives no logits.
+    """
+    parts, rows, length = _describe_inputs(inputs, config, model)
+    session = Session(model, optimize=False)
+    prefix = load_tokenizer(config.tokenizer).prefix if config.tokenizer else ()
+    texts = generate_texts(session, parts, config.samples or SAMPLES, length, rows, prefix, config.seed)
+    return _fit_texts(texts, parts, session if parts.caches else None, length, config.seed)
+
+
+def _fit_texts(
+    texts: Iterable[Array], parts: TextInputs, session: Session | None, length: int, seed: int
+) -> Iterator[dict[str, Array]]:
+    """Make samples of tokens [N, T]. session: fills caches; None where there are none."""
+    rng, step = np.random.default_rng(seed), 0
+    for k, ids in enumerate(texts):
+        if session is None or ((k + 1) % _EVERY and parts.length in (None, length)):
             yield parts.make_feeds(ids)
             continue
         count = min(parts.length or _STEPS[step % len(_STEPS)], ids.shape[1] - 1)
@@ -76,6 +99,14 @@ class Text:
 def open_text(path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None) -> Text:
     """Open a text file for a model. Raises DataError without a tokenizer, and for a model that tokens do not feed."""
     tokenizer = find_tokenizer(path, config)
+    parts, rows, length = _describe_inputs(inputs, config, model)
+    return Text(path, parts, tokenizer, length, rows)
+
+
+def _describe_inputs(
+    inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None
+) -> tuple[TextInputs, int | None, int]:
+    """The inputs by their roles, the rows of the table of tokens where one is known, and the tokens of a window."""
     index = None if model is None else get_index(model)
     parts = find_text_inputs(inputs, [] if index is None else [value.name for value in index.outputs])
     rows = {} if index is None else count_table_rows(inputs, index)
@@ -83,7 +114,7 @@ def open_text(path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model
     if parts.length is not None:
         # A step of a decoder; of other models the window.
         length = max(length // parts.length, 2) * parts.length if parts.caches else parts.length
-    return Text(path, parts, tokenizer, length, min(rows.values(), default=None))
+    return parts, min(rows.values(), default=None), length
 
 
 def find_tokenizer(path: Path, config: DataConfig) -> Tokenizer:
