@@ -27,31 +27,43 @@ SAMPLES = 64
 
 @dataclass(frozen=True)
 class Row:
-    """One file. config, sets: of onnxq. tool: another one, of peer_tools.py. data: it looks at samples."""
+    """One file. config, sets: of onnxq. tool: another one, of peer_tools.py. data: TEXT (to train on) or GENERATED."""
 
     name: str
     config: str = ""
     sets: tuple[str, ...] = ()
     tool: str = ""
-    data: bool = False
+    data: str = ""
 
 
+TEXT, GENERATED = "text", "self-generated"
 SYMMETRIC = ("weights.scheme=symmetric", "weights.signed=true", "weights.storage=int4")
+LEVEL_4 = ("emit=nbits", "accuracy_level=4")
 ROWS = (
     Row("dynamic int8", "ort-dynamic"),
     Row("int8 weights", "ort-int8-weights"),
     Row("int4 weights, nearest", "ort-int4-weights", ("effort=fast", "weights.observer=minmax")),
     Row("int4 weights", "ort-int4-weights"),
     Row("int4 weights, symmetric", "ort-int4-weights", SYMMETRIC),
-    Row("int4 weights, GPTQ", "ort-int4-weights", data=True),
-    Row("int4 weights, GPTQ, high", "ort-int4-weights", ("effort=high",), data=True),
+    Row("int4 weights, 4.8 bits on average", "ort-int4-weights", ("weight_bits_budget=4.8",)),
+    Row("int4 weights, text of its own", "ort-int4-weights", data=GENERATED),
+    Row("int4 weights, with data: AWQ alone", "ort-int4-weights", ("skip=[rotation,rounding]",), data=TEXT),
+    Row("int4 weights, with data: GPTQ alone", "ort-int4-weights", ("skip=[rotation,smoothquant]",), data=TEXT),
+    Row("int4 weights, with data: GPTQ, AWQ", "ort-int4-weights", ("skip=[rotation]",), data=TEXT),
+    Row("int4 weights, with data: GPTQ, AWQ, rotation", "ort-int4-weights", data=TEXT),
+    Row("int4 weights, with data, symmetric", "ort-int4-weights", SYMMETRIC, data=TEXT),
+    Row("int4 weights, with data, float16 beside", "ort-int4-weights", ("high_precision=float16",), data=TEXT),
+    Row("int4 weights, with data, MatMulNBits", "ort-int4-weights", ("emit=nbits",), data=TEXT),
+    Row("int4 weights, with data, MatMulNBits, level 4", "ort-int4-weights", LEVEL_4, data=TEXT),
+    Row("int3 weights, with data", "ort-int4-weights", ("weights.bits=3",), data=TEXT),
+    Row("int2 weights, with data", "ort-int4-weights", ("weights.bits=2",), data=TEXT),
     Row("ORT dynamic", tool="ort-dynamic"),
     Row("ORT MatMulNBits, DEFAULT, symmetric", tool="ort-blocks-symmetric"),
     Row("ORT MatMulNBits, DEFAULT", tool="ort-blocks-asymmetric"),
     Row("ORT MatMulNBits, HQQ", tool="ort-blocks-hqq"),
     Row("ORT MatMulNBits, k_quant", tool="ort-blocks-k_quant"),
     # Of ModelOpt 0.47, rtn makes a file that ONNX Runtime 1.32 refuses, and awq_lite fails on this model.
-    Row("ModelOpt int4, awq_clip", tool="modelopt-blocks-awq_clip", data=True),
+    Row("ModelOpt int4, awq_clip", tool="modelopt-blocks-awq_clip", data=TEXT),
 )  # fmt: skip
 
 
@@ -67,7 +79,8 @@ def make_file(row: Row, folder: Path, target: Path, modelopt: str) -> None:
         python = modelopt if "modelopt" in row.tool else sys.executable
         done = run([python, TOOLS, row.tool, source, samples, target])
     else:
-        data = ["--data", folder / "train.txt", "--tokenizer", "bytes", "--samples", str(SAMPLES)] if row.data else []
+        text = folder / "train.txt" if row.data == TEXT else row.data
+        data = ["--data", text, "--tokenizer", "bytes", "--samples", str(SAMPLES)] if row.data else []
         sets = [part for one in row.sets for part in ("--set", one)]
         command = [sys.executable, "-m", "onnxq", "quantize", source, "-o", target, "--force", "--no-latency"]
         done = run([*command, "--config", row.config, *sets, *data])
