@@ -197,6 +197,8 @@ class _RandomSource:
             0,
         )
         self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
+        if self._decoder is not None:
+            self.notes += ("a decoder writes text itself where its data is `self-generated`",)
 
     def __len__(self) -> int:
         return self._samples
