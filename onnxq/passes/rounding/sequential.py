@@ -36,7 +36,7 @@ from onnxq.passes.rounding.gptq_core import (
     round_with_feedback,
 )
 from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner
-from onnxq.passes.rounding.low_bit_core import NARROW_BITS, round_low_bit
+from onnxq.passes.rounding.low_bit_core import FACTORS, NARROW_BITS, WHOLE, round_low_bit
 from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.passes.rounding.paired import PairedRunner
@@ -265,7 +265,7 @@ class _State:
             share = (least / qparams.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
             found = round_low_bit(
                 target, seen.spreading(damping, agreed=True), scales, zeros, limits,
-                lowest=share, thorough=self.thorough,
+                lowest=share, factors=WHOLE if blocked else FACTORS, thorough=self.thorough,
             )  # fmt: skip
             levels = found.levels
             qparams = _mark_searched(qparams, qparams.scale * _shape_factors(found.factors, one, site))
