@@ -16,23 +16,28 @@ import pytest
 from tests.pipeline.models import images, residual
 from tests.processes import start
 
-# The command, but slow, and saying aloud what it begins.
+# The command, saying aloud what it begins, and slow in the stage that its first argument names.
 _SLOW = """
 import os, sys, time
 from contextlib import contextmanager
 from onnxq import report
 
+at = sys.argv.pop(1)
+
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
 class Task:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
     def advance(self, steps=1):
-        time.sleep(0.02)
+        time.sleep(self.seconds)
 
 @contextmanager
 def slow(description, total=None):
     say(description)
-    yield Task()
+    yield Task(0.5 * description.startswith(at))
 
 def replace(*names, real=os.replace):
     say("moving")
@@ -60,7 +65,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, at: str) -> None:
     (tmp_path / "m.q.onnx").write_bytes(b"an earlier result")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     wanted = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--force", "--plan", "p.json", "--no-latency"]
-    command = [sys.executable, "-c", _SLOW, "quantize", *wanted, "--effort", "balanced", "--min-sqnr", "300"]
+    command = [sys.executable, "-c", _SLOW, at, "quantize", *wanted, "--effort", "balanced", "--min-sqnr", "300"]
     child = start(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stderr is not None
     assert any(line.startswith(at) for line in child.stderr)

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxq
+from onnxq.calibrate.contents import note_contents
 from onnxq.errors import PlanError
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Scaling, from_json, to_json
@@ -89,6 +90,27 @@ def test_what_is_not_there_is_named_with_what_is_near() -> None:
     assert "'w' (off by 0.0043 of its size)" in caught.value.fix
     assert "new_weights=True" in caught.value.fix
     assert "plan this model again, or leave out the rewrite" in caught.value.fix
+
+
+# s has the values of r; its only reader only moves values, and tools leave that out.
+TWINS = """g (float[4,16] x) => (float[4,16] y, float[2,2,16] z) <int64[3] up = {2, 2, 16}> {
+    a = MatMul(x, w) r = Relu(a) y = MatMul(r, v) s = Relu(a) t = Reshape(s, up) z = Softmax(t)
+}"""
+LATER = TWINS.replace("t = Reshape(s, up) z = Softmax(t)", "t = Softmax(s) z = Reshape(t, up)")
+
+
+def test_a_twin_that_no_reader_of_the_site_reads_gets_no_pair() -> None:
+    given = [make(text, w=weight(), v=weight()) for text in (TWINS, LATER)]
+    batch = {"x": np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)}
+    config = {"rules": [FORCE], "latency": False, "effort": "fast"}
+    plan = onnxq.quantize(given[0], [batch], "ort-int8", overrides=config).plan
+    # As the torch front end writes sites: for all readers, whoever they are.
+    twin = replace(plan.site(TensorId("r")), site=TensorId("s"), tensor=TensorId("s"), consumers=None, anchor="")
+    plan = note_contents(replace(plan, sites=(*plan.sites, twin)), given[0])
+    again = onnxq.apply(given[1], plan)
+    assert [str(site.site) for site in again.plan.sites] == ["x", "w", "r", "v", "s"]
+    readers = {name: node.op_type for node in again.model.graph.node for name in node.input}
+    assert (readers["r/dequantized"], readers["s/dequantized"]) == ("MatMul", "Softmax")
 
 
 THREE = """g (float[2,4,16] x) => (float[2,4,24] k, float[2,4,16] q, float[2,4,16] z) {

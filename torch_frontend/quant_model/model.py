@@ -100,13 +100,13 @@ class QuantModel(AncestorNames, nn.Module):
         """Site -> the float weight that its quantizer reads."""
         nodes = self.model.graph.nodes if isinstance(self.model, fx.GraphModule) else ()
         calls = {str(node.target): node for node in nodes if node.op == "call_module"}
-        found = {}
+        found, quantizers = {}, self.quantizers
         for site, path in self._paths.items():
             owner = self.model.get_submodule(path.rpartition(".")[0])
             # A layer's quantizer is its child; that of a parameter is a call of its own.
             if isinstance(owner, WeightQuantized):
                 found[site] = owner.weight
-            elif self.quantizers[site].role is Role.WEIGHT:
+            elif quantizers[site].role is Role.WEIGHT:
                 found[site] = compute_constant(self.model, calls[path].args[0])
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from onnxq.spec import QParams
+from tests.torch.qat import kit
 from torch_frontend import qat
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import quantizers_of
@@ -63,9 +66,20 @@ def compare(one: nn.Module, other: nn.Module, **how: float) -> None:
         torch.testing.assert_close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}", **how)
 
 
+# Of quantizers, and of observers.
+KINDS = (("uniform", "percentile"), ("lsq", "minmax"), ("lsq+", "minmax"))
+
+
 def _rank(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
+    torch.save(_train_sharded(rank), Path(folder) / f"sharded-{rank}.pt")
+    torch.save([_share_numbers(rank, *how) for how in KINDS], Path(folder) / f"shared-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _train_sharded(rank: int) -> tuple[Any, ...]:
+    """State by DistributedDataParallel and by FSDP2, and the latter's numbers."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -80,18 +94,44 @@ def _rank(rank: int, port: int, folder: str) -> None:
     sharded.check()
     numbers = {site: found.qparams() for site, found in sharded.quantizers.items() if found.disabled_reason is None}
     whole = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    torch.save((together.state_dict(), whole, numbers), Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return together.state_dict(), whole, numbers
 
 
-def test_ranks_and_shards_train_the_model_that_one_process_trains(tmp_path: Path) -> None:
-    """DistributedDataParallel and FSDP2, which takes no parameter of shape []."""
+def _share_numbers(rank: int, kind: str, observer: str) -> tuple[dict[str, QParams], QParams]:
+    """Numbers after three steps, and one site's after rank 1 has given its own to all."""
+    net = kit.Net(kind, observer)
+    with qat.observing(net.eval()):
+        net(kit.batch(rank) * (1 + rank))
+    ddp = nn.parallel.DistributedDataParallel(net.train())
+    optimizer = torch.optim.SGD(qat.parameter_groups(net, lr=0.05))
+    qat.Pacer(net).attach(optimizer)
+    for step in range(3):
+        loss = F.cross_entropy(ddp(kit.batch(10 + 2 * step + rank)), torch.arange(8) % 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    numbers = {found.site: found.qparams() for found in quantizers_of(net)}
+    if rank == 1:
+        net.a.seen.calc_qparams_with_minmax(0.0, 9.0)
+    qat.share_qparams(net, source=1)
+    return numbers, net.a.seen.qparams()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with all that two ranks did, which are started once: each imports torch."""
+    folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_rank, (port, str(tmp_path)), nprocs=2)
+    mp.spawn(_rank, (port, str(folder)), nprocs=2)
+    return folder
+
+
+def test_ranks_and_shards_train_the_model_that_one_process_trains(ranks: Path) -> None:
+    """DistributedDataParallel and FSDP2, which takes no parameter of shape []."""
     (together, whole, numbers), (other, _, same) = (
-        torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)
+        torch.load(ranks / f"sharded-{rank}.pt", weights_only=False) for rank in range(2)
     )
     assert numbers == same
     alone, ddp, fsdp = make_model(), make_model(), make_model()
@@ -108,6 +148,16 @@ def test_ranks_and_shards_train_the_model_that_one_process_trains(tmp_path: Path
     ddp.load_state_dict(other)
     compare(ddp, alone)
     assert {site: found.qparams() for site, found in fsdp.quantizers.items() if site in numbers} == numbers
+
+
+def test_ranks_agree_on_all_numbers(ranks: Path) -> None:
+    both = [torch.load(ranks / f"shared-{rank}.pt", weights_only=False) for rank in range(2)]
+    for (first, given), (second, same) in zip(*both, strict=True):
+        assert set(first) == {"a.in", "a.weight", "b.in", "b.weight"}
+        for site in first:
+            assert (first[site].scale == second[site].scale).all()
+            assert (first[site].zero_point == second[site].zero_point).all()
+        assert float(given.scale) == float(same.scale) == pytest.approx(9.0 / 15)
 
 
 def test_scales_of_either_shape_load() -> None:
