@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from onnxq.calibrate.activations import Want, Watch, observe_samples, order_tensors
 from onnxq.calibrate.chunks import freeze_readers, merge_observers, observe_in_chunks
-from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
+from onnxq.calibrate.constants import bias_numbers, find_tensor
 from onnxq.calibrate.parts import Part, check_keys, check_samples, make_keys, make_part
 from onnxq.calibrate.taps import Taps
+from onnxq.calibrate.weights import weight_numbers
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
@@ -44,7 +45,8 @@ def calibrate(
     proto: the prepared model that the plan was made for, nodes named. dataset: needed for activation sites only.
     batch: samples per run (None: 1); the result does not depend on it. memory_limit: bytes of the tapped values of one
     run (None: 1 GiB); beyond it tensors are tapped in groups, with one pass over the data for each. crew: runs the
-    samples; the result does not depend on it. observed: the observers of all these samples; nothing is run then.
+    samples and searches the weights; the result does not depend on it. observed: the observers of all these samples;
+    nothing is run then.
     A site whose tensor was never computed (a branch that no sample reached) or cannot be observed keeps None, and a
     Refusal names it; so does a bias derived from it.
     Raises CalibrationError naming tensor and sample for NaN and inf, or where `observed` is of another model, plan or
@@ -77,7 +79,7 @@ def calibrate(
     # Weights after activations, biases after both: each needs the scales before it.
     refusals = _list_refusals(index, wants, numbers, {refusal.subject: refusal for refusal in unseen})
     biases = [site for site in plan.sites if site.role is Role.BIAS]
-    numbers.update(weight_numbers(index, missing, biases, numbers, progress))
+    numbers.update(weight_numbers(index, missing, biases, numbers, progress, crew))
     numbers.update(bias_numbers(index, missing, numbers))
     sites = tuple(replace(site, qparams=numbers.get(site.site)) for site in plan.sites)
     done = replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))

@@ -86,6 +86,17 @@ class ErrorAccumulator:
             self.slices.update(ref.reshape(shape), error.reshape(shape))
         return found
 
+    def add(self, other: ErrorAccumulator) -> None:
+        """Add the sums of one `update` of another accumulator: to the bit as if it had been one of this."""
+        self.comparable = self.comparable and other.comparable
+        self.signal += other.signal
+        self.noise += other.noise
+        self.dot += other.dot
+        self.power += other.power
+        self.max_abs = max(self.max_abs, other.max_abs)
+        if self.slices is not None and other.slices is not None:
+            self.slices.add(other.slices)
+
     def result(self) -> OutputAccuracy:
         """The error over all samples so far. An all-zero pair agrees perfectly."""
         if not self.comparable:

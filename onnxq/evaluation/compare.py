@@ -26,6 +26,10 @@ class Runner(Protocol):
         """Return all outputs by name."""
 
 
+# By output: the sums of each of its arrays, of which a sequence has several.
+SampleErrors = dict[str, list[ErrorAccumulator]]
+
+
 @dataclass(eq=False)
 class ModelErrors:
     """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
@@ -40,6 +44,15 @@ class ModelErrors:
             before = sums.noise
             for one, two in pairs:
                 sums.update(one, two)
+            self._each.setdefault(name, []).append(sums.noise - before)
+
+    def add(self, sample: SampleErrors) -> None:
+        """Add one run that `measure_sample` looked at: to the bit as `update` would."""
+        for name, found in sample.items():
+            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
+            before = sums.noise
+            for one in found:
+                sums.add(one)
             self._each.setdefault(name, []).append(sums.noise - before)
 
     def results(self) -> tuple[OutputAccuracy, ...]:
@@ -72,6 +85,18 @@ class ModelErrors:
             if sums.comparable:
                 found += [compute_sqnr(part.signal, part.noise + part.spread) for part in sums.parts()]
         return min(found)
+
+
+def measure_sample(
+    feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]
+) -> SampleErrors:
+    """The errors of one run by themselves, for `ModelErrors.add`, which may be that of another process."""
+    found: SampleErrors = {}
+    for name, pairs in pair_outputs(feeds, reference, got):
+        found[name] = [ErrorAccumulator(name, slices=SliceSums()) for _ in pairs]
+        for sums, (one, two) in zip(found[name], pairs, strict=True):
+            sums.update(one, two)
+    return found
 
 
 def compare_models(

@@ -75,7 +75,7 @@ def measure_in_pieces(
 def measure_piece(task: SettingsTask) -> list[ModelErrors]:
     """The errors of some settings over all samples."""
     session, on, off = _open_board(task.board)
-    reference = _open_reference(task.reference, task.samples, task.reference_threads)
+    reference = open_reference(task.reference, task.samples, task.reference_threads)
     found = [ModelErrors() for _ in task.settings]
     for at, feeds in enumerate(reference.samples.samples()):
         wanted = reference.run(at, feeds)
@@ -92,7 +92,8 @@ def _open_board(board: Switchboard) -> tuple[Session, dict[str, Array], dict[str
 
 
 @lru_cache(maxsize=1)
-def _open_reference(model: SharedModel, samples: SharedSamples, threads: int) -> FloatOutputs:
+def open_reference(model: SharedModel, samples: SharedSamples, threads: int) -> FloatOutputs:
+    """The float model on the samples, which keeps its outputs from one piece to the next."""
     held: Dataset = samples.open()
     return FloatOutputs(open_model(model), held, threads=threads)
 

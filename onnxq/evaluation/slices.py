@@ -71,6 +71,16 @@ class AxisSums:
         self.count += reference.size // size
         self.samples += 1
 
+    def add(self, other: AxisSums) -> None:
+        """Add the sums of one sample."""
+        self.signal += other.signal
+        self.noise += other.noise
+        self.squared += other.squared
+        np.minimum(self.low, other.low, out=self.low)
+        np.maximum(self.high, other.high, out=self.high)
+        self.count += other.count
+        self.samples += other.samples
+
     def bands(self) -> Iterator[NDArray[np.intp]]:
         """Yield the indices of each band that counts, but for the first."""
         if self.count < _FEWEST_VALUES:
@@ -117,6 +127,20 @@ class SliceSums:
             squares = np.square(reference), np.square(error)
             for axis, sums in self._axes.items():
                 sums.update(reference, axis, squares)
+
+    def add(self, other: SliceSums) -> None:
+        """Add the sums of one sample, or of none."""
+        if other._axes is None:
+            return
+        if self._axes is None:
+            self._rank = other._rank
+            self._axes = {axis: AxisSums(sums.signal.size) for axis, sums in other._axes.items()}
+        for axis, sums in tuple(self._axes.items()):
+            found = other._axes.get(axis)
+            if other._rank != self._rank or found is None or found.signal.size != sums.signal.size:
+                del self._axes[axis]
+            else:
+                sums.add(found)
 
     def parts(self) -> Iterator[Part]:
         """Yield every part that has to be judged by itself."""

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.light import LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
+from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
 from onnxq.graph.names import check_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, sort_nodes
+from onnxq.graph.storage.stored import StoredArray
 from onnxq.graph.values import (
     Attributes,
     Dims,
@@ -199,6 +200,14 @@ class GraphIndex:
                     return value
             self._decoded[origin] = value
         return self._decoded[origin]
+
+    def locate_constant(self, t: TensorId) -> NDArray[Any] | StoredArray | None:
+        """As `constant`, but of a value that lies in a file where that is: nothing of it is read."""
+        source = self._constant_source(t)
+        stored = None if source is None else source[1]
+        if self._weights is None or not isinstance(stored, TensorProto) or not is_stub(stored):
+            return self.constant(t)
+        return self._weights.locate(stored) if stored.data_type in SAME_LAYOUT else self.constant(t)
 
     def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:
         """The declared or inferred shape: ints, symbolic names, None for an unknown dim; None when nothing is known."""

@@ -93,10 +93,9 @@ class WeightStore:
         array = found.map() if isinstance(found, StoredArray) else found
         return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
 
-    def locate(self, tensor: TensorProto) -> StoredArray | None:
-        """Where the values of a stub lie in a file; None for those in memory."""
-        found = self._arrays[_key(tensor)]
-        return found if isinstance(found, StoredArray) else None
+    def locate(self, tensor: TensorProto) -> NDArray[Any] | StoredArray:
+        """The values of a stub in memory, or where they lie in a file: packed there where the type is."""
+        return self._arrays[_key(tensor)]
 
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
@@ -292,18 +291,18 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, NDArray[Any
         place = model.weights.locate(tensor)
         if tensor.data_type not in SAME_LAYOUT:
             packed.append(tensor.name)
-        elif place is None or place.offset % place.dtype.itemsize or os.name == "nt":
-            arrays[tensor.name] = model.weights.array(tensor)
-        else:
+        elif isinstance(place, StoredArray) and not place.offset % place.dtype.itemsize and os.name != "nt":
             places[tensor.name] = place
+        else:
+            arrays[tensor.name] = model.weights.array(tensor)
     proto = _attach(model, packed) if packed else model.proto
     if places:
         proto = proto if packed else deepcopy(proto)
         for tensor in proto.graph.initializer:
-            if (place := places.get(tensor.name)) is not None:
+            if (found := places.get(tensor.name)) is not None:
                 del tensor.external_data[:]
-                location = place.file.path.relative_to(place.file.path.anchor).as_posix()
-                for key, value in (("location", location), ("offset", place.offset), ("length", place.nbytes)):
+                location = found.file.path.relative_to(found.file.path.anchor).as_posix()
+                for key, value in (("location", location), ("offset", found.offset), ("length", found.nbytes)):
                     tensor.external_data.add(key=key, value=str(value))
     return proto, arrays
 

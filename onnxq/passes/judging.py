@@ -12,14 +12,14 @@ import numpy as np
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
 from onnxq.graph import ModelLike
-from onnxq.graph.dequantized import dequantize_weights
 from onnxq.passes.assembly.model import build_quantized, write_pairs
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import Session
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Role
 from onnxq.targets import find_target
 
@@ -30,10 +30,13 @@ _PERFECT_DB = 80.0
 
 
 class Evaluator:
-    """Plans against the float model on one set of samples. Models and plans are known by their identity."""
+    """Plans against the float model on one set of samples. Models and plans are known by their identity.
 
-    def __init__(self, samples: Dataset) -> None:
-        self.samples = samples
+    crew: runs the models.
+    """
+
+    def __init__(self, samples: Dataset, crew: Crew | None = None) -> None:
+        self.samples, self.crew = samples, crew or Crew()
         self._floats: FloatOutputs | None = None
         self._errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, tuple[OutputAccuracy, ...]]] = OrderedDict()
 
@@ -44,13 +47,13 @@ class Evaluator:
         return self._floats
 
     def measure(self, state: State, plan: Plan, *, progress: Progress = silent) -> tuple[OutputAccuracy, ...]:
-        """Errors of the model that the plan gives, as `trial_session` runs it, against the float model."""
+        """Errors of the model that the plan gives, as `make_trial` runs it, against the float model."""
         key = (id(state.model), id(plan))
         if key not in self._errors:
             with progress("judging", len(self.samples)) as task:
-                session = trial_session(state, plan)
-                found = self.float_outputs(state.model).measure(session, tick=task.advance).results()
-            self._errors[key] = (state.model, plan, found)
+                floats = self.float_outputs(state.model)
+                (found,) = measure_models([make_trial(state, plan)], floats, self.crew, task)
+            self._errors[key] = (state.model, plan, found.results())
             # Each holds a model and a plan with all its integers.
             if len(self._errors) > _PLANS:
                 self._errors.popitem(last=False)
@@ -61,8 +64,7 @@ class Evaluator:
     ) -> list[tuple[OutputAccuracy, ...]]:
         """`measure` of each sample alone, in their order."""
         with progress("judging sample by sample", len(self.samples)) as task:
-            session = trial_session(state, plan)
-            found = self.float_outputs(state.model).measure_each(session, tick=task.advance)
+            found = measure_each(make_trial(state, plan), self.float_outputs(state.model), self.crew, task)
         return [one.results() for one in found]
 
     def score(self, state: State, plan: Plan, *, progress: Progress = silent) -> float:
@@ -91,12 +93,12 @@ def must_judge_as_run(plan: Plan) -> bool:
     return plan.saturation == "allow" and engine.saturates and engine.times_itself
 
 
-def trial_session(state: State, plan: Plan) -> Session:
+def make_trial(state: State, plan: Plan) -> TrialModel:
     """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
     if must_judge_as_run(plan):
-        return Session(build_quantized(state, plan))
+        return TrialModel(build_quantized(state, plan), optimize=True)
     # Weights in float once, where ORT would dequantize them in every run.
-    return Session(dequantize_weights(write_pairs(state, plan)), optimize=False)
+    return TrialModel(write_pairs(state, plan), dequantize=True)
 
 
 def has_few_bits(plan: Plan) -> bool:

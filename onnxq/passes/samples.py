@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import Array
 from onnxq.passes.judging import Evaluator
+from onnxq.runtime.crew import Crew
 
 # Samples of the calibration among the judges of ranges and rounded weights.
 _JUDGES_OF_CALIBRATION = 8
@@ -24,6 +25,7 @@ class Samples:
     activations are observed on, calibration and validation, but no more than were asked for: all plans compared have
     these ranges alike, and a range misses values it has not seen. seen: the other use of the samples in `test`, ""
     where there was none. first: one sample of `test`.
+    crew: runs plans that are judged.
     """
 
     calibration: Dataset
@@ -35,11 +37,12 @@ class Samples:
     description: str
     synthetic: bool
     seed: int = 0
+    crew: Crew = field(default_factory=Crew)
 
     @cached_property
     def judge(self) -> Evaluator:
         """Scores plans on `validation`."""
-        return Evaluator(self.validation)
+        return Evaluator(self.validation, self.crew)
 
     @cached_property
     def judges(self) -> Evaluator:
@@ -49,7 +52,7 @@ class Samples:
         36.4 dB on 8 held back, 35.7 -> 29.0 with 8 more, 34.6 -> 32.7 on new ones); and of a few held back none may be
         hard (four lines of text: sequential rounding seemed to cost 31 -> 28 dB, and brought 19 -> 23 on 160 others).
         """
-        return Evaluator(self.calibration.take(_JUDGES_OF_CALIBRATION, self.seed).joined(self.validation))
+        return Evaluator(self.calibration.take(_JUDGES_OF_CALIBRATION, self.seed).joined(self.validation), self.crew)
 
     @cached_property
     def equalizing(self) -> Dataset:

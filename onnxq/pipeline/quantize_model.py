@@ -225,6 +225,7 @@ def _make_planner(samples: Samples, config: Config) -> Callable[[State, Progress
 def _read_samples(state: State, data: object, ctx: RunContext) -> Samples:
     """The samples, on the first of which the rewrites are proved to have changed nothing."""
     samples = read_data(state, data, ctx.config, choosing=ctx.request.asked, progress=ctx.progress)
+    samples = replace(samples, crew=ctx.crew)
     if samples.synthetic and ctx.request.asked:
         raise ConfigError(
             "data", "no samples were given: made-up inputs say nothing of accuracy", "pass `data=…`", code="Q319"

@@ -71,7 +71,7 @@ def quantize_unrun(
     with ctx.timers.run("plan", "planning"):
         plan = plan_unrun(state, ctx.config, name, obstacle)
     with ctx.timers.run("calibrate", "calibrating"):
-        plan = calibrate(state.model, plan, None, progress=ctx.progress)
+        plan = calibrate(state.model, plan, None, crew=ctx.crew, progress=ctx.progress)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, plan, ctx.progress)
     # The context has no samples, so that the end of the run checks the interface, and large models by made-up inputs.

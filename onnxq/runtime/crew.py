@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
+from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.storage.stored import OpenFile, StoredArray
+from onnxq.graph.storage.stored import OpenFile, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes, is_stub
 from onnxq.workers import Piece, Workers
 from onnxq.workers.base import R, T
@@ -26,6 +27,29 @@ Array = NDArray[Any]
 
 # Bytes; weights begin at pages, so that each can be mapped alone.
 _ALIGNMENT = 4096
+
+
+# By the identity of arrays, as long as they are there.
+_digests: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """An array in a file that workers open. stamp: of the file, see `OpenFile.stamp`."""
+
+    path: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    stamp: tuple[int, ...] = ()
+
+    def open(self) -> StoredArray:
+        """The array, to be mapped. Raises ModelError where its file is not there, or has been changed since."""
+        return StoredArray(_open_file(self.path, self.stamp), self.offset, np.dtype(self.dtype), self.shape)
+
+
+# An array that does not change, in memory or where it lies.
+AnyArray = Array | StoredArray | SharedArray
 
 
 @dataclass(frozen=True)
@@ -48,14 +72,17 @@ class SharedFeeds:
 class Crew:
     """Workers with a folder of their own, which is made with the first model or sample that is put into it.
 
-    The arrays of all models lie in one file, each once: models of one run share most of their weights.
+    Arrays stay in the files that they lie in. All others lie in one, each once: models of one run share most of their
+    weights.
     """
 
     def __init__(self, workers: Workers | None = None) -> None:
         self.workers = Workers() if workers is None else workers
         self._scratch: ScratchFolder | None = None
-        # Of each array in the file, by its digest.
-        self._offsets: dict[str, int] = {}
+        # Of each array, by its digest.
+        self._places: dict[str, SharedArray] = {}
+        # Temporary ones among these would go with their last array.
+        self._files: set[OpenFile] = set()
         self._end = 0
 
     @property
@@ -84,13 +111,17 @@ class Crew:
     def share_model(self, model: ModelLike) -> SharedModel:
         """Put a model into the folder. Raises OutputError where there is no room."""
         whole = _describe_model(model)
-        for digest, array in whole.arrays.items():
-            if digest not in self._offsets:
-                self._append(array, digest)
-        offsets = {digest: self._offsets[digest] for digest in whole.arrays}
+        places = {digest: self._place(array, digest) for digest, array in whole.arrays.items()}
+        found = {digest: (one.path, one.offset, one.stamp) for digest, one in places.items()}
         (self._folder() / f"{whole.digest}.graph").write_bytes(whole.graph)
-        (self._folder() / f"{whole.digest}.json").write_text(json.dumps({**whole.hosts, "offsets": offsets}))
+        (self._folder() / f"{whole.digest}.json").write_text(json.dumps({**whole.hosts, "places": found}))
         return SharedModel(str(self._folder()), whole.digest)
+
+    def share_array(self, array: Array | StoredArray) -> AnyArray:
+        """The array for the task of a piece: itself where this process does them, else where it lies in a file."""
+        if self.workers.count == 1:
+            return array
+        return self._place(array, "" if isinstance(array, StoredArray) else hash_array(array))
 
     def share_feeds(self, feeds: Mapping[str, Array]) -> SharedFeeds:
         """Put one sample into the folder."""
@@ -108,12 +139,19 @@ class Crew:
             self._scratch = ScratchFolder()
         return self._scratch.path
 
-    def _append(self, array: Array, digest: str) -> None:
-        with (self._folder() / "weights").open("ab") as file:
-            file.write(b"\0" * (-self._end % _ALIGNMENT))
-            self._offsets[digest] = file.tell()
-            file.write(_view_bytes(array))
-            self._end = file.tell()
+    def _place(self, array: Array | StoredArray, digest: str) -> SharedArray:
+        """Where an array lies. digest: of one in memory, which is written to the folder's file unless it is there."""
+        if isinstance(array, StoredArray):
+            self._files.add(array.file)
+            return SharedArray(str(array.file.path), array.offset, array.dtype.name, array.shape, array.file.stamp)
+        if digest not in self._places:
+            path = self._folder() / "weights"
+            with path.open("ab") as file:
+                file.write(b"\0" * (-self._end % _ALIGNMENT))
+                self._places[digest] = SharedArray(str(path), file.tell(), "uint8", (array.nbytes,))
+                file.write(_view_bytes(array))
+                self._end = file.tell()
+        return replace(self._places[digest], dtype=array.dtype.name, shape=array.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +159,7 @@ class _Description:
     """A model in parts. graph: its bytes, with digests in the place of weights. hosts: what it runs on."""
 
     graph: bytes
-    arrays: dict[str, Array]
+    arrays: dict[str, Array | StoredArray]
     hosts: dict[str, Any]
 
     @property
@@ -132,12 +170,11 @@ class _Description:
 def _describe_model(model: ModelLike) -> _Description:
     light, proto = strip_weights(model), ModelProto()
     proto.CopyFrom(light.proto)
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Array | StoredArray] = {}
     for tensor in proto.graph.initializer:
         if is_stub(tensor):
-            # As they lie in a file, since types of a few bits are packed there.
-            array = light.weights.bytes_of(tensor)
-            digest = hash_parts(_view_bytes(array))
+            array = light.weights.locate(tensor)
+            digest = hash_array(array)
             arrays[digest] = array
             next(entry for entry in tensor.external_data if entry.key == "offset").value = digest
     hosts = {"libraries": light.libraries, "provider": light.provider}
@@ -156,6 +193,18 @@ def hash_parts(*parts: bytes | memoryview) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def hash_array(array: Array | StoredArray) -> str:
+    """Hash the bytes of an array that does not change; of each only once."""
+    key = id(array)
+    known = _digests.get(key)
+    if known is None:
+        values = array.map() if isinstance(array, StoredArray) else array
+        # Another array may have its identity later.
+        held = weakref.ref(array, lambda _: _digests.pop(key, None))
+        known = _digests[key] = held, hash_parts(_view_bytes(values))
+    return known[1]
 
 
 def hash_feeds(feeds: Mapping[str, Array]) -> str:
@@ -178,12 +227,11 @@ def open_model(shared: SharedModel) -> LightModel:
     folder = Path(shared.folder)
     about = json.loads((folder / f"{shared.digest}.json").read_text())
     proto = ModelProto.FromString((folder / f"{shared.digest}.graph").read_bytes())
-    offsets: dict[str, int] = about["offsets"]
-    file = OpenFile(folder / "weights", os.O_RDONLY) if offsets else None
     store = WeightStore()
     for tensor in proto.graph.initializer:
-        if is_stub(tensor) and file is not None:
-            offset = offsets[next(entry.value for entry in tensor.external_data if entry.key == "offset")]
+        if is_stub(tensor):
+            path, offset, stamp = about["places"][next(e.value for e in tensor.external_data if e.key == "offset")]
+            file = _open_file(path, tuple(stamp))
             del tensor.external_data[:]
             tensor.ClearField("data_location")
             if tensor.data_type in SAME_LAYOUT:
@@ -193,6 +241,21 @@ def open_model(shared: SharedModel) -> LightModel:
                 packed = StoredArray(file, offset, np.dtype(np.uint8), (count_tensor_bytes(tensor),))
                 tensor.raw_data = packed.map().tobytes()
     return LightModel(proto, store, tuple(about["libraries"]), about["provider"])
+
+
+def open_array(array: AnyArray) -> Array:
+    """The values of an array as `Crew.share_array` gives it."""
+    array = array.open() if isinstance(array, SharedArray) else array
+    return array.map() if isinstance(array, StoredArray) else array
+
+
+# A model has one or two files of weights, or one for each of them.
+@lru_cache(maxsize=8)
+def _open_file(path: str, stamp: tuple[int, ...]) -> OpenFile:
+    file = open_data(Path(path))
+    if stamp and file.stamp != stamp:
+        raise ModelError(path, "was changed while the run read it", "start again with the file at rest", code="Q106")
+    return file
 
 
 def read_feeds(shared: SharedFeeds) -> dict[str, Array]:

@@ -7,7 +7,8 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
+from onnxq.calibrate.constants import bias_numbers, find_tensor
+from onnxq.calibrate.weights import weight_numbers
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, get_index
 from onnxq.plan import SitePlan

@@ -33,6 +33,12 @@ class OpenFile:
         self.descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
         self._end = weakref.finalize(self, os.close, self.descriptor)
 
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Size and second of change, by which another process knows the file again; () for a temporary one."""
+        about = os.fstat(self.descriptor)
+        return () if self._folder is not None else (about.st_size, int(about.st_mtime))
+
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.errors import OnnxqError
+from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import RunContext, Trial
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import has_few_bits, ignore_rounding, trial_session
+from onnxq.passes.judging import has_few_bits, ignore_rounding, make_trial
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.runtime import Session
@@ -81,15 +82,17 @@ def _score(ctx: RunContext, state: State, choose: Callable[[Plan], Plan] = ignor
         plan = choose(ctx.place(state, ctx.progress))
         if not plan.sites:
             return None
-        done = calibrate(state.model, plan, floats.samples, memory_limit=ctx.memory_limit, progress=ctx.progress)
+        done = calibrate(
+            state.model, plan, floats.samples, memory_limit=ctx.memory_limit, crew=ctx.crew, progress=ctx.progress
+        )
         if not done.sites or not done.calibrated:
             return None
         with ctx.progress("judging", len(floats.samples)) as task:
-            found = floats.measure(trial_session(state, done), tick=task.advance).results()
+            (found,) = measure_models([make_trial(state, done)], floats, ctx.crew, task)
     except OnnxqError:
         # Equalization is given up rather than the run: the model before it may well be quantized.
         return None
-    return min((min(one.sqnr_db, _PERFECT_DB) for one in found), default=None)
+    return min((min(one.sqnr_db, _PERFECT_DB) for one in found.results()), default=None)
 
 
 EQUALIZED = Trial(score_equalized, lambda _ctx, _before, _after, before, after: after >= before - _NOISE_DB)

@@ -28,7 +28,7 @@ def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     assert state.problem is not None
     plan = state.planned
     tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)
-    after = _add_tables(state, tables, reasons)
+    after = _add_tables(ctx, state, tables, reasons)
     figures: tuple[float, float] | None = None
     free = tuple(table for table in tables if not table.named)
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
@@ -39,7 +39,7 @@ def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         if any(other < min(one - _MAY_COST_DB, _GOOD_DB) for one, other in pairs) or _stand_in_the_way(ctx, alone):
             assert figures is not None
             losses = explain_loss(free, *figures)
-            after = _add_tables(state, tuple(table for table in tables if table.named), (*reasons, *losses))
+            after = _add_tables(ctx, state, tuple(table for table in tables if table.named), (*reasons, *losses))
             tables = ()
     if not tables:
         return after, PassReport(NAME, outcome=Outcome.NO_GAIN if figures is None else Outcome.WORSE, trial_db=figures)
@@ -72,7 +72,7 @@ def add_noises(one: float, other: float) -> float:
     return -10 * math.log10(10 ** (-one / 10) + 10 ** (-other / 10)) if max(one, other) < math.inf else min(one, other)
 
 
-def _add_tables(state: State, tables: tuple[Table, ...], reasons: tuple[Unquantized, ...]) -> State:
+def _add_tables(ctx: RunContext, state: State, tables: tuple[Table, ...], reasons: tuple[Unquantized, ...]) -> State:
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
     assert state.problem is not None
     problem = replace(state.problem, tables=tables)
@@ -81,7 +81,7 @@ def _add_tables(state: State, tables: tuple[Table, ...], reasons: tuple[Unquanti
     plan = replace(plan, refusals=refusals, left_float=left_float)
     if state.planned.calibrated and not plan.calibrated:
         # Scales of constants need no samples.
-        plan = calibrate(state.model, plan)
+        plan = calibrate(state.model, plan, crew=ctx.crew)
     return replace(state, problem=problem, plan=plan)
 
 

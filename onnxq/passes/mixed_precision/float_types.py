@@ -15,17 +15,17 @@ from onnxq.calibrate import measure_float_errors
 from onnxq.config import Config
 from onnxq.emit import emit_types
 from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import find_opset, get_index, infer_shapes
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.passes.assembly.model import write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
-from onnxq.passes.judging import trial_session
+from onnxq.passes.judging import make_trial
 from onnxq.passes.state import State
 from onnxq.plan import KeptFloat32, PrecisionPlan
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
-from onnxq.runtime import Session
 from onnxq.spec import FloatType
 from onnxq.targets import find_target
 
@@ -90,12 +90,13 @@ def _try_types(
     """The first types that cost the outputs little, with ever more nodes in float32; those given if none do."""
     suspects = list(find_suspects(problem, chosen))
     floats = ctx.data.judges.float_outputs(state.model)
-    before = floats.measure_each(trial_session(state, state.planned))
+    with ctx.progress("judging float32", len(floats.samples)) as task:
+        before = measure_each(make_trial(state, state.planned), floats, ctx.crew, task)
     first: tuple[float, float] | None = None
     count, tried = 0, chosen
     while True:
         with ctx.progress("judging float types", len(ctx.data.judges.samples)) as task:
-            after = floats.measure_each(_open_session(state, tried), tick=task.advance)
+            after = measure_each(_make_trial(state, tried), floats, ctx.crew, task)
         figures = _find_worst(before), _find_worst(after)
         first = first or figures
         if not _is_worse(before, after, _GOOD_DB if state.planned.all_sites else _GOOD_FLOAT_DB):
@@ -107,10 +108,10 @@ def _try_types(
         tried = replace(choose_types(problem, more=more), io=chosen.io)
 
 
-def _open_session(state: State, chosen: PrecisionPlan) -> Session:
+def _make_trial(state: State, chosen: PrecisionPlan) -> TrialModel:
     """The network with these types, rounded to the bit as an engine that has them rounds."""
     plan = add_precision(state.planned, chosen, state.problem)
-    return Session(emulate_types(emit_types(write_pairs(state, plan), plan, state.types)), optimize=False)
+    return TrialModel(emulate_types(emit_types(write_pairs(state, plan), plan, state.types)))
 
 
 def _find_worst(each: Sequence[ModelErrors]) -> float:

@@ -19,6 +19,7 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.metric import Metric
 from onnxq.evaluation.toggled import ToggledModel, measure_settings, toggle_model
+from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly.model import build_quantized, give_types, write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
@@ -30,7 +31,6 @@ from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.progress import OutOfTime
-from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import find_target
 
@@ -303,13 +303,14 @@ class _Search:
 
     def _finished(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Of finished models, as users run them."""
-        found = []
-        with self.ctx.progress(title, len(settings) * len(floats.samples)) as task:
-            for keys in settings:
-                model = build_quantized(self.state, self.finished(keys))
-                session = Session(model, threads=self.ctx.config.verify.threads)
-                found.append(floats.measure(session, tick=task.advance))
-        return found
+        threads, ctx = self.ctx.config.verify.threads, self.ctx
+        models = (
+            TrialModel(build_quantized(self.state, self.finished(keys)), optimize=True, threads=threads)
+            for keys in settings
+        )
+        with ctx.progress(title, len(settings) * len(floats.samples)) as task:
+            # Each by one worker where there are several to be shared out.
+            return measure_models(models, floats, ctx.crew, task, pieces=max(1, TRIAL_PIECES // len(settings)))
 
     def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Errors of the toggled model, which computes as the file says."""

@@ -76,7 +76,7 @@ def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     open_ = [Weight(elements[s.site], s.spec.bits, errors[s.site], widths[s.site]) for s in measured]
     chosen = spend_budget(open_, config.weight_bits_budget, others)
     bits: dict[Site, int] = {site.site: width for site, width in zip(measured, chosen, strict=True)}
-    after = replace(state, plan=_widen_weights(state, plan, bits, calibration))
+    after = replace(state, plan=_widen_weights(ctx, state, plan, bits))
     return after, PassReport(NAME, (_describe_bits(weights, elements, bits, config),))
 
 
@@ -105,9 +105,11 @@ def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     return replace(spec, bits=bits, storage=storage)
 
 
-def _widen_weights(state: State, plan: Plan, bits: dict[Site, int], calibration: Dataset) -> Plan:
+def _widen_weights(ctx: RunContext, state: State, plan: Plan, bits: dict[Site, int]) -> Plan:
     """The plan with these widths, and numbers to match."""
     changed = {site.site for site in plan.sites if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits}
+    if not changed:
+        return plan
     sites = []
     for site in plan.sites:
         if site.site in changed and site.role is Role.WEIGHT:
@@ -116,7 +118,8 @@ def _widen_weights(state: State, plan: Plan, bits: dict[Site, int], calibration:
             # Its scale is the product of the weight's with the input's.
             site = replace(site, qparams=None, values=None)
         sites.append(site)
-    return calibrate(state.model, replace(plan, sites=tuple(sites)), calibration) if changed else plan
+    plan = replace(plan, sites=tuple(sites))
+    return calibrate(state.model, plan, ctx.data.calibration, crew=ctx.crew)
 
 
 def _describe_bits(

@@ -29,6 +29,7 @@ from onnxq.passes.rounding.layerwise import LayerwiseRunner
 from onnxq.plan import Plan, SitePlan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Role, Site
 from onnxq.spec import PerTensor, QParams
 
@@ -54,12 +55,18 @@ class Ranged:
 
 
 def choose_ranges(
-    proto: ModelLike, plan: Plan, samples: Iterable[Feeds], judges: Iterable[Feeds], *, progress: Progress
+    proto: ModelLike,
+    plan: Plan,
+    samples: Iterable[Feeds],
+    judges: Iterable[Feeds],
+    *,
+    progress: Progress,
+    crew: Crew | None = None,
 ) -> Ranged:
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
     proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
-    they are judged on. All are held, with the tensors alive between two nodes. Deterministic.
+    they are judged on. All are held, with the tensors alive between two nodes. crew: searches weights anew. Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
@@ -79,10 +86,10 @@ def choose_ranges(
     chosen = {site: choose_candidate(errors, _PRESENT) for site, errors in state.errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {site: state.candidates[site][name] for site, name in taken.items()}
-    return Ranged(_replace_ranges(proto, plan, qparams), taken)
+    return Ranged(_replace_ranges(proto, plan, qparams, crew), taken)
 
 
-def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams]) -> Plan:
+def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], crew: Crew | None) -> Plan:
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan
@@ -97,7 +104,7 @@ def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams])
     # A weight's scale may have been raised for its bias, whose scale is another now.
     weights = {site.derived[1] for site in sites if site.derived is not None and site.qparams is None}
     sites = [replace(site, qparams=None) if site.site in weights else site for site in sites]
-    return calibrate(proto, replace(plan, sites=tuple(sites)))
+    return calibrate(proto, replace(plan, sites=tuple(sites)), crew=crew)
 
 
 def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePlan]]]:
