@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,6 +134,10 @@ class Crew:
             with path.open("xb") as file:
                 np.savez(file, *arrays)
         return shared
+
+    def make_folder(self) -> Path:
+        """A new folder within the crew's, which workers see too."""
+        return Path(tempfile.mkdtemp(dir=self._folder()))
 
     def _folder(self) -> Path:
         if self._scratch is None:

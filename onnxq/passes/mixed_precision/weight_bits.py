@@ -67,7 +67,7 @@ def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     errors = measure_isolated(
         state.model, plan, seen, judged.samples(), others=augment_samples(seen, plan, ctx.skip),
         rounded=config.effort != "fast" and ROUNDING not in ctx.skip and not calibration.synthetic,
-        progress=ctx.progress,
+        crew=ctx.crew, progress=ctx.progress,
     )  # fmt: skip
     measured = [site for site in weights if widths[site.site] and site.site in errors]
     # What no error is known of, or has no other widths, keeps its bits, which count.

@@ -14,10 +14,11 @@ from onnxq.graph import GraphIndex, ModelLike, ensure_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
-from onnxq.passes.rounding.sequential import round_sequentially
+from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Site
 
 Array = NDArray[Any]
@@ -31,20 +32,23 @@ def measure_isolated(
     *,
     rounded: bool,
     others: Sequence[Feeds] = (),
+    crew: Crew | None = None,
     progress: Progress,
 ) -> dict[Site, float]:
     """Squared error at the outputs over their power, with only this weight quantized; activations stay float.
 
     plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the second moments of
     `fitted` and its bias corrected, as sequential rounding does it; else it is as the plan has it. judged: samples that
-    `fitted` does not hold: with few samples a layer of many columns fits those it saw. others: as of
+    `fitted` does not hold: with few samples a layer of many columns fits those it saw. others, crew: as of
     `round_sequentially`. The model is loaded once, with the weights as inputs.
     """
     proto = ensure_opset(proto, plan.opset)
     found = list_operators(GraphIndex(proto), plan)
     alone = plan
     if rounded:
-        alone = round_sequentially(proto, plan, fitted, others=others, alone=True, progress=progress).plan
+        alone = round_sequentially(
+            proto, plan, fitted, others=others, options=RoundingOptions(alone=True), crew=crew, progress=progress
+        ).plan
     open_, places, usual = _open_constants(proto, found)
     session = Session(open_, optimize=False)
     samples = [dict(sample) for sample in judged]

@@ -26,6 +26,7 @@ from onnxq.numerics import fake_quant
 from onnxq.passes.ranges.core import WORTH, Array, Ranges, choose_candidate
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner
+from onnxq.passes.rounding.shared_work import read_tensor
 from onnxq.plan import Plan, SitePlan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
@@ -66,7 +67,8 @@ def choose_ranges(
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
     proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
-    they are judged on. All are held, with the tensors alive between two nodes. crew: searches weights anew. Deterministic.
+    they are judged on. All are held, with the tensors alive between two nodes. Deterministic.
+    crew: searches weights anew.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
@@ -145,7 +147,7 @@ class _State:
         if tensor is None or site.qparams is None:
             return
         self.runner.advance(self.runner.place(node.name))
-        values = list(self.runner.values(tensor))
+        values = [read_tensor(value) for value in self.runner.values(tensor)]
         if site.site not in self.candidates:
             # Of few positions the range is chance, and so is what a narrower one clips.
             seen = sum(_count_positions(node, value) for value in values[: self.fitted])
@@ -203,7 +205,7 @@ class _State:
                 continue
             inputs.append(onnx.helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None))
             if at != k:
-                others[names[at]] = list(self.runner.values(tensor))
+                others[names[at]] = [read_tensor(value) for value in self.runner.values(tensor)]
         alone = onnx.helper.make_node(node.op_type, names, ["out"], **node.attrs)
         part = assemble_model(self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored)
         session = Session(part, optimize=False)

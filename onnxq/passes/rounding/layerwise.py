@@ -1,12 +1,16 @@
 """A model run in pieces: from one node of the main graph to the next, on a few samples at a time.
 
 Between two pieces only the tensors that later nodes still read are kept, so all pieces together cost one run of the
-model, and decisions at one node show in the values of the next.
+model, and decisions at one node show in the values of the next. Where the workers of a crew run the samples, these
+tensors are in files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +19,16 @@ from numpy.typing import NDArray
 
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, infer_shapes
+from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter
+from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.runtime import Feeds, Session, tap_tensors
+from onnxq.runtime.crew import SharedModel, open_model
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
+Tensor = Array | TensorFile
 # (node, input index) -> what it reads instead of its own constant.
 Changes = dict[tuple[str, int], Array]
 
@@ -38,14 +46,20 @@ class LayerwiseRunner:
         self._cutter = Cutter(proto)
         self._nodes = list(self._cutter.nodes.values())
         self._places: dict[str, int] = {}
+        # Of tensors: the node that makes each, and the last that reads it.
+        self._made = {name: -1 for sample in feeds[:1] for name in sample}
         self._last: dict[str, int] = {}
         for k, node in enumerate(self._nodes):
             for name in _list_names(node):
                 self._places[name] = k
             for name in list_reads(node):
                 self._last[name] = k
-        self._at = 0
-        self._live = [{name: np.asarray(value) for name, value in sample.items()} for sample in feeds]
+            self._made.update(dict.fromkeys(node.output, k))
+        # Where questions are answered, and where the values are.
+        self._at = self._ran = 0
+        # Places passed by, to run to when a value is asked for: the pieces are the same then as without passing by.
+        self._ahead: list[int] = []
+        self._live: list[dict[str, Tensor]] = [dict(self._hold(sample)) for sample in feeds]
 
     def place(self, node: str) -> int:
         """Position in the main graph of a node, or of the node whose body holds it."""
@@ -53,29 +67,26 @@ class LayerwiseRunner:
 
     def holds(self, tensor: TensorId, node: str) -> bool:
         """True where the tensor, which the node of the main graph reads, is at hand or still to be made."""
-        return bool(self._live) and (tensor.name in self._live[0] or self.place(node) >= self._at)
+        return bool(self._live) and (self._is_live(tensor.name) or self.place(node) >= self._at)
 
-    def reach(self, tensor: TensorId, node: str) -> None:
-        """Go as far as `values` of a tensor that the node reads need: not at all where it is at hand already."""
-        if tensor.scope or not self._live or tensor.name not in self._live[0]:
-            self.advance(self.place(node))
+    def reach(self, tensor: TensorId, node: str, *, later: bool = False) -> None:
+        """Go as far as `values` of a tensor that the node reads need: not at all where it is at hand already.
+
+        later: run nothing before another value is asked for.
+        """
+        if tensor.scope or not self._live or not self._is_live(tensor.name):
+            self._ahead.append(self.place(node))
+            self._at = max(self._at, self._ahead[-1])
+        if not later:
+            self.advance(self._at)
 
     def advance(self, place: int) -> None:
         """Run everything before the main graph's node number `place`."""
-        if place > self._at:
-            part = self._nodes[self._at : place]
-            made = [name for node in part for name in node.output if name and self._last.get(name, -1) >= place]
-            if made:
-                session = Session(self._piece(part, made), optimize=False)
-                for live in self._live:
-                    live.update(_check_arrays(session.run({v.name: live[v.name] for v in session.inputs}, made)))
-            self._at = place
-        # Tensors that no node ahead reads: only so many are held as are alive between two nodes.
-        for live in self._live:
-            for name in [name for name in live if self._last.get(name, -1) < self._at]:
-                del live[name]
+        for stop in (*self._ahead, place):
+            self._run(stop)
+        self._ahead, self._at = [], self._ran
 
-    def values(self, tensor: TensorId) -> Iterator[Array]:
+    def values(self, tensor: TensorId) -> Iterator[Tensor]:
         """The tensor's value for each sample, here; empty arrays where its branch did not run."""
         if not tensor.scope:
             for live in self._live:
@@ -86,10 +97,39 @@ class LayerwiseRunner:
         tapped = tap_tensors(whole, [tensor], only=True)
         if tensor not in tapped.outputs:
             raise ModelError(str(tensor), tapped.refusals[0].reason)
-        session = Session(tapped.proto, optimize=False)
         name = tapped.outputs[tensor]
+        for found in self._evaluate(tapped.proto, [name]):
+            yield found[name]
+
+    def _run(self, place: int) -> None:
+        """Run from where the values are to a place."""
+        if place > self._ran:
+            part = self._nodes[self._ran : place]
+            made = [name for node in part for name in node.output if name and self._last.get(name, -1) >= place]
+            if made:
+                for live, found in zip(self._live, self._evaluate(self._piece(part, made), made), strict=True):
+                    live.update(found)
+            self._ran = place
+        # Tensors that no node ahead reads: only so many are held as are alive between two nodes.
         for live in self._live:
-            yield session.run({v.name: live[v.name] for v in session.inputs}, [name])[name]
+            for name in [name for name in live if self._last.get(name, -1) < self._ran]:
+                self._release(live.pop(name))
+
+    def _is_live(self, name: str) -> bool:
+        """True for a tensor that is made before this place and read behind it."""
+        return self._made.get(name, self._at) < self._at <= self._last.get(name, -1)
+
+    def _hold(self, sample: Feeds) -> Mapping[str, Tensor]:
+        return {name: np.asarray(value) for name, value in sample.items()}
+
+    def _release(self, value: Tensor) -> None:
+        """Let go of a value that no node ahead reads."""
+
+    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Tensor]]:
+        """These outputs of a piece for each sample."""
+        session = Session(piece, optimize=False)
+        for live in self._live:
+            yield _run_piece(session, live, names)
 
     def _piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
         """Some nodes of the main graph as a model of their own."""
@@ -130,8 +170,70 @@ def _list_names(node: onnx.NodeProto) -> Iterator[str]:
             yield from _list_names(inner)
 
 
-def _check_arrays(values: Mapping[str, Any]) -> Mapping[str, Array]:
+def _run_piece(session: Session, live: Mapping[str, Tensor], names: Sequence[str]) -> Mapping[str, Array]:
+    """These outputs of a piece for one sample. Raises ModelError for one that is no array."""
+    values = session.run({v.name: read_tensor(live[v.name]) for v in session.inputs}, names)
     for name, value in values.items():
         if not isinstance(value, np.ndarray):
             raise ModelError(name, "is a sequence, which cannot be handed from one piece of the model to the next")
     return values
+
+
+class SharedRunner(LayerwiseRunner):
+    """A runner whose samples the workers of a crew run, each from the files of the piece before to those of the next.
+
+    A file is written whole, under a name of its own, and only removed
+    when the piece behind it is done, so a sample may be run again anywhere.
+    """
+
+    def __init__(self, proto: ModelLike, feeds: Sequence[Feeds], changes: Changes, work: SharedWork) -> None:
+        self._work = work
+        self._tapped: list[Tensor] = []
+        super().__init__(proto, feeds, changes)
+
+    def _hold(self, sample: Feeds) -> Mapping[str, Tensor]:
+        return self._work.put_sample(sample)
+
+    def _release(self, value: Tensor) -> None:
+        if isinstance(value, TensorFile):
+            Path(value.path).unlink(missing_ok=True)
+
+    def values(self, tensor: TensorId) -> Iterator[Tensor]:
+        """The files of the tensor's values. Those from inside a body go with the next ones."""
+        found = list(super().values(tensor))
+        if tensor.scope:
+            for old in self._tapped:
+                self._release(old)
+            self._tapped = found
+        yield from found
+
+    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Tensor]]:
+        model, inputs = self._work.crew.share_model(piece), [value.name for value in bare_proto(piece).graph.input]
+        tasks = [
+            RunTask(model, {name: live[name] for name in inputs}, tuple(names), self._work.make_path())
+            for live in self._live
+        ]
+        # All of them now: a crew does one thing at a time.
+        return list(self._work.map(f"rounding: {names[0]}", run_sample, tasks))
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """One sample to run through a piece. path: of the files of its outputs, to be followed by their numbers."""
+
+    model: SharedModel
+    feeds: Mapping[str, Tensor]
+    names: tuple[str, ...]
+    path: str
+
+
+def run_sample(task: RunTask) -> dict[str, TensorFile]:
+    """The files of the outputs of one sample."""
+    values = _run_piece(_open_session(task.model), task.feeds, task.names)
+    return {name: write_tensor(f"{task.path}-{k}", values[name]) for k, name in enumerate(task.names)}
+
+
+# A worker has the float and the quantized piece in turn.
+@lru_cache(maxsize=2)
+def _open_session(model: SharedModel) -> Session:
+    return Session(open_model(model), optimize=False)

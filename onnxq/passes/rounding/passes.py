@@ -17,7 +17,8 @@ from onnxq.passes.rounding.external import apply_rounding, list_rounders
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.samples import augment_samples, take_enough
-from onnxq.passes.rounding.sequential import SEARCHED, SequentialRounding, round_sequentially
+from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
+from onnxq.passes.rounding.weight_rounding import SEARCHED
 from onnxq.passes.runner import run_stage
 from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
@@ -35,7 +36,7 @@ _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [
 
 def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Round all weights in the order they run, with biases corrected."""
-    done = _round_sequentially(ctx, state, state.planned, _take_samples(ctx, state.planned))
+    done = _round_sequentially(ctx, state, state.planned, _take_samples(ctx, state.planned), RoundingOptions())
     if not done.done:
         return state, PassReport(NAME, done.lines(), outcome=Outcome.NO_GAIN)
     return _report_rounding(state, state.planned, done)
@@ -52,7 +53,7 @@ def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     found = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
     fitted = _take_samples(ctx, plan)
     for part in _cut_segments(found):
-        tried = _round_sequentially(ctx, state, plan, fitted, nodes=chosen | part)
+        tried = _round_sequentially(ctx, state, plan, fitted, RoundingOptions(chosen | part))
         now = ctx.data.judges.score(state, tried.plan, progress=ctx.progress)
         # Rounded together from the start: what comes later makes up for what comes before.
         if now > score:
@@ -65,7 +66,7 @@ def search_longer(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     assert state.unrounded is not None
     plan = state.unrounded
     fitted = _take_samples(ctx, plan)
-    longer = _round_sequentially(ctx, state, plan, fitted, nodes=state.rounded, thorough=True)
+    longer = _round_sequentially(ctx, state, plan, fitted, RoundingOptions(state.rounded, thorough=True))
     return replace(state, plan=longer.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -115,17 +116,11 @@ def _take_samples(ctx: RunContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]
 
 
 def _round_sequentially(
-    ctx: RunContext,
-    state: State,
-    plan: Plan,
-    fitted: tuple[list[Feeds], list[Feeds]],
-    *,
-    nodes: frozenset[str] | None = None,
-    thorough: bool = False,
+    ctx: RunContext, state: State, plan: Plan, fitted: tuple[list[Feeds], list[Feeds]], options: RoundingOptions
 ) -> SequentialRounding:
     samples, others = fitted
     return round_sequentially(
-        state.model, plan, samples, others=others, nodes=nodes, thorough=thorough, progress=ctx.progress
+        state.model, plan, samples, others=others, options=options, crew=ctx.crew, progress=ctx.progress
     )
 
 

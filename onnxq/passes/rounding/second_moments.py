@@ -11,9 +11,9 @@ Products are float32 BLAS on blocks of columns shifted by the first sample's mea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,26 +85,74 @@ class Workspace:
         return whole
 
 
+class Columns(Protocol):
+    """Columns of one operator's input, at the same positions in both models."""
+
+    def take(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """x and y, float32 [groups, K, n], of some of the positions."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _HeldColumns:
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+
+    def take(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self.x[:, :, first:last], self.y[:, :, first:last]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Columns that are multiplied at a time. slices: (columns, first, last). shift: of x and y. cross: with C."""
+
+    slices: tuple[tuple[Columns, int, int], ...]
+    shift: tuple[Array, Array]
+    cross: bool
+
+    def multiply(self, workspace: Workspace) -> Iterator[Array]:
+        """Sums of y, y y^T and, with C, of x and x y^T, float32, one after the other: each may be large."""
+        taken = [columns.take(first, last) for columns, first, last in self.slices]
+        b = workspace.shifted(0, [y for _, y in taken], self.shift[1])
+        ones = np.ones(b.shape[2], np.float32)
+        turned = b.transpose(0, 2, 1)
+        yield b @ ones
+        yield b @ turned
+        if self.cross:
+            a = workspace.shifted(1, [x for x, _ in taken], self.shift[0])
+            yield a @ ones
+            yield a @ turned
+
+
 class Accumulator:
     """Moments of any number of blocks.
 
     second: False: only the means (operators too large for a matrix, or whose weights are not rounded). cross: False:
     without C, half the work, if nothing is re-fitted. workspace: memory for blocks, shared by accumulators that take
-    turns: fresh memory costs more than the arithmetic in it.
+    turns: fresh memory costs more than the arithmetic in it. postponed: where blocks are put for others to multiply,
+    who hand the products to `add`, in the same order.
     """
 
     def __init__(
-        self, groups: int, size: int, *, second: bool = True, cross: bool = True, workspace: Workspace | None = None
+        self,
+        groups: int,
+        size: int,
+        *,
+        second: bool = True,
+        cross: bool = True,
+        workspace: Workspace | None = None,
+        postponed: list[tuple[Accumulator, Block]] | None = None,
     ) -> None:
-        self._second, self._cross = second, second and cross
+        self._second, self._cross, self._groups = second, second and cross, groups
         self._workspace = Workspace() if workspace is None else workspace
+        self._postponed = postponed
         shape = (groups, size, size)
         empty = np.zeros((groups, 0, 0))
         self._h = np.zeros(shape) if second else empty
         self._c = np.zeros(shape) if self._cross else empty
         self._sums = np.zeros((2, groups, size))
         self._shift: tuple[Array, Array] | None = None
-        self._waiting: list[tuple[Array, Array]] = []
+        self._waiting: list[tuple[Columns, int, int]] = []
         self._parts: list[Part] = []
         self._count = self._pending = 0
 
@@ -123,10 +171,14 @@ class Accumulator:
         needed.
         """
         count = x.shape[2] if count is None else count
+        if count and parts is None:
+            parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
+        self.update_columns(_HeldColumns(x, y), count, parts or ())
+
+    def update_columns(self, columns: Columns, count: int, parts: Sequence[Part]) -> None:
+        """Add so many columns; see `update`."""
         if not count:
             return
-        if parts is None:
-            parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
         self._parts.extend(parts)
         # About the first sample's mean: float32 products of values far from 0 would lose the digits that differ.
         if self._shift is None:
@@ -135,30 +187,32 @@ class Accumulator:
         if not self._second:
             return
         # With few columns at a time, adding up K x K sums would take most of the time.
-        most = max(_ROWS // len(x), 256)
+        most = max(_ROWS // self._groups, 256)
         for first in range(0, count, most):
-            self._waiting.append((x[:, :, first : first + most], y[:, :, first : first + most]))
-            self._pending += self._waiting[-1][0].shape[2]
+            self._waiting.append((columns, first, min(first + most, count)))
+            self._pending += self._waiting[-1][2] - first
             if self._pending >= most:
-                self._flush()
+                self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Multiply the columns that wait."""
         if not self._waiting or self._shift is None:
             return
-        b = self._workspace.shifted(0, [part for _, part in self._waiting], self._shift[1])
-        ones = np.ones(b.shape[2], np.float32)
-        turned = b.transpose(0, 2, 1)
-        self._sums[1] += b @ ones
-        self._h += b @ turned
-        if self._cross:
-            a = self._workspace.shifted(1, [part for part, _ in self._waiting], self._shift[0])
-            self._sums[0] += a @ ones
-            self._c += a @ turned
+        block = Block(tuple(self._waiting), self._shift, self._cross)
         self._waiting, self._pending = [], 0
+        if self._postponed is None:
+            self.add(block.multiply(self._workspace))
+        else:
+            self._postponed.append((self, block))
+
+    def add(self, products: Iterable[Array]) -> None:
+        """Add what `Block.multiply` gives."""
+        for total, found in zip((self._sums[1], self._h, self._sums[0], self._c), products, strict=False):
+            total += found
 
     def result(self) -> Moments:
         """The first and second moments of all samples added."""
-        self._flush()
+        self.flush()
         if self._shift is None:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)

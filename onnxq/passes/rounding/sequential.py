@@ -20,43 +20,49 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, 
 from onnxq.numerics import (
     bias_qparams,
     dequantize,
-    floor_weight_scale,
-    needs_bound,
     quantize,
-    weight_qparams,
 )
 from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
-from onnxq.numerics.rounding import align_qparams
+from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
     choose_ridge,
     correct_bias,
     refit_weight,
-    round_with_feedback,
 )
-from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner
-from onnxq.passes.rounding.low_bit_core import FACTORS, NARROW_BITS, WHOLE, round_low_bit
+from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner, SharedRunner
+from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
-from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.passes.rounding.paired import PairedRunner
 from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, find_pooling
-from onnxq.passes.rounding.second_moments import Workspace
+from onnxq.passes.rounding.second_moments import Moments, Workspace
+from onnxq.passes.rounding.shared_work import SharedWork
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
+from onnxq.passes.rounding.weight_rounding import round_weight, searches_scales
 from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import PerBlock, PerChannel, QParams
 
 Array = NDArray[Any]
 
 # Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
 _MANY_THREADS = 1 << 22
 
-# Where the scale of a weight is from that is not its observer's.
-SEARCHED = "weights, rounded with scales searched"
+
+@dataclass(frozen=True)
+class RoundingOptions:
+    """nodes: only these operators (None: all). thorough: a longer search for values of few bits.
+
+    alone: each operator for itself, in the float model, to learn its cost.
+    """
+
+    nodes: frozenset[str] | None = None
+    thorough: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,30 +108,36 @@ def round_sequentially(
     samples: Iterable[Feeds],
     *,
     others: Sequence[Feeds] = (),
-    nodes: frozenset[str] | None = None,
-    thorough: bool = False,
-    alone: bool = False,
+    options: RoundingOptions = RoundingOptions(),
+    crew: Crew | None = None,
     progress: Progress,
 ) -> SequentialRounding:
     """A plan whose weights carry `values` (and scales to match), and biases corrected.
 
     proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
     tensors alive between two nodes, and nothing else. others: more of them for the second moments of operators that see
-    few positions, number k made from sample k modulo their count. nodes: only these operators (None: all). thorough: a
-    longer search for values of few bits. alone: each operator for itself, in the float model, to learn its cost.
-    The same input gives the same bytes. Raises ModelError and DataError from the runs.
+    few positions, number k made from sample k modulo their count. crew: runs the samples, and keeps operators that are
+    finished. The same input gives the same bytes, whatever the crew. Raises ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
-    view = View(proto)
+    view, crew, nodes = View(proto), crew or Crew(), options.nodes
     todo = [one for one in list_operators(view.index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]
-    state = _State(plan, view, proto, feeds, others, thorough=thorough, alone=alone)
     few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
-    with progress("rounding", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
-        for one in todo:
-            state.treat(one)
-            task.advance()
-    return state.result()
+    work = SharedWork(crew, one_thread=few) if crew.workers.count > 1 and todo else None
+    # The operators that are rounded are in the chain of keys.
+    told = repr((replace(options, nodes=None), few))
+    finished = FinishedOperators(crew.workers.journal if todo else None, proto, plan, feeds, others, told)
+    try:
+        state = _State(plan, view, proto, feeds, others, options, work)
+        with progress("rounding", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
+            for one in todo:
+                state.treat(one, finished)
+                task.advance()
+        return state.result()
+    finally:
+        if work is not None:
+            work.close()
 
 
 class _State:
@@ -138,18 +150,24 @@ class _State:
         proto: ModelLike,
         feeds: Sequence[Feeds],
         others: Sequence[Feeds],
-        *,
-        thorough: bool,
-        alone: bool,
+        options: RoundingOptions,
+        work: SharedWork | None,
     ) -> None:
-        self.plan, self.view, self.index, self.thorough, self.alone = plan, view, view.index, thorough, alone
+        self.plan, self.view, self.index, self.work = plan, view, view.index, work
+        self.thorough, self.alone = options.thorough, options.alone
         # Of activations alone: weights come as changes, as they are rounded.
-        pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not alone)
+        pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not self.alone)
         paired = emit_pairs(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
-        self.changes: Changes = {} if alone else _list_rounded(plan, self.index)
+        self.changes: Changes = {} if self.alone else _list_rounded(plan, self.index)
+
+        def make_runner(model: ModelLike, some: Sequence[Feeds], changes: Changes) -> LayerwiseRunner:
+            if work is None:
+                return LayerwiseRunner(model, some, changes)
+            return SharedRunner(model, some, changes, work)
+
         self.samples, self.others = (
-            PairedRunner(some, LayerwiseRunner(proto, some, {}), LayerwiseRunner(paired, some, self.changes))
+            PairedRunner(some, make_runner(proto, some, {}), make_runner(paired, some, self.changes))
             for some in (feeds, others)
         )
         self.sites = {site.site: site for site in plan.all_sites}
@@ -157,44 +175,73 @@ class _State:
         self.done: list[OperatorRounding] = []
         self.skipped: list[str] = []
         self.thin: list[str] = []
-        self.seen: tuple[MomentsRequest, OperatorStatistics] | None = None
+        # Without statistics where an earlier run had them.
+        self.seen: tuple[MomentsRequest, OperatorStatistics | None] | None = None
         self.workspace = Workspace()
 
-    def treat(self, one: Operator) -> None:
-        """Moments, re-fit, rounding and bias of one operator."""
+    def treat(self, one: Operator, finished: FinishedOperators) -> None:
+        """Moments, re-fit, rounding and bias of one operator, or the numbers of an earlier run."""
+        held, moments = finished.read(one.node.name), None
         pool = self._pool(one)
-        seen = self._moments(one, pool)
-        moments = seen.moments
-        if not moments.count:
-            self.skipped.append(one.node.name)
+        if held is not None:
+            found = held
+            self._pass_by(self._request(one, pool), found)
+        else:
+            found, moments = self._find_numbers(one, pool)
+        site = self.sites[one.site.site]
+        if found.values is not None:
+            site = replace(site, qparams=found.qparams, values=found.values)
+        left = self._list_left(one, found)
+        if left is None:
+            final = dequantize_constant(site, one.weight)
+            if moments is not None and one.bias_edge is not None:
+                weight = one.rows(one.weight)
+                bias = correct_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
+                found = replace(found, bias=bias.reshape(-1))
+        if held is None:
+            finished.write(found)
+        if left is not None:
+            left.append(one.node.name)
             return
+        self.sites[site.site] = site
+        for edge in site.consumers or ():
+            self._change(edge, final)
+        if found.bias is not None:
+            self._bias(one, site, found.bias)
+        rounded, corrected = found.values is not None, found.bias is not None
+        self.done.append(OperatorRounding(one.node.name, one.kind, rounded, found.refitted, corrected))
+
+    def _list_left(self, one: Operator, found: OperatorNumbers) -> list[str] | None:
+        """The list of those left as they are that an operator belongs to; None where it is treated."""
+        if not found.count:
+            return self.skipped
         # Weights of few bits gain by any second moments.
-        if moments.count < FEWEST_POSITIONS and one.site.spec.bits > NARROW_BITS:
-            self.thin.append(one.node.name)
-            return
+        return self.thin if found.count < FEWEST_POSITIONS and one.site.spec.bits > NARROW_BITS else None
+
+    def _find_numbers(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> tuple[OperatorNumbers, Moments]:
+        """The numbers of an operator, but for its bias, and the moments that this needs."""
+        seen = self._gather(self._request(one, pool))
+        moments = seen.moments
+        found = OperatorNumbers(moments.count, seen.scarce)
+        if self._list_left(one, found) is not None:
+            return found, moments
         weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
-        rounded = moments.h.size > 0
         target = weight
         # In front of a pooling there is none: it takes the mean of the noise too.
         ridge = choose_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
         damping = DAMPING if pool is None else POOLED_DAMPING
         if ridge is not None:
             target, refitted = refit_weight(weight, moments, ridge=ridge), True
-        if rounded:
-            site = self._round(one, site, target, seen, damping, refitted=refitted)
-        final = dequantize_constant(site, one.weight)
-        self.sites[site.site] = site
-        for edge in site.consumers or ():
-            self._change(edge, final)
-        corrected = one.bias_edge is not None
-        if corrected:
-            bias = correct_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
-            self._bias(one, site, bias.reshape(-1))
-        self.done.append(OperatorRounding(one.node.name, one.kind, rounded, refitted, corrected))
+        if moments.h.size > 0:
+            held = one.bias_site
+            x = None if held is None or held.derived is None else self.sites[held.derived[0]].qparams
+            site = round_weight(one, site, x, target, seen, damping, refitted=refitted, thorough=self.thorough)
+            found = replace(found, qparams=site.qparams, values=site.values)
+        return replace(found, refitted=refitted), moments
 
     def _pool(self, one: Operator) -> tuple[NodeRef, TensorId] | None:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
-        found = find_pooling(self.view, one) if _searches_scales(one, self.sites[one.site.site]) else None
+        found = find_pooling(self.view, one) if searches_scales(one, self.sites[one.site.site]) else None
         if found is None:
             return None
         node, real = found
@@ -202,76 +249,38 @@ class _State:
         ahead = all(both.hold(real, quantized, node.name) for both in (self.samples, self.others) if both.feeds)
         return found if ahead else None
 
-    def _moments(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> OperatorStatistics:
-        """Statistics of all samples; operators that read the same tensors share it. pool: look in front of it."""
+    def _request(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> MomentsRequest:
+        """The statistics that an operator needs. pool: look in front of it."""
         reader, data, geometry = (one.node, one.data, one.geometry) if pool is None else (*pool, POINTWISE)
         node, site = self.paired.node(reader.name), self.sites[one.site.site]
         groups, _, size = one.rows(one.weight).shape
-        wanted = MomentsRequest(
+        return MomentsRequest(
             reader=reader.name,
             data=data,
             paired=self.paired.input(node, 0),
             geometry=geometry,
             shape=(groups, size),
             second=one.alone and not site.spec.is_float and not site.group,
-            halves=_searches_scales(one, site),
+            halves=searches_scales(one, site),
         )
-        if self.seen is None or self.seen[0] != wanted:
+
+    def _gather(self, wanted: MomentsRequest) -> OperatorStatistics:
+        """Statistics of all samples; operators that read the same tensors share it."""
+        if self.seen is None or self.seen[0] != wanted or self.seen[1] is None:
             # Let go of the old ones first: two of the largest at a time would be a GiB.
             self.seen = None
-            self.seen = wanted, gather_statistics(self.samples, self.others, wanted, self.workspace)
+            found = gather_statistics(self.samples, self.others, wanted, self.workspace, self.work)
+            self.seen = wanted, found
+            return found
         return self.seen[1]
 
-    def _round(
-        self,
-        one: Operator,
-        site: SitePlan,
-        target: Array,
-        seen: OperatorStatistics,
-        damping: float,
-        *,
-        refitted: bool,
-    ) -> SitePlan:
-        """The site with scales for the target, and the quantized values found for them."""
-        stored = one.stored(np.asarray(target, np.float32))
-        qparams = site.qparams
-        partner = _find_partners(one, site)
-        alone = partner is not None and _row_by_row(one, site)
-        blocked = isinstance(site.spec.granularity, PerBlock)
-        if qparams is None or refitted or alone or blocked:
-            # Where rows search their own, scales start as they would be without sums to keep.
-            orders = () if alone else site.sum_orders
-            # The search below has one factor for all blocks of a row; here each is by itself, by its columns' power.
-            importance = one.stored(_weigh_columns(seen.moments.h, target.shape)) if blocked else None
-            qparams = weight_qparams(stored, site.spec, observer=site.observer, orders=orders, importance=importance)
-        # Least scale with which the bias fits into int32, on the scale of its input times the weight's.
-        least = np.zeros_like(qparams.scale)
-        if one.bias_site is not None and one.bias_site.derived is not None:
-            x = self.sites[one.bias_site.derived[0]].qparams
-            bias = correct_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen.moments)
-            if x is not None:
-                least = floor_weight_scale(least, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
-                qparams = replace(qparams, scale=np.maximum(qparams.scale, least))
-        aligned = align_qparams(qparams, site.spec, stored.shape, np.float32)
-        scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
-        limits = (site.spec.qmin, site.spec.qmax)
-        if partner is not None and alone:
-            within = round_within_sums(target, seen.spreading(damping), scales, zeros, limits, partner)
-            levels = within.levels
-            qparams = _mark_searched(qparams, qparams.scale * _shape_factors(within.factors, one, site))
-        elif not _searches_scales(one, site):
-            levels = round_with_feedback(target, seen.spreading(damping), scales, zeros, limits, partner)
-        else:
-            share = (least / qparams.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
-            found = round_low_bit(
-                target, seen.spreading(damping, agreed=True), scales, zeros, limits,
-                lowest=share, factors=WHOLE if blocked else FACTORS, thorough=self.thorough,
-            )  # fmt: skip
-            levels = found.levels
-            qparams = _mark_searched(qparams, qparams.scale * _shape_factors(found.factors, one, site))
-        kind = np.dtype(site.spec.numpy_storage)
-        origin = SEARCHED if qparams.origin == SEARCHED else "weights, rounded"
-        return replace(site, qparams=replace(qparams, origin=origin), values=one.stored(levels).astype(kind))
+    def _pass_by(self, wanted: MomentsRequest, found: OperatorNumbers) -> None:
+        """Let the models stand where `_gather` would have left them."""
+        if self.seen is None or self.seen[0] != wanted:
+            self.samples.pass_by(wanted)
+            if found.scarce:
+                self.others.pass_by(wanted)
+            self.seen = wanted, None
 
     def _bias(self, one: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
@@ -309,41 +318,6 @@ class _State:
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
 
 
-def _weigh_columns(h: Array, shape: tuple[int, ...]) -> Array:
-    """The power of each column, of mean 1, for every row of a weight of this shape, [groups, rows, K]; none is 0."""
-    power = np.diagonal(h, axis1=1, axis2=2)[:, None, :]
-    return np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
-
-
-def _find_partners(one: Operator, site: SitePlan) -> Array | None:
-    """[K]: the column that a 16-bit sum adds to each; None where no sum can overflow."""
-    if not site.sum_orders or not needs_bound(site.spec):
-        return None
-    flat = np.arange(one.weight.size).reshape(one.weight.shape)
-    return partner_columns(one.rows(flat)[0, 0], one.weight.shape, site.sum_orders[0])
-
-
-def _searches_scales(one: Operator, site: SitePlan) -> bool:
-    """True where scales are searched together with values: few bits, and every row has scales of its own."""
-    return site.spec.bits <= NARROW_BITS and _row_by_row(one, site)
-
-
-def _row_by_row(one: Operator, site: SitePlan) -> bool:
-    """True when every row of the matrix form has scales of its own."""
-    grain, axis = site.spec.granularity, one.output_axis
-    if isinstance(grain, PerChannel):
-        return axis is not None and grain.axis % one.weight.ndim == axis
-    return isinstance(grain, PerBlock) and axis is not None and grain.axis % one.weight.ndim != axis
-
-
-def _shape_factors(factors: Array, one: Operator, site: SitePlan) -> Array:
-    """One factor a row, shaped to multiply the site's scales."""
-    flat = factors.reshape(-1)
-    if isinstance(site.spec.granularity, PerChannel):
-        return flat
-    return flat.reshape([-1 if k == one.output_axis else 1 for k in range(one.weight.ndim)])
-
-
 def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
     """Every quantized constant as the plan has it so far, by the inputs that read it."""
     found: Changes = {(bias.edge.node, bias.edge.index): bias.values for bias in plan.biases}
@@ -356,9 +330,3 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
                 shaped = value.reshape(-1) if site.role is Role.BIAS else value
                 found[edge.node, edge.index] = dequantize_constant(site, shaped)
     return found
-
-
-def _mark_searched(qparams: QParams, scale: Array) -> QParams:
-    """The numbers with a scale that the rounding found; marked so where it is not the observer's any more."""
-    same = np.array_equal(scale, qparams.scale)
-    return replace(qparams, scale=scale, origin=qparams.origin if same else SEARCHED)

@@ -19,7 +19,16 @@ from onnxq.passes.rounding.im2col import (
     window_means,
 )
 from onnxq.passes.rounding.low_bit_core import shrink_moments
-from onnxq.passes.rounding.second_moments import Accumulator, Moments, Workspace, merge_moments, position_limit
+from onnxq.passes.rounding.second_moments import (
+    Accumulator,
+    Block,
+    Moments,
+    Part,
+    Workspace,
+    merge_moments,
+    position_limit,
+)
+from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 
@@ -61,10 +70,13 @@ class MomentsRequest:
 
 
 class OperatorStatistics:
-    """Moments of all samples and, where they are needed, of the even and of the odd ones."""
+    """Moments of all samples and, where they are needed, of the even and of the odd ones.
 
-    def __init__(self, moments: Moments, halves: tuple[Moments, Moments] | None) -> None:
-        self.moments, self.halves = moments, halves
+    scarce: other samples were looked at too.
+    """
+
+    def __init__(self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False) -> None:
+        self.moments, self.halves, self.scarce = moments, halves, scarce
         self._found: dict[tuple[float, bool], ErrorFeedback] = {}
 
     def spreading(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
@@ -79,21 +91,82 @@ class OperatorStatistics:
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """One sample's tensors with an axis for samples in front, and which of its positions are meant (None: all).
+    """One sample's tensors, and which of their positions are meant (None: all).
 
-    given: False for one that counts in second moments alone.
+    shape: of both, with an axis for samples in front. given: False for one that counts in second moments alone.
     """
 
     number: int
     given: bool
-    x: Array
-    y: Array
+    x: Array | TensorFile
+    y: Array | TensorFile
+    shape: tuple[int, ...]
     meant: NDArray[np.bool_] | None
+
+    @property
+    def volume(self) -> int:
+        """Values of each tensor."""
+        return int(np.prod(self.shape, dtype=np.int64))
 
     def goes_with(self, other: _Sample) -> bool:
         """True where both can be looked at as one."""
-        alike = self.x.shape == other.x.shape and self.given == other.given
+        alike = self.shape == other.shape and self.given == other.given
         return alike and (self.meant is None) == (other.meant is None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Samples of one shape that are looked at together.
+
+    each: columns of a sample, at most; second: False where none are needed.
+    """
+
+    samples: tuple[_Sample, ...]
+    geometry: Geometry
+    each: int
+    second: bool
+
+    @property
+    def counts(self) -> list[int]:
+        """Positions of each sample."""
+        return [_count_positions(sample, self.geometry) for sample in self.samples]
+
+    @property
+    def count(self) -> int:
+        """Positions whose columns are taken."""
+        return min(sum(self.counts), self.each * len(self.samples))
+
+    def read(self) -> tuple[Array, Array]:
+        """The tensors of all samples. A single one may be large, and needs no copy."""
+        x, y = ([read_tensor(one).reshape(s.shape) for one, s in zip(many, self.samples, strict=True)]
+                for many in ([s.x for s in self.samples], [s.y for s in self.samples]))  # fmt: skip
+        return (x[0], y[0]) if len(x) == 1 else (np.concatenate(x), np.concatenate(y))
+
+    def average(self, x: Array, y: Array) -> list[Part]:
+        """The means over all positions of each sample; none of those that count in second moments alone."""
+        if not self.samples[0].given:
+            return []
+        means = [window_means(one, self.geometry, self._meant) for one in (x, y)]
+        means = [one.reshape(len(self.samples), -1, *one.shape[1:]).mean(axis=1) for one in means]
+        return list(zip(self.counts, *means, strict=True))
+
+    def gather(self, x: Array, y: Array, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Columns of some of the positions."""
+        total, most, seed = sum(self.counts), self.each * len(self.samples), self.samples[0].number
+        chosen = sample_positions(total, most, seed) if self.second else np.zeros(0, np.int64)
+        if self._meant is not None:
+            chosen = np.flatnonzero(self._meant)[chosen]
+        at = compute_gather_indices(x.shape, self.geometry, chosen[first:last])
+        return at.columns(x), at.columns(y)
+
+    def take(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """See `Columns`."""
+        return self.gather(*self.read(), first, last)
+
+    @property
+    def _meant(self) -> NDArray[np.bool_] | None:
+        masks = [sample.meant for sample in self.samples if sample.meant is not None]
+        return np.concatenate(masks) if masks else None
 
 
 class Samples(Protocol):
@@ -102,20 +175,21 @@ class Samples(Protocol):
     @property
     def feeds(self) -> Sequence[Feeds]: ...
 
-    def tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Array, Array]]:
+    def tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
         """Feeds, tensor in the float model, tensor in the quantized one."""
         ...
 
 
 def gather_statistics(
-    samples: Samples, others: Samples, wanted: MomentsRequest, workspace: Workspace
+    samples: Samples, others: Samples, wanted: MomentsRequest, workspace: Workspace, work: SharedWork | None = None
 ) -> OperatorStatistics:
     """Moments of the samples. Empty tensors are left out: their branch did not run.
 
     others: made from the samples in turn, in their order. They are looked at where the samples show few positions, go
     with the half of the samples they are made from, and count in second moments alone: means are of real inputs.
+    work: shares the products out, of tensors in files; the result is the same, to the bit.
     """
-    found = _Gathering(wanted, workspace, len(samples.feeds), len(others.feeds))
+    found = _Gathering(wanted, workspace, len(samples.feeds), len(others.feeds), work)
     for k, both in enumerate(samples.tensors(wanted)):
         found.add(k, *both, given=True)
     if found.scarce:
@@ -127,17 +201,22 @@ def gather_statistics(
 class _Gathering:
     """Moments on the way, and samples that wait to be looked at together with others."""
 
-    def __init__(self, wanted: MomentsRequest, workspace: Workspace, given: int, others: int) -> None:
-        self.wanted, self.workspace, self.given, self.others = wanted, workspace, given, others
+    def __init__(
+        self, wanted: MomentsRequest, workspace: Workspace, given: int, others: int, work: SharedWork | None
+    ) -> None:
+        self.wanted, self.workspace, self.given, self.others, self.work = wanted, workspace, given, others, work
         self.scarce, self.each = False, 0
         self.sums: list[Accumulator] = []
         self.waiting: list[list[_Sample]] = []
+        # With helpers: groups that nothing was read of yet, each with its half, and blocks for them to multiply.
+        self.groups: list[tuple[Accumulator, _Group]] = []
+        self.blocks: list[tuple[Accumulator, Block]] = []
 
-    def add(self, number: int, feeds: Feeds, x: Array, y: Array, *, given: bool) -> None:
+    def add(self, number: int, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, *, given: bool) -> None:
         """One sample; others after those that are given."""
         if not x.size or x.shape != y.shape:
             return
-        if not given and not (np.isfinite(x).all() and np.isfinite(y).all()):
+        if not given and not (_is_finite(x) and _is_finite(y)):
             # What a network makes of inputs that never come is no reason to fail.
             return
         sample = _sample(number, given, feeds, x, y, self.wanted.geometry)
@@ -149,9 +228,8 @@ class _Gathering:
         # From its first sample on a half always has one waiting.
         if not given and not held:
             return
-        if held and not (sample.goes_with(held[0]) and (len(held) + 1) * x.size <= _TOGETHER):
-            _add(self.sums[half], held, self.wanted, self.each)
-            held.clear()
+        if held and not (sample.goes_with(held[0]) and (len(held) + 1) * sample.volume <= _TOGETHER):
+            self._close(half)
         held.append(sample)
 
     def _begin(self, sample: _Sample) -> None:
@@ -165,49 +243,72 @@ class _Gathering:
         few = min(here, self.each) * count < POSITIONS_PER_COLUMN * size
         cross = not few and wanted.volume <= _FITTED
         halves = range(2 if second and (cross or wanted.halves) else 1)
-        self.sums = [Accumulator(groups, size, second=second, cross=cross, workspace=self.workspace) for _ in halves]
+        postponed = None if self.work is None else self.blocks
+        self.sums = [
+            Accumulator(groups, size, second=second, cross=cross, workspace=self.workspace, postponed=postponed)
+            for _ in halves
+        ]
         self.waiting = [[] for _ in halves]
+
+    def _close(self, half: int) -> None:
+        """Add the samples that wait in one half: the means of all their positions, and columns of at most `each`."""
+        group = _Group(tuple(self.waiting[half]), self.wanted.geometry, self.each, self.wanted.rounded)
+        self.waiting[half].clear()
+        if self.work is not None:
+            self.groups.append((self.sums[half], group))
+            return
+        x, y = group.read()
+        self.sums[half].update(*group.gather(x, y, 0, group.count), group.average(x, y), count=group.count)
+
+    def _share_out(self, work: SharedWork) -> None:
+        """Add the groups, read and multiplied by the helpers, in the order in which `_close` would have added them."""
+        means = work.map("rounding: means", average_group, [group for _, group in self.groups])
+        for (half, group), parts in zip(self.groups, means, strict=True):
+            half.update_columns(group, group.count, parts)
+        for half in self.sums:
+            half.flush()
+        products = work.map("rounding: second moments", multiply_block, [block for _, block in self.blocks])
+        for (half, _), found in zip(self.blocks, products, strict=True):
+            half.add(found)
 
     def result(self) -> OperatorStatistics:
         """Everything added."""
         for half, held in enumerate(self.waiting):
             if held:
-                _add(self.sums[half], held, self.wanted, self.each)
+                self._close(half)
         if not self.sums:
             return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).result(), None)
+        if self.work is not None:
+            self._share_out(self.work)
         whole, *others = [half.result() for half in self.sums]
-        return (
-            OperatorStatistics(merge_moments(whole, others[0]), (whole, others[0]))
-            if others
-            else (OperatorStatistics(whole, None))
-        )
+        if not others:
+            return OperatorStatistics(whole, None, scarce=self.scarce)
+        return OperatorStatistics(merge_moments(whole, others[0]), (whole, others[0]), scarce=self.scarce)
 
 
-def _sample(number: int, given: bool, feeds: Feeds, x: Array, y: Array, geometry: Geometry) -> _Sample:
+def average_group(group: _Group) -> list[Part]:
+    """The means of each sample of a group."""
+    return group.average(*group.read())
+
+
+def multiply_block(block: Block) -> list[Array]:
+    """The products of a block, in the order of `Accumulator.add`."""
+    return list(block.multiply(Workspace()))
+
+
+def _sample(
+    number: int, given: bool, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, geometry: Geometry
+) -> _Sample:
     if geometry.kernel:
-        return _Sample(number, given, x, y, None)
+        return _Sample(number, given, x, y, x.shape, None)
     meant = read_mask(feeds, x.shape)
-    shape = (1, -1, x.shape[-1])
-    return _Sample(number, given, x.reshape(shape), y.reshape(shape), None if meant is None else meant.reshape(1, -1))
+    shape = (1, x.size // x.shape[-1], x.shape[-1])
+    return _Sample(number, given, x, y, shape, None if meant is None else meant.reshape(1, -1))
+
+
+def _is_finite(value: Array | TensorFile) -> bool:
+    return value.finite if isinstance(value, TensorFile) else bool(np.isfinite(value).all())
 
 
 def _count_positions(sample: _Sample, geometry: Geometry) -> int:
-    return gather_positions(sample.x.shape, geometry) if sample.meant is None else int(np.count_nonzero(sample.meant))
-
-
-def _add(half: Accumulator, samples: list[_Sample], wanted: MomentsRequest, each: int) -> None:
-    """Add samples of one shape: the means of all their positions, and columns of at most `each` a sample."""
-    # A single one may be large, and needs no copy.
-    x, y = (many[0] if len(many) == 1 else np.concatenate(many)
-            for many in ([s.x for s in samples], [s.y for s in samples]))  # fmt: skip
-    meant = None if samples[0].meant is None else np.concatenate([s.meant for s in samples if s.meant is not None])
-    counts = [_count_positions(sample, wanted.geometry) for sample in samples]
-    total, most, seed = sum(counts), each * len(samples), samples[0].number
-    chosen = sample_positions(total, most, seed)
-    if meant is not None:
-        chosen = np.flatnonzero(meant)[chosen]
-    means = [window_means(one, wanted.geometry, meant) for one in (x, y)]
-    means = [one.reshape(len(samples), -1, *one.shape[1:]).mean(axis=1) for one in means]
-    at = compute_gather_indices(x.shape, wanted.geometry, chosen if wanted.rounded else chosen[:0])
-    parts = list(zip(counts, *means, strict=True)) if samples[0].given else []
-    half.update(at.columns(x), at.columns(y), parts, count=len(chosen))
+    return gather_positions(sample.shape, geometry) if sample.meant is None else int(np.count_nonzero(sample.meant))

@@ -19,7 +19,7 @@ from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.rounding import sequential as sweeping
 from onnxq.passes.rounding.operators import list_operators
 from onnxq.passes.rounding.pooled import find_pooling
-from onnxq.passes.rounding.sequential import round_sequentially
+from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.passes.view import View
 from onnxq.pipeline.prepared import load_state
 from onnxq.report import silent
@@ -92,7 +92,9 @@ def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch)
 
     def lost() -> float:
         head = frozenset(one.node.name for one in list_operators(GraphIndex(prepared.model), plan)[-1:])
-        swept = round_sequentially(prepared.model, plan, samples, nodes=head, alone=True, progress=silent)
+        swept = round_sequentially(
+            prepared.model, plan, samples, options=RoundingOptions(head, alone=True), progress=silent
+        )
         assert len(swept.done) == 1
         got = Session(build_quantized(prepared, swept.plan), optimize=False).run(fresh)["y"]
         return float(((got - wanted).std(axis=0) ** 2).sum())

@@ -1,0 +1,112 @@
+"""Work on samples that is spread over the workers of a crew, and the files through which tensors go between them.
+
+The unit of work is one sample, or one block of a sum: it depends on neither the number of workers nor their order, and
+whoever adds results up does so in the order of the units. So the bytes are those of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.files.atomic import make_write_error
+from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
+from onnxq.runtime.crew import Crew
+from onnxq.workers import Piece
+
+Array = NDArray[Any]
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Pieces for each worker: one that is late does not keep the others waiting for long.
+_EACH = 2
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A tensor in a file. finite: False where it holds NaN or inf."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    finite: bool
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def read_tensor(value: Array | TensorFile) -> Array:
+    """The values, read where they are in a file."""
+    if not isinstance(value, TensorFile):
+        return value
+    found: Array = np.load(value.path, allow_pickle=False)
+    # Numpy's files know neither text as objects nor the narrow types.
+    return found.astype(object) if value.dtype.kind == "O" else found.view(value.dtype)
+
+
+def write_tensor(path: str, value: Array) -> TensorFile:
+    """Write a tensor to a file, which appears whole or not at all. Raises OutputError where there is no room."""
+    held = np.asarray(value, str) if value.dtype.kind == "O" else value
+    made = Path(f"{path}.{os.getpid()}")
+    try:
+        with made.open("wb") as file:
+            np.save(file, held, allow_pickle=False)
+        os.replace(made, path)
+    except OSError as error:
+        raise make_write_error(Path(path), error) from error
+    finite = value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    return TensorFile(path, value.dtype, value.shape, finite)
+
+
+class SharedWork:
+    """Workers, and a folder for the tensors between two pieces of a model, which `close` removes.
+
+    one_thread: products of matrices are computed in one thread, as this process does it.
+    """
+
+    def __init__(self, crew: Crew, *, one_thread: bool) -> None:
+        self.crew, self._one_thread = crew, one_thread
+        self._folder = crew.make_folder()
+        self._numbers = count()
+
+    def make_path(self) -> str:
+        """The path of a file that there was none of yet."""
+        return str(self._folder / str(next(self._numbers)))
+
+    def put_sample(self, feeds: Mapping[str, Array]) -> dict[str, TensorFile]:
+        """Put one sample into the folder."""
+        return {name: write_tensor(self.make_path(), np.asarray(value)) for name, value in feeds.items()}
+
+    def map(self, title: str, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+        """Yield the result of every task in order. function: of a module."""
+        size = max(1, -(-len(tasks) // (_EACH * self.crew.workers.count)))
+        parts = [tuple(tasks[first : first + size]) for first in range(0, len(tasks), size)]
+        pieces = [Piece(title, _Tasks(function, part, self._one_thread)) for part in parts]
+        for found in self.crew.map(_do_tasks, pieces):
+            yield from found
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tasks:
+    function: Callable[[Any], Any]
+    tasks: tuple[Any, ...]
+    one_thread: bool
+
+
+def _do_tasks(given: _Tasks) -> list[Any]:
+    with use_one_blas_thread() if given.one_thread else use_all_blas_threads():
+        return [given.function(task) for task in given.tasks]
