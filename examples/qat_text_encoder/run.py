@@ -11,31 +11,26 @@ nothing was trained on.
 
 from __future__ import annotations
 
-import argparse
-import copy
 import io
 import keyword
+import sys
 import sysconfig
-import time
 import tokenize
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertConfig, BertForTokenClassification, Trainer, TrainingArguments
 
-import onnxq
+sys.path.append(str(Path(__file__).parents[1]))
 from onnxq import qat
 from onnxq.runtime import Session
-from torch_frontend.export import export_onnx
+from rows import Methods, Score, Task, Way, make_rows, observe, print_table, read_arguments
 from torch_frontend.quant_model import QuantModel
 
 KINDS = ("space", "name", "keyword", "number", "string", "comment", "operator")
@@ -69,18 +64,10 @@ class Sizes:
 QUICK = Sizes(steps=6, tuning=3, batch=4, training=32, test=8, length=16, text=60_000, width=32, layers=1)
 
 
-class Way(Enum):
-    """How a row comes to its integers: rounded from the float file, the second time with data, or trained."""
-
-    NEAREST = "fast"
-    GPTQ = "balanced"
-    QAT = "trained"
-
-
 LEARNED = {"quantizer": {"name": "lsq", "init": "observer"}}
 W2A8 = {"extends": "ort-w4a8", "weights": {"bits": 2}}
 TRAINED = {"torch": {"weights": LEARNED, "activations": LEARNED}}
-METHODS: dict[str, tuple[dict[str, Any], Way]] = {
+METHODS: Methods = {
     "W8A8, nearest": ({"extends": "ort-int8"}, Way.NEAREST),
     "W4A8, nearest": ({"extends": "ort-w4a8"}, Way.NEAREST),
     "W4A8, GPTQ": ({"extends": "ort-w4a8"}, Way.GPTQ),
@@ -170,94 +157,44 @@ def train(model: nn.Module, examples: list[Example], steps: int, rate: float, ba
 
 def train_quantized(net: nn.Module, config: dict[str, Any], examples: list[Example], sizes: Sizes) -> QuantModel:
     """Continue in few bits."""
-    inputs = stack_inputs(examples[:: max(len(examples) // 64, 1)])
-    model = QuantModel(net, config, example_inputs=inputs)
-    with qat.observing(model):
-        model(**inputs)
-    model.init_qat()
+    model = observe(net, config, stack_inputs(examples[:: max(len(examples) // 64, 1)]))
     train(model, examples, sizes.tuning, TUNING_RATE, sizes.batch)
     return model.freeze()
 
 
-@dataclass(frozen=True)
-class Score:
-    """Share of right answers, as the file says and as ONNX Runtime runs it; bytes of the file; processor seconds."""
-
-    said: float
-    ran: float
-    size: int
-    seconds: float
-
-
-def measure(file: Path, examples: list[Example], start: float) -> Score:
-    """Run a file over the test. start: process time when its making began."""
-    seconds, shares = time.process_time() - start, []
+def measure_share(session: Session, examples: list[Example]) -> float:
+    """Share of right answers."""
     ids, labels = stack_inputs(examples)["input_ids"].numpy(), torch.stack([one["labels"] for one in examples])
-    for optimize in (False, True):
-        logits = Session(file, optimize=optimize).run({"input_ids": ids})["logits"]
-        shares.append(float((logits.argmax(-1) == labels.numpy()).mean()))
-    return Score(*shares, file.stat().st_size, seconds)
+    return float((session.run({"input_ids": ids})["logits"].argmax(-1) == labels.numpy()).mean())
 
 
-def export_float(net: nn.Module, file: Path, inputs: dict[str, Tensor]) -> Path:
-    """Write a float model."""
-    shapes = {"input_ids": {0: torch.export.Dim("batch")}}
-    torch.onnx.export(
-        net, (), file, kwargs=inputs, dynamo=True, external_data=False, verbose=False, opset_version=21,
-        input_names=["input_ids"], output_names=["logits"], dynamic_shapes=shapes,
-    )  # fmt: skip
-    return file
-
-
-def export_quantized(model: QuantModel, file: Path, inputs: dict[str, Tensor]) -> Path:
-    """Write a trained model."""
-    names = {"input_names": ["input_ids"], "output_names": ["logits"]}
-    export_onnx(model, file, inputs, overwrite=True, dynamic_batch=True, **names)
-    return file
-
-
-def run(folder: Path, sizes: Sizes, methods: Mapping[str, tuple[dict[str, Any], Way]]) -> dict[str, Score]:
-    """All rows, by their names. What is rounded from a file was trained in float as long as the others in few bits."""
+def run(folder: Path, sizes: Sizes, methods: Methods) -> dict[str, Score]:
+    """All rows, by their names."""
     torch.manual_seed(0)
     examples, test = draw_examples(sizes)
-    net, inputs, start = make_bert(sizes), stack_inputs(test[:2]), time.process_time()
-    train(net, examples, sizes.steps, RATE, sizes.batch)
-    scores = {"float": measure(export_float(net, folder / "float.onnx", inputs), test, start)}
-    further, start = copy.deepcopy(net), time.process_time()
-    train(further, examples, sizes.tuning, TUNING_RATE, sizes.batch)
-    plain = export_float(further, folder / "float-further.onnx", inputs)
-    scores["float, trained further"] = measure(plain, test, start)
-    samples = {key: value.numpy() for key, value in stack_inputs(examples[:: max(len(examples) // 128, 1)]).items()}
-    for name, (config, way) in methods.items():
-        start, file = time.process_time(), folder / f"{name.replace(', ', '-')}.onnx"
-        if way is Way.QAT:
-            model = train_quantized(copy.deepcopy(net), config, examples, sizes)
-            export_quantized(model, file, inputs)
-        else:
-            asked = {f"weights.{key}": value for key, value in config.get("weights", {}).items()}
-            done = onnxq.quantize(plain, samples, config["extends"], overrides={**asked, "effort": way.value})
-            onnx.save(done.model, file)
-        scores[name] = measure(file, test, start)
-    return scores
+    seen = stack_inputs(examples[:: max(len(examples) // 128, 1)])
 
+    def train_plain(net: nn.Module, further: bool) -> nn.Module:
+        steps, rate = (sizes.tuning, TUNING_RATE) if further else (sizes.steps, RATE)
+        train(net, examples, steps, rate, sizes.batch)
+        return net
 
-def print_table(scores: Mapping[str, Score]) -> None:
-    """The table in the README."""
-    print("\n| | right, % as the file says | % as ONNX Runtime runs it | MB | processor s |")
-    print("|---|---:|---:|---:|---:|")
-    for name, score in scores.items():
-        said, ran = 100 * score.said, 100 * score.ran
-        print(f"| {name} | {said:.1f} | {ran:.1f} | {score.size / 1e6:.2f} | {score.seconds:.0f} |")
+    task = Task(
+        net=make_bert(sizes),
+        train=train_plain,
+        train_quantized=lambda net, config: train_quantized(net, config, examples, sizes),
+        inputs=stack_inputs(test[:2]),
+        samples=lambda way: {key: value.numpy() for key, value in seen.items()},
+        measure=lambda session: measure_share(session, test),
+    )
+    return make_rows(task, folder, methods)
 
 
 def main() -> None:
     """Run everything and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="half a minute, figures without meaning")
-    parser.add_argument("--out", type=Path, default=Path("qat_text_encoder_out"), help="folder for the files")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    print_table(run(given.out, QUICK if given.quick else Sizes(), METHODS))
+    folder, sizes = read_arguments(__doc__, "qat_text_encoder_out", Sizes(), QUICK)
+    heads = ("right, % as the file says", "% as ONNX Runtime runs it")
+    print_table(run(folder, sizes, METHODS), heads, lambda share: f"{100 * share:.1f}")
 
 
 if __name__ == "__main__":

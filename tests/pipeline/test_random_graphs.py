@@ -223,9 +223,9 @@ def configured(target: str) -> Config:
 
 
 @pytest.mark.parametrize("target", ["ort", "trt"])
-# Each example runs the whole engine: three in ten of what the profile has.
+# Each example runs the whole engine: one in five of what the profile has.
 @settings(
-    max_examples=settings().max_examples * 3 // 10,
+    max_examples=settings().max_examples // 5,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(proto=graphs())

@@ -48,7 +48,7 @@ def float_model(name: str) -> onnx.ModelProto:
 def quantized(name: str) -> onnxq.Result:
     """One result for all tests of a case, which change nothing in it."""
     proto = float_model(name)
-    return onnxq.quantize(proto, samples(proto), CONFIG, overrides={"latency": False})
+    return onnxq.quantize(proto, samples(proto), CONFIG, overrides={"latency": False, "effort": "fast"})
 
 
 def attention(config: onnxq.Config = CONFIG) -> onnxq.Result:

@@ -19,9 +19,11 @@ FOLDER = Path(__file__).parents[2] / "examples" / "qat_language_model"
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
+    # The module appends the folder of what examples share to this.
+    monkeypatch.setattr(sys, "path", [*sys.path])
     yield importlib.import_module("run")
     # Other examples have modules of these names.
-    for name in ("run", "net", "text"):
+    for name in ("run", "rows", "net", "text"):
         sys.modules.pop(name, None)
 
 

@@ -21,10 +21,10 @@ FOLDER = Path(__file__).parents[2] / "examples" / "qat_text_encoder"
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
-    # The module appends the folder of the text to this.
+    # The module appends the folder of what examples share to this.
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield importlib.import_module("run")
-    for name in ("run", "text"):
+    for name in ("run", "rows"):
         sys.modules.pop(name, None)
 
 
@@ -48,8 +48,8 @@ def test_the_trained_row_is_a_file_without_labels(example: Any, tmp_path: Path) 
     model = example.train_quantized(net, config, examples, sizes)
     assert {one.spec.bits for site, one in model.quantizers.items() if site.endswith(".weight")} == {4}
 
-    inputs = example.stack_inputs(test[:2])
-    file = example.export_quantized(model, tmp_path / "bert.onnx", inputs)
-    score = example.measure(file, test, 0.0)
+    rows = importlib.import_module("rows")
+    file = rows.export_quantized(model, tmp_path / "bert.onnx", example.stack_inputs(test[:2]))
+    score = rows.measure_file(file, lambda session: example.measure_share(session, test), 0.0)
     assert 0 <= score.said <= 1
     assert [entry.name for entry in onnx.load(file).graph.input] == ["input_ids"]
