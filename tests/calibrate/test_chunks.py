@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,10 @@ from onnxq.observers import list_observers
 from onnxq.plan import Plan
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Journal, Workers
-from onnxq.workers.processes import ProcessWorkers
 from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, numbers, plan, site
 
 ROWS = integers(9)
 PLAN = plan(*(site(name, observer) for name, observer in zip(EXACT_SITES, list_observers(), strict=False)))
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Crew]:
-    with Crew(ProcessWorkers(2)) as crew:
-        yield crew
 
 
 def test_processes_and_journals_give_the_same_numbers(processes: Crew, tmp_path: Path) -> None:

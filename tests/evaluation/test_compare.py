@@ -7,7 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxq.errors import VerificationError
-from onnxq.evaluation.compare import ModelErrors, check_interface, compare_models, pair_outputs
+from onnxq.evaluation import settings  # noqa: F401 (its sums can be packed from here on)
+from onnxq.evaluation.compare import ModelErrors, check_interface, compare_models, measure_sample, pair_outputs
+from onnxq.workers import pack_value, unpack_value
 
 
 class _Gives:
@@ -103,6 +105,30 @@ def test_only_positions_that_the_mask_keeps_are_compared() -> None:
     # Of other shapes nothing is left out: they differ as they are.
     ((_, pairs),) = pair_outputs({"attention_mask": mask}, {"y": one}, {"y": two[:, :3]})
     assert pairs[0][0].shape == (1, 4, 2)
+
+
+def test_samples_alone_add_up_to_the_bit() -> None:
+    """Also where shapes change or differ, values are not finite, and an output is a sequence or empty."""
+    rng = np.random.default_rng(0)
+    shapes = [(1, 6, 3), (1, 6, 3), (1, 6, 5), (2, 6, 3), (1, 6), (0, 6, 3)]
+    whole, added = ModelErrors(), ModelErrors()
+    for k, shape in enumerate(shapes):
+        one = {
+            "fixed": rng.standard_normal((1, 4, 7)) * 10.0 ** rng.integers(-3, 3, (1, 4, 1)),
+            "changing": rng.standard_normal(shape).astype(np.float32),
+            "several": [rng.standard_normal(3), rng.standard_normal(k)],
+            "labels": rng.integers(0, 9, 5),
+            "broken": np.where(np.arange(4) == k, np.inf, 1.0),
+        }
+        other = {name: rng.normal(1, 0.1) * value for name, value in one.items() if name != "several"}
+        other |= {"several": [value * 1.3 for value in one["several"]], "labels": one["labels"][: 4 + (k != 3)]}
+        whole.update({}, one, other)
+        # As a worker sends it, or a journal keeps it.
+        added.add(unpack_value(*pack_value(measure_sample({}, one, other))))
+    texts, arrays = zip(pack_value(whole), pack_value(added), strict=True)
+    assert texts[0] == texts[1]
+    assert [part.tobytes() for part in arrays[0]] == [part.tobytes() for part in arrays[1]]
+    assert whole.outputs["fixed"].parts()
 
 
 def test_noise_that_differs_from_sample_to_sample_makes_others_likely_worse() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
+from onnxq.errors import ModelError
 from onnxq.graph import attach_weights, strip_weights
-from onnxq.runtime.crew import Crew, hash_model, open_model, read_feeds
+from onnxq.graph.storage.stored import StoredArray, open_data
+from onnxq.runtime.crew import Crew, SharedArray, hash_array, hash_model, open_array, open_model, read_feeds
+from onnxq.workers.processes import ProcessWorkers
 from tests.pipeline.models import residual
 
 FEEDS = {
@@ -37,3 +42,21 @@ def test_models_and_samples_come_back() -> None:
             assert feeds[name].dtype == value.dtype
             np.testing.assert_array_equal(feeds[name], value)
     assert not Path(shared.folder).exists()
+
+
+def test_an_array_is_found_where_it_lies_as_long_as_that_is_the_same_file(tmp_path: Path) -> None:
+    path, values = tmp_path / "data", np.arange(5000, dtype=np.float32)
+    path.write_bytes(b"head" + values.tobytes())
+    stored = StoredArray(open_data(path), 4, values.dtype, (50, 100))
+    # No process is started before there is work.
+    with Crew(ProcessWorkers(2)) as crew:
+        there, here = crew.share_array(stored), crew.share_array(values)
+        assert isinstance(there, SharedArray)
+        assert there.path == str(path.resolve())
+        np.testing.assert_array_equal(open_array(there), values.reshape(50, 100))
+        np.testing.assert_array_equal(open_array(here), values)
+        assert hash_array(stored) == hash_array(values)
+        with pytest.raises(ModelError, match="was changed while the run read it") as caught:
+            open_array(replace(there, stamp=(1, 2)))
+        assert caught.value.code == "Q106"
+    assert Crew().share_array(stored) is stored

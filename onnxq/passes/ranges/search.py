@@ -67,8 +67,8 @@ def choose_ranges(
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
     proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
-    they are judged on. All are held, with the tensors alive between two nodes. Deterministic.
-    crew: searches weights anew.
+    they are judged on. All are held, with the tensors alive between two nodes. crew: searches weights anew.
+    Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)

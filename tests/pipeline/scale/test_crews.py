@@ -19,7 +19,7 @@ from tests.pipeline.models import EVERYTHING, images, residual
 from tests.processes import start
 
 # Every operator, so that there is something to calibrate in a small net.
-CONFIG = onnxq.load_config(EVERYTHING, {"verify.latency": False})
+CONFIG = onnxq.load_config(EVERYTHING, {"verify.latency": False, "effort": "balanced"})
 NET, DATA = residual(), images(48)
 
 
@@ -45,7 +45,7 @@ def test_workers_give_the_same_file(wanted: bytes, tmp_path: Path) -> None:
 def test_a_killed_command_goes_on(wanted: bytes, tmp_path: Path) -> None:
     onnx.save(NET, tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **DATA)
-    (tmp_path / "c.yaml").write_text("effort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
+    (tmp_path / "c.yaml").write_text("rules:\n  - {op: '*', set: {quantize: true}}\n")
     given = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--no-latency", "-q"]
     command = [sys.executable, "-m", "onnxq", "quantize", *given, "--resume"]
     with start(command, cwd=tmp_path) as process:
