@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from onnxq.errors import ConfigError
 from tests.pipeline.models import EVERYTHING, images, residual
 from tests.processes import start
 
-# Every operator, so that there is something to calibrate in a small net.
-CONFIG = onnxq.load_config(EVERYTHING, {"verify.latency": False})
+# Every operator, so that there is something to calibrate and to round in a small net.
+CONFIG = onnxq.load_config(EVERYTHING, {"verify.latency": False, "effort": "balanced"})
 NET, DATA = residual(), images(48)
 
 
@@ -41,23 +39,45 @@ def test_workers_give_the_same_file(wanted: bytes, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == pieces
 
 
+# The command, which is killed once it has written so many pieces of a kind.
+_KILLED = """
+import os, signal, sys
+from onnxq.workers import Journal
+left = int(sys.argv.pop(1))
+kind = sys.argv.pop(1)
+
+def write(journal, key, value, real=Journal.write):
+    global left
+    real(journal, key, value)
+    left -= type(value).__name__ == kind
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Journal.write = write
+from onnxq.cli import main
+main()
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals end no process there")
 def test_a_killed_command_goes_on(wanted: bytes, tmp_path: Path) -> None:
+    """Killed in calibration, then in sequential rounding."""
     onnx.save(NET, tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **DATA)
-    (tmp_path / "c.yaml").write_text("effort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
-    given = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--no-latency", "-q"]
-    command = [sys.executable, "-m", "onnxq", "quantize", *given, "--resume"]
-    with start(command, cwd=tmp_path) as process:
-        folder = tmp_path / "m.onnx.resume"
-        while process.poll() is None and len(list(folder.glob("*.piece"))) < 5:
-            time.sleep(0.005)
-        os.kill(process.pid, signal.SIGKILL)
-    assert not (tmp_path / "m.q.onnx").exists()
-    finished = len(list(folder.glob("*.piece")))
-    assert finished
+    (tmp_path / "c.yaml").write_text("effort: balanced\nrules:\n  - {op: '*', set: {quantize: true}}\n")
+    given = ["quantize", "m.onnx", "--data", "d.npz", "--config", "c.yaml", "--no-latency", "-q", "--resume"]
+    pieces: dict[Path, int] = {}
+    for count, kind in ((5, "list"), (2, "OperatorNumbers")):
+        with start([sys.executable, "-c", _KILLED, str(count), kind, *given], cwd=tmp_path) as process:
+            assert process.wait() == -signal.SIGKILL
+        assert not (tmp_path / "m.q.onnx").exists()
+        before, pieces = pieces, {path: path.stat().st_mtime_ns for path in (tmp_path / "m.onnx.resume").iterdir()}
+        assert len(pieces) > len(before)
+        # Nothing is done or written again.
+        assert before.items() <= pieces.items()
     made = onnxq.quantize(tmp_path / "m.onnx", DATA, CONFIG, overrides={"resume": "auto"})
-    assert len(list(folder.glob("*.piece"))) > finished
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "m.onnx.resume").iterdir()}
+    assert pieces.items() < after.items()
     # Its metadata name the file.
     assert _strip(made.model) == _strip(onnx.load_from_string(wanted))
 
