@@ -11,15 +11,25 @@ from typing import Any
 
 import pytest
 
+from onnxq.config import Config, TensorConfig
 from onnxq.errors import DataError, WorkerError
+from onnxq.passes.rounding.sequential import round_sequentially
+from onnxq.plan import to_json
+from onnxq.progress import silent
+from onnxq.runtime.crew import Crew
 from onnxq.workers import Journal, Piece
 from onnxq.workers.dask import DaskWorkers
+from tests.passes.rounding.kit import ALL, calibrated
+from tests.passes.rounding.test_sequential import matmuls, tokens
 from tests.processes import start
 from tests.workers.work import die_once, refuse_odd, square
 
 dask = pytest.importorskip("dask")
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals end no process there")
+
+
+_WEIGHTS = Config(mode="weight-only", weights=TensorConfig(granularity="channel", bits=8), rules=ALL)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +62,17 @@ def test_a_cluster_does_pieces(cluster: tuple[str, Any], tmp_path: Path) -> None
         _use_and_kill(DaskWorkers(address), process, tmp_path)
 
 
+def _round(crew: Crew | None) -> str:
+    prepared, plan, samples = calibrated(matmuls(), tokens(6), _WEIGHTS)
+    return to_json(round_sequentially(prepared.model, plan, samples, crew=crew, progress=silent).plan)
+
+
 def _use_and_kill(workers: DaskWorkers, process: Any, tmp_path: Path) -> None:
     assert list(workers.map(square, [Piece(f"piece {k}", k) for k in range(5)])) == [0, 1, 4, 9, 16]
     with pytest.raises(DataError, match="task 3"):
         list(workers.map(refuse_odd, [Piece(str(k), k) for k in (2, 4, 3, 6)]))
+    # Samples and second moments are shared out, and do not show it.
+    assert _round(Crew(workers)) == _round(None)
     # One of the workers is killed: its pieces are done by the other.
     pieces = [Piece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
     assert list(workers.map(die_once, pieces)) == [0, 1, 4, 9]

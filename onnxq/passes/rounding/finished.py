@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from onnxq.graph import ModelLike
-from onnxq.plan import Plan, to_json
+from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import hash_feeds, hash_model, hash_parts
 from onnxq.runtime.engine import import_onnxruntime
@@ -40,6 +40,10 @@ class OperatorNumbers:
     qparams: QParams | None = None
     values: Array | None = None
     bias: Array | None = None
+
+    def put_into(self, site: SitePlan) -> SitePlan:
+        """The site of the weight with these numbers."""
+        return site if self.values is None else replace(site, qparams=self.qparams, values=self.values)
 
 
 class FinishedOperators:

@@ -23,12 +23,13 @@ from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
-from onnxq.runtime import Feeds, Session, tap_tensors
+from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
 Tensor = Array | TensorFile
+Sample = Mapping[str, Array] | Mapping[str, TensorFile]
 # (node, input index) -> what it reads instead of its own constant.
 Changes = dict[tuple[str, int], Array]
 
@@ -41,7 +42,7 @@ class LayerwiseRunner:
     Raises ModelError where a tensor between two pieces is no array (a sequence).
     """
 
-    def __init__(self, proto: ModelLike, feeds: Sequence[Feeds], changes: Changes) -> None:
+    def __init__(self, proto: ModelLike, feeds: Sequence[Sample], changes: Changes) -> None:
         self.changes = changes
         self._cutter = Cutter(proto)
         self._nodes = list(self._cutter.nodes.values())
@@ -59,7 +60,10 @@ class LayerwiseRunner:
         self._at = self._ran = 0
         # Places passed by, to run to when a value is asked for: the pieces are the same then as without passing by.
         self._ahead: list[int] = []
-        self._live: list[dict[str, Tensor]] = [dict(self._hold(sample)) for sample in feeds]
+        self._live: list[dict[str, Tensor]] = [
+            {name: value if isinstance(value, TensorFile) else np.asarray(value) for name, value in sample.items()}
+            for sample in feeds
+        ]
 
     def place(self, node: str) -> int:
         """Position in the main graph of a node, or of the node whose body holds it."""
@@ -113,14 +117,14 @@ class LayerwiseRunner:
         # Tensors that no node ahead reads: only so many are held as are alive between two nodes.
         for live in self._live:
             for name in [name for name in live if self._last.get(name, -1) < self._ran]:
-                self._release(live.pop(name))
+                value = live.pop(name)
+                # The samples themselves are the caller's.
+                if self._made[name] >= 0:
+                    self._release(value)
 
     def _is_live(self, name: str) -> bool:
         """True for a tensor that is made before this place and read behind it."""
         return self._made.get(name, self._at) < self._at <= self._last.get(name, -1)
-
-    def _hold(self, sample: Feeds) -> Mapping[str, Tensor]:
-        return {name: np.asarray(value) for name, value in sample.items()}
 
     def _release(self, value: Tensor) -> None:
         """Let go of a value that no node ahead reads."""
@@ -180,19 +184,16 @@ def _run_piece(session: Session, live: Mapping[str, Tensor], names: Sequence[str
 
 
 class SharedRunner(LayerwiseRunner):
-    """A runner whose samples the workers of a crew run, each from the files of the piece before to those of the next.
+    """A runner whose samples the workers of a crew run, from the files of one piece to those of the next.
 
-    A file is written whole, under a name of its own, and only removed
-    when the piece behind it is done, so a sample may be run again anywhere.
+    A file is written whole, under a name of its own, and only removed when the piece that reads it is done for all
+    samples, so that a sample may be run again anywhere. feeds: as `SharedWork.put_sample` returns them.
     """
 
-    def __init__(self, proto: ModelLike, feeds: Sequence[Feeds], changes: Changes, work: SharedWork) -> None:
+    def __init__(self, proto: ModelLike, feeds: Sequence[Sample], changes: Changes, work: SharedWork) -> None:
         self._work = work
         self._tapped: list[Tensor] = []
         super().__init__(proto, feeds, changes)
-
-    def _hold(self, sample: Feeds) -> Mapping[str, Tensor]:
-        return self._work.put_sample(sample)
 
     def _release(self, value: Tensor) -> None:
         if isinstance(value, TensorFile):

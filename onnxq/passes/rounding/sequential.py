@@ -36,7 +36,7 @@ from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
 from onnxq.passes.rounding.paired import PairedRunner
 from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, find_pooling
-from onnxq.passes.rounding.second_moments import Moments, Workspace
+from onnxq.passes.rounding.second_moments import Workspace
 from onnxq.passes.rounding.shared_work import SharedWork
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
 from onnxq.passes.rounding.weight_rounding import round_weight, searches_scales
@@ -161,15 +161,8 @@ class _State:
         self.paired = GraphIndex(paired)
         self.changes: Changes = {} if self.alone else _list_rounded(plan, self.index)
 
-        def make_runner(model: ModelLike, some: Sequence[Feeds], changes: Changes) -> LayerwiseRunner:
-            if work is None:
-                return LayerwiseRunner(model, some, changes)
-            return SharedRunner(model, some, changes, work)
-
-        self.samples, self.others = (
-            PairedRunner(some, make_runner(proto, some, {}), make_runner(paired, some, self.changes))
-            for some in (feeds, others)
-        )
+        both: list[tuple[ModelLike, Changes]] = [(proto, {}), (paired, self.changes)]
+        self.samples, self.others = (PairedRunner(some, *_make_runners(both, some, work)) for some in (feeds, others))
         self.sites = {site.site: site for site in plan.all_sites}
         self.biases: list[BiasPlan] = list(plan.biases)
         self.done: list[OperatorRounding] = []
@@ -180,30 +173,21 @@ class _State:
         self.workspace = Workspace()
 
     def treat(self, one: Operator, finished: FinishedOperators) -> None:
-        """Moments, re-fit, rounding and bias of one operator, or the numbers of an earlier run."""
-        held, moments = finished.read(one.node.name), None
-        pool = self._pool(one)
-        if held is not None:
-            found = held
-            self._pass_by(self._request(one, pool), found)
-        else:
-            found, moments = self._find_numbers(one, pool)
-        site = self.sites[one.site.site]
-        if found.values is not None:
-            site = replace(site, qparams=found.qparams, values=found.values)
-        left = self._list_left(one, found)
-        if left is None:
-            final = dequantize_constant(site, one.weight)
-            if moments is not None and one.bias_edge is not None:
-                weight = one.rows(one.weight)
-                bias = correct_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
-                found = replace(found, bias=bias.reshape(-1))
+        """Moments, re-fit, rounding and bias of one operator, or the numbers that an earlier run found."""
+        held, pool = finished.read(one.node.name), self._pool(one)
         if held is None:
+            found, final = self._find_numbers(one, pool)
             finished.write(found)
+        else:
+            found, final = held, None
+            self._pass_by(self._request(one, pool), found)
+        left = self._list_left(one, found)
         if left is not None:
             left.append(one.node.name)
             return
+        site = found.put_into(self.sites[one.site.site])
         self.sites[site.site] = site
+        final = dequantize_constant(site, one.weight) if final is None else final
         for edge in site.consumers or ():
             self._change(edge, final)
         if found.bias is not None:
@@ -218,26 +202,33 @@ class _State:
         # Weights of few bits gain by any second moments.
         return self.thin if found.count < FEWEST_POSITIONS and one.site.spec.bits > NARROW_BITS else None
 
-    def _find_numbers(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> tuple[OperatorNumbers, Moments]:
-        """The numbers of an operator, but for its bias, and the moments that this needs."""
+    def _find_numbers(
+        self, one: Operator, pool: tuple[NodeRef, TensorId] | None
+    ) -> tuple[OperatorNumbers, Array | None]:
+        """The numbers of an operator, and its weight once quantized by them; None where it is left as it is."""
         seen = self._gather(self._request(one, pool))
         moments = seen.moments
         found = OperatorNumbers(moments.count, seen.scarce)
         if self._list_left(one, found) is not None:
-            return found, moments
-        weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
+            return found, None
+        weight, site = one.rows(one.weight), self.sites[one.site.site]
         target = weight
         # In front of a pooling there is none: it takes the mean of the noise too.
         ridge = choose_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
         damping = DAMPING if pool is None else POOLED_DAMPING
         if ridge is not None:
-            target, refitted = refit_weight(weight, moments, ridge=ridge), True
+            target = refit_weight(weight, moments, ridge=ridge)
+            found = replace(found, refitted=True)
         if moments.h.size > 0:
             held = one.bias_site
             x = None if held is None or held.derived is None else self.sites[held.derived[0]].qparams
-            site = round_weight(one, site, x, target, seen, damping, refitted=refitted, thorough=self.thorough)
+            site = round_weight(one, site, x, target, seen, damping, refitted=found.refitted, thorough=self.thorough)
             found = replace(found, qparams=site.qparams, values=site.values)
-        return replace(found, refitted=refitted), moments
+        final = dequantize_constant(site, one.weight)
+        if one.bias_edge is not None:
+            bias = correct_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
+            found = replace(found, bias=bias.reshape(-1))
+        return found, final
 
     def _pool(self, one: Operator) -> tuple[NodeRef, TensorId] | None:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
@@ -316,6 +307,16 @@ class _State:
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
+
+
+def _make_runners(
+    models: Iterable[tuple[ModelLike, Changes]], feeds: Sequence[Feeds], work: SharedWork | None
+) -> list[LayerwiseRunner]:
+    """A runner of each model."""
+    if work is None:
+        return [LayerwiseRunner(model, feeds, changes) for model, changes in models]
+    put = [work.put_sample(sample) for sample in feeds]
+    return [SharedRunner(model, put, changes, work) for model, changes in models]
 
 
 def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:

@@ -27,9 +27,7 @@ FOUR = Config(
 )
 
 
-def calibrated(
-    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config
-) -> tuple[State, Plan, list[dict[str, np.ndarray]]]:
+def calibrated(proto: onnx.ModelProto, feeds: Any, config: Config) -> tuple[State, Plan, list[dict[str, np.ndarray]]]:
     prepared = load_state(proto)
     data = load_data(feeds, GraphIndex(prepared.model).inputs)
     plan = onnxq.make_plan(proto, feeds, config)

@@ -11,14 +11,10 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.calibrate import calibrate
 from onnxq.config import Config, TensorConfig
-from onnxq.data import load_data
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.rounding.sequential import round_sequentially
-from onnxq.pipeline.prepared import load_state
 from onnxq.plan import from_json, to_json
 from onnxq.progress import silent
 from onnxq.runtime import Session
@@ -163,7 +159,8 @@ def test_a_convolution_without_bias_gets_one() -> None:
     assert after < 0.7 * before
 
 
-def test_inside_a_branch() -> None:
+def branching() -> onnx.ModelProto:
+    """Two convolutions in one branch of an If."""
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (bool on, float[N,32,8,8] x) => (float[N,32,8,8] y) {
         h = Relu(x)
@@ -178,18 +175,25 @@ def test_inside_a_branch() -> None:
     for name, shape in (("w", (32, 32, 3, 3)), ("v", (32, 32, 3, 3)), ("b", (32,))):
         values = rng.standard_normal(shape).astype(np.float32) / 12
         proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    inputs = rng.standard_normal((12, 1, 32, 8, 8)).astype(np.float32)
-    flags = [{"on": np.array(k % 2 == 0), "x": x} for k, x in enumerate(inputs)]
-    prepared = load_state(proto)
-    plan = onnxq.make_plan(proto, flags, FOUR)
-    plan = calibrate(prepared.model, plan, load_data(flags, GraphIndex(prepared.model).inputs))
-    found = round_sequentially(prepared.model, plan, flags, progress=silent)
+    return proto
+
+
+def flags() -> list[dict[str, np.ndarray]]:
+    """Samples for `branching`, of which every other one takes the branch."""
+    inputs = np.random.default_rng(3).standard_normal((12, 1, 32, 8, 8)).astype(np.float32)
+    return [{"on": np.array(k % 2 == 0), "x": x} for k, x in enumerate(inputs)]
+
+
+def test_inside_a_branch() -> None:
+    proto, samples = branching(), flags()
+    prepared, plan, _ = calibrated(proto, samples, FOUR)
+    found = round_sequentially(prepared.model, plan, samples, progress=silent)
     assert len(found.done) == 2
     assert not found.skipped
     before, after = (
-        sum(error(build_quantized(prepared, p), proto, one) for one in flags[::2]) for p in (plan, found.plan)
+        sum(error(build_quantized(prepared, p), proto, one) for one in samples[::2]) for p in (plan, found.plan)
     )
     assert after < 0.7 * before
-    unreached = round_sequentially(prepared.model, plan, flags[1::2], progress=silent)
+    unreached = round_sequentially(prepared.model, plan, samples[1::2], progress=silent)
     assert len(unreached.skipped) == 2
     assert unreached.plan.sites == plan.sites
