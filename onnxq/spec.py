@@ -46,6 +46,8 @@ GRAIN_NAMES: dict[type, str] = {PerTensor: "tensor", PerChannel: "channel", PerB
 
 # ONNX type -> (width in bits, signed).
 STORAGE_BITS: dict[str, tuple[int, bool]] = {
+    "int2": (2, True),
+    "uint2": (2, False),
     "int4": (4, True),
     "uint4": (4, False),
     "int8": (8, True),
@@ -73,8 +75,6 @@ class ElementType:
 # ONNX's types by their names in lower case: those of QuantSpec, then those that files of other tools hold as well.
 ELEMENT_TYPES: dict[str, ElementType] = {
     **{name: ElementType(bits, signed, name == FLOAT8) for name, (bits, signed) in STORAGE_BITS.items()},
-    "int2": ElementType(2),
-    "uint2": ElementType(2, signed=False),
     "uint32": ElementType(32, signed=False),
     "int64": ElementType(64),
     "uint64": ElementType(64, signed=False),
@@ -98,8 +98,8 @@ def find_element_type(name: str) -> ElementType:
 
 
 def find_numpy_storage(storage: str) -> str:
-    """The type that numpy, and an engine that unpacks them, hold the values of an ONNX type in: a byte for 4 bits."""
-    return {"int4": "int8", "uint4": "uint8"}.get(storage, storage)
+    """The type that numpy, and an engine that unpacks them, hold the values of an ONNX type in: a byte for 2 or 4."""
+    return {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}.get(storage, storage)
 
 
 class FloatType(str, Enum):
@@ -145,8 +145,8 @@ class QuantSpec:
     narrow_range: bool = False
     granularity: Granularity = PerTensor()
     # ONNX type that holds the values; "" for the narrowest of int8/uint8/int16/uint16/int32 that fits. "int4" and
-    # "uint4" are the packed types of opset 21. "float8e4m3fn" is FP8 E4M3 (opset 19), whose values are not evenly
-    # spaced: a scale, no zero point, saturation at +-448.
+    # "uint4" are the packed types of opset 21, "int2" and "uint2" those of 25. "float8e4m3fn" is FP8 E4M3 (opset 19),
+    # whose values are not evenly spaced: a scale, no zero point, saturation at +-448.
     storage: str = ""
     # Scale and zero point are computed at each run, by ONNX's DynamicQuantizeLinear; there are no QParams.
     dynamic: bool = False
@@ -229,7 +229,7 @@ class QuantSpec:
 
     @property
     def numpy_storage(self) -> str:
-        """The integer type that numpy holds the values in: a byte for the 4-bit types."""
+        """The integer type that numpy holds the values in: a byte for the packed types."""
         return find_numpy_storage(self.storage)
 
     @property

@@ -36,7 +36,8 @@ class TensorConfig(Section):
     granularity: Grain = "tensor"
     # Elements per block; for granularity "block" only.
     block_size: int | None = Field(default=None, ge=2)
-    # "": the narrowest whole-byte type. "int4", "uint4": the packed types of opset 21. "float8e4m3fn": FP8 (opset 19).
+    # "": the narrowest whole-byte type. "int4", "uint4": the packed types of opset 21, "int2", "uint2" those of 25.
+    # "float8e4m3fn": FP8 (opset 19).
     storage: Storage = ""
     observer: Observer = ObserverSpec()
     # Of activations: scale and zero point are computed at each run, from the values themselves.

@@ -27,7 +27,7 @@ from onnxq.spec import ObserverSpec
 Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
-Storage = Literal["", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
+Storage = Literal["", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
 HighPrecision = Literal["float16", "bfloat16", "float32"]
 # The largest float is 1.8e308; an integer beyond it cannot become one.
 _LARGEST = 1e300

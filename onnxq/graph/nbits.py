@@ -37,6 +37,7 @@ _INTEGER_LEVEL = 4
 # Type of stored integers -> the offset that makes them unsigned, and their width.
 _STORED: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 8), TensorProto.INT8: (128, 8), TensorProto.UINT4: (0, 4), TensorProto.INT4: (8, 4),
+    TensorProto.UINT2: (0, 2), TensorProto.INT2: (2, 2),
 }  # fmt: skip
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 # The first opset whose DequantizeLinear has blocks.

@@ -14,7 +14,7 @@ from onnxq.spec import PerTensor, QParams, QuantSpec
 # Least scale by storage bits. 0 and denormals give NaN, are flushed by some engines or refused (TensorRT), and
 # s_x * s_w must stay a normal float32. 2**-24 is also the smallest scale a float16 model can hold.
 # 16-bit steps are 256 times finer; int32 biases have the product of two scales.
-_FLOOR = {4: 2.0**-24, 8: 2.0**-24, 16: 2.0**-32, 32: 2.0**-56}
+_FLOOR = {2: 2.0**-24, 4: 2.0**-24, 8: 2.0**-24, 16: 2.0**-32, 32: 2.0**-56}
 
 _LARGEST = float(np.finfo(np.float32).max)
 

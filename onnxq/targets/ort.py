@@ -292,6 +292,7 @@ CAPABILITIES: tuple[Capability, ...] = (
 _matmul = partial(_weight, ops=("MatMul",), granularity=(PerTensor, PerChannel, PerBlock), opset=21)
 WEIGHT_ONLY: tuple[Capability, ...] = (
     _matmul(bits=(2, 3, 4), storage=("int4", "uint4")),
+    _matmul(bits=(2,), storage=("int2", "uint2"), opset=25),
     _matmul(bits=_NARROW, storage=("int8", "uint8")),
     _weight(
         ops=("Conv", "Gemm"),

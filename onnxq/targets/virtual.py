@@ -90,6 +90,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     _capability(role=Role.ACTIVATION, storage=_WIDER, opset=21),
     _capability(role=Role.OUTPUT, storage=_WIDER, opset=21),
     _capability(role=Role.WEIGHT, storage=_WIDER, granularity=(PerTensor, PerChannel, PerBlock), opset=21),
+    _capability(role=Role.WEIGHT, storage=("int2", "uint2"), granularity=(PerTensor, PerChannel, PerBlock), opset=25),
 )
 
 VIRTUAL = Target(

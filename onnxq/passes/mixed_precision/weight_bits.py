@@ -100,8 +100,9 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
 
 
 def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
-    """The same spec with more bits, in a byte where it was packed into less."""
-    storage = spec.storage if bits <= spec.storage_bits else ""
+    """The same spec with more bits, in the next packed type or a byte where it was packed into less."""
+    wider = f"{'' if spec.signed else 'u'}int4" if bits <= 4 else ""
+    storage = spec.storage if bits <= spec.storage_bits else wider
     return replace(spec, bits=bits, storage=storage)
 
 

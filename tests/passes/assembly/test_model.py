@@ -13,7 +13,9 @@ from onnx.reference import ReferenceEvaluator
 
 import onnxq
 from onnxq.engines.prove.prove import ProveRequest, prove_model
+from onnxq.graph.index import find_opset
 from onnxq.plan import from_json, to_json
+from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.spec import PerBlock
 
@@ -57,6 +59,26 @@ def test_operators_and_pairs_compute_the_same() -> None:
         model = _quantize(emit=emit).model
         got.append(ReferenceEvaluator(model).run(None, {"x": x})[0] if emit == "qdq" else _run(model, x))
     np.testing.assert_allclose(*got, atol=1e-4)
+
+
+@pytest.mark.recent_ort
+@pytest.mark.parametrize(("storage", "scheme"), [("uint2", "asymmetric"), ("int2", "symmetric")])
+def test_two_bits_are_stored_in_two_and_compute_the_same_everywhere(storage: str, scheme: str) -> None:
+    x = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    made = []
+    for held, emit in ((storage, "qdq"), (storage.replace("2", "4"), "qdq"), (storage, "nbits")):
+        weights = {"bits": 2, "storage": held, "scheme": scheme, "signed": storage == "int2"}
+        made.append(_quantize(emit=emit, weights=weights).model)
+    packed, wider, operator = (Session(model, optimize=False).run({"x": x})["y"] for model in made)
+    np.testing.assert_array_equal(packed, wider)
+    np.testing.assert_allclose(packed, operator, atol=1e-4)
+    # Blocks of 32 are what ONNX Runtime makes the operator of, which computes in int8 then.
+    assert np.abs(Session(made[0]).run({"x": x})["y"] - packed).max() < 0.05 * np.abs(packed).max()
+    kinds = {onnx.TensorProto.DataType.Name(one.data_type): len(one.raw_data) for one in made[0].graph.initializer}
+    assert kinds[storage.upper()] in (W.size // 4, W.size // 32 // 4)
+    assert find_opset(made[0]) == 25
+    (pair,) = onnxq.inspect(made[0]).pairs
+    assert (pair.bits, pair.granularity) == (2, PerBlock(0, 32))
 
 
 def _run(model: onnx.ModelProto, x: Any) -> Any:
