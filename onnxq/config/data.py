@@ -114,7 +114,7 @@ class ScaleConfig(Section):
     """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
     commands: ClassVar[Command] = Command.QUANTIZE | Command.PROFILE
-    workers: int = option(1, "Processes to spread calibration and trials over.", ge=1, le=_MOST_THREADS)
+    workers: int = option(1, "Processes to spread calibration, weights and trials over.", ge=1, le=_MOST_THREADS)
     # Of sessions whose runs show in the result. Their sums, and so its last bits, depend on it.
     threads: int = option(
         0, "Threads of each run of samples; 0: all cores.", name="run_threads", ge=0, le=_MOST_THREADS

@@ -119,8 +119,8 @@ class Crew:
         return SharedModel(str(self._folder()), whole.digest)
 
     def share_array(self, array: Array | StoredArray) -> AnyArray:
-        """The array for the task of a piece: itself where this process does them, else where it lies in a file."""
-        if self.workers.count == 1:
+        """The array for the task of a piece: itself if it is small or does not leave this process, else its place."""
+        if self.workers.count == 1 or array.nbytes < _ALIGNMENT:
             return array
         return self._place(array, "" if isinstance(array, StoredArray) else hash_array(array))
 

@@ -23,8 +23,8 @@ from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.workers import Journal, Workers
 from tests.calibrate.kit import CHANNELS, W, X, bias_site, layer, scale, weight_site
 
-# All but the last are large enough to stay in their file.
-WIDTHS = (512, 8, 512, 8, 8)
+# The first three are large enough to stay in their file, the last is small enough for the task itself.
+WIDTHS = (512, 8, 512, 4, 8)
 SPECS = (QuantSpec(bits=4, granularity=PerBlock(0, 32)), QuantSpec(granularity=PerChannel(1)))
 SITES = [
     SitePlan(site=TensorId(f"w{k}"), role=Role.WEIGHT, spec=SPECS[k % 2], observer=ObserverSpec("mse"))
@@ -64,8 +64,8 @@ def test_workers_find_the_same_numbers_where_the_weights_lie(
     # Two and one of five.
     monkeypatch.setattr(weights, "_PIECE_MB", 2)
     assert find_numbers(path, processes) == wanted
-    # The last, which the model holds itself, was written; the others stay in their file.
-    assert 0 < count_shared(processes) - before <= 2 * 4096
+    # The one before the last, which the model holds itself, was written; the others stay in their file.
+    assert 0 < count_shared(processes) - before <= 3 * 4096
 
 
 def test_a_run_goes_on_from_the_last_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
