@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,24 @@ from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.plan import Plan
-from onnxq.progress import Progress
+from onnxq.progress import Progress, count_items
 from onnxq.runtime import Feeds, Session
-from onnxq.runtime.crew import Crew
+from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_parts, open_model, read_feeds
+from onnxq.runtime.engine import import_onnxruntime
 from onnxq.sites import Edge, Site
+from onnxq.workers import Piece, count_threads
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class IsolatedTask:
+    """One weight to be measured. model: with weights as inputs. usual: their float values. changes: others of some."""
+
+    model: SharedModel
+    usual: SharedFeeds
+    samples: tuple[SharedFeeds, ...]
+    changes: SharedFeeds
 
 
 def measure_isolated(
@@ -39,8 +54,9 @@ def measure_isolated(
 
     plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the second moments of
     `fitted` and its bias corrected, as sequential rounding does it; else it is as the plan has it. judged: samples that
-    `fitted` does not hold: with few samples a layer of many columns fits those it saw. others, crew: as of
-    `round_sequentially`. The model is loaded once, with the weights as inputs.
+    `fitted` does not hold: with few samples a layer of many columns fits those it saw. others: as of
+    `round_sequentially`. The model is loaded once, with the weights as inputs. crew: rounds and
+    measures the weights; the result does not depend on it.
     """
     proto = ensure_opset(proto, plan.opset)
     found = list_operators(GraphIndex(proto), plan)
@@ -50,20 +66,51 @@ def measure_isolated(
             proto, plan, fitted, others=others, options=RoundingOptions(alone=True), crew=crew, progress=progress
         ).plan
     open_, places, usual = _open_constants(proto, found)
-    session = Session(open_, optimize=False)
     samples = [dict(sample) for sample in judged]
-    wanted = [session.run({**sample, **usual}) for sample in samples]
-    errors: dict[Site, float] = {}
     by_site: dict[Site, list[Operator]] = {}
     for one in found:
         by_site.setdefault(one.site.site, []).append(one)
+    # One by one: together they are as large as the model.
+    changes = (_list_changes(alone, readers, places) for readers in by_site.values())
     with progress("measuring weights", len(by_site)) as task:
-        for site, readers in by_site.items():
-            changed = {**usual, **_list_changes(alone, readers, places)}
-            got = (session.run({**sample, **changed}) for sample in samples)
-            errors[site] = _measure_relative(samples, wanted, got)
-            task.advance()
-    return errors
+        if crew is None or crew.plain:
+            trial = _IsolatedTrial(open_, usual, samples)
+            errors: Iterator[float] = map(trial.measure, count_items(changes, task))
+        else:
+            board = crew.share_model(open_), crew.share_feeds(usual), tuple(map(crew.share_feeds, samples))
+            tasks = [IsolatedTask(*board, crew.share_feeds(one)) for one in changes]
+            pieces = [Piece(f"error of {site}", one, _hash_task(one)) for site, one in zip(by_site, tasks, strict=True)]
+            errors = crew.map(measure_weight, pieces, on_done=lambda _: task.advance())
+        return dict(zip(by_site, errors, strict=True))
+
+
+class _IsolatedTrial:
+    """A model with weights as inputs, and its outputs with their usual values."""
+
+    def __init__(self, model: ModelLike, usual: Feeds, samples: Sequence[Feeds]) -> None:
+        self.session, self.usual, self.samples = Session(model, optimize=False), usual, samples
+        self.wanted = [self.session.run({**sample, **usual}) for sample in samples]
+
+    def measure(self, changes: Feeds) -> float:
+        """The error with these weights changed."""
+        got = (self.session.run({**sample, **self.usual, **changes}) for sample in self.samples)
+        return _measure_relative(self.samples, self.wanted, got)
+
+
+def measure_weight(task: IsolatedTask) -> float:
+    """The error of one weight."""
+    return _open_trial(task.model, task.usual, task.samples).measure(read_feeds(task.changes))
+
+
+@lru_cache(maxsize=1)
+def _open_trial(model: SharedModel, usual: SharedFeeds, samples: tuple[SharedFeeds, ...]) -> _IsolatedTrial:
+    return _IsolatedTrial(open_model(model), read_feeds(usual), [read_feeds(sample) for sample in samples])
+
+
+def _hash_task(task: IsolatedTask) -> str:
+    shared: tuple[SharedModel | SharedFeeds, ...] = (task.model, task.usual, *task.samples, task.changes)
+    texts = ("weight alone", version("onnxq"), import_onnxruntime().__version__, str(count_threads()))
+    return hash_parts(*(text.encode() for text in (*texts, *(str(one.digest) for one in shared))))
 
 
 def _open_constants(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, str], dict[str, Array]]:

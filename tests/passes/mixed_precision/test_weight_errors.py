@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import numpy_helper
@@ -13,7 +15,9 @@ from onnxq.numerics import fake_quant
 from onnxq.passes.mixed_precision.weight_errors import measure_isolated
 from onnxq.report import silent
 from onnxq.runtime import Session
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Role
+from onnxq.workers import Journal, Workers
 from tests.pipeline.models import images, residual
 
 EVERYTHING = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
@@ -23,11 +27,17 @@ def config(**raw: object) -> Config:
     return Config.model_validate({"weights": {"bits": 4, "granularity": "channel"}, "rules": (EVERYTHING,), **raw})
 
 
-def test_measured_errors_are_those_of_each_weight_alone() -> None:
+def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
     proto = residual()
     result = onnxq.quantize(proto, images(), config(effort="fast"), overrides={"latency": False})
     samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
     found = measure_isolated(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
+    for _ in range(2):
+        # In pieces, and taken from them.
+        crew = Crew(Workers(Journal(tmp_path)))
+        given = (name_nodes(proto), result.plan, samples, samples)
+        assert measure_isolated(*given, rounded=False, progress=silent, crew=crew) == found
+        assert len(list(tmp_path.iterdir())) == len(found)
     weights = [site for site in result.plan.sites if site.role is Role.WEIGHT]
     assert set(found) == {site.site for site in weights}
     index = GraphIndex(name_nodes(proto))
