@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from onnxq.calibrate.constants import Numbers, find_tensor, locate_constant, name_site, read_constant
 from onnxq.calibrate.importance import estimate_importance
 from onnxq.graph import GraphIndex
-from onnxq.graph.storage.stored import StoredArray
+from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.storage.stored import Spool, StoredArray
 from onnxq.numerics import floor_weight_scale, weight_qparams
 from onnxq.numerics.saturation import SumOrder
 from onnxq.plan import SitePlan
@@ -83,7 +84,11 @@ def weight_numbers(
 def _search_weights(
     index: GraphIndex, weights: Sequence[SitePlan], crew: Crew, progress: Progress
 ) -> Iterator[tuple[Site, QParams]]:
-    """Each site with its numbers. Steps name the tensor; they are megabytes of all."""
+    """Each site with its numbers. Steps name the tensor; they are megabytes of all.
+
+    Of a large model the numbers go to a temporary file: scales of blocks of 32 weights are a quarter of their file.
+    """
+    spool = Spool() if is_large_model(index.proto) else None
     sizes = [_count_megabytes(index, site) for site in weights]
     # Alone in this process each weight is a step, so that its name is shown.
     groups = _group_weights(sizes, 0 if crew.plain else _PIECE_MB)
@@ -102,8 +107,14 @@ def _search_weights(
             size = sum(sizes[k] for k in group)
             with progress(f"scales of weights: {piece.title}, {size} MB"):
                 found = next(results)
-            yield from zip((weights[k].site for k in group), found, strict=True)
+            for k, numbers in zip(group, found, strict=True):
+                yield weights[k].site, numbers if spool is None else _spool_numbers(numbers, spool)
             task.advance(size)
+
+
+def _spool_numbers(numbers: QParams, spool: Spool) -> QParams:
+    scale, zero = (spool.write(part).map() for part in (numbers.scale, numbers.zero_point))
+    return replace(numbers, scale=scale, zero_point=zero)
 
 
 def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:

@@ -11,6 +11,7 @@ from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto
+from onnxq.graph.storage.stored import release_pages
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import name_part
@@ -70,6 +71,8 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     with progress("rounding weights and writing pairs", len(ordered)) as task:
         for site in count_items(ordered, task):
             _write_site(writer, site)
+            if site.qparams is not None:
+                release_pages(site.qparams.scale, site.qparams.zero_point)
     writer.editor.remove_unused()
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
+from onnxq.graph.storage.stored import release_pages
 from onnxq.plan.model import Plan, SitePlan
 from onnxq.sites import Role
 from onnxq.spec import PerTensor
@@ -61,6 +62,7 @@ def check_numbers(plan: Plan) -> None:
         fault = _find_fault(site, scale, zero)
         if fault:
             raise PlanError(subject, *fault, code="Q407")
+        release_pages(scale, zero)
 
 
 def _check_clip(site: SitePlan) -> None:

@@ -16,6 +16,7 @@ from onnxq.calibrate import weights
 from onnxq.calibrate.weights import WeightTask, search_piece, weight_numbers
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError
 from onnxq.graph import get_index, load_model, name_nodes
+from onnxq.graph.storage import lazy
 from onnxq.plan import SitePlan
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role, TensorId
@@ -132,3 +133,14 @@ def test_a_weight_scale_is_raised_for_a_bias_that_would_overflow() -> None:
 def test_only_constants_have_numbers_without_data() -> None:
     with pytest.raises(OnnxqError, match="is not a constant, as a weight must be"):
         weight_numbers(layer(), [SitePlan(site=X, role=Role.WEIGHT, spec=CHANNELS)], [], {})
+
+
+def test_numbers_of_a_large_model_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model(tmp_path / "m.onnx")
+    wanted = find_numbers(path)
+    monkeypatch.setattr(lazy, "LARGE_BYTES", 1)
+    index = get_index(name_nodes(load_model(path, lazy=True).light))
+    found = weight_numbers(index, SITES, [], {})
+    assert find_numbers(path) == wanted
+    # Mapped, so that nobody writes into them and their memory can be let go of.
+    assert not any(array.flags.writeable for one in found.values() for array in (one.scale, one.zero_point))

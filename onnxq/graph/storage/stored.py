@@ -72,6 +72,17 @@ class StoredArray:
         return array
 
 
+def release_pages(*arrays: NDArray[Any]) -> None:
+    """Free the memory of mapped arrays until somebody looks at them again. Those that are not mapped stay."""
+    for array in arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        mapped = base.obj if isinstance(base, memoryview) else None
+        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def open_data(path: Path) -> OpenFile:
     """A data file, to read. Raises ModelError."""
     try:
