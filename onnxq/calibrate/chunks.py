@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
@@ -21,10 +20,9 @@ from onnxq.data.shared import SharedSamples, share_samples
 from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, silent
-from onnxq.runtime.crew import Crew, SharedModel, hash_parts, open_model
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.runtime.crew import Crew, SharedModel, hash_run, open_model
 from onnxq.sites import TensorId
-from onnxq.workers import Piece, count_threads, restore_object
+from onnxq.workers import Piece, restore_object
 
 # Of all samples: few enough that their histograms fit on a disk, and one sample each of the usual 32 to 64.
 _CHUNKS = 64
@@ -118,9 +116,7 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 
 def _hash_chunk(model: SharedModel, readers: Readers, samples: SharedSamples) -> str:
-    versions = f"{version('onnxq')} {import_onnxruntime().__version__} {count_threads()}"
-    texts = ("observe", versions, model.digest, repr(readers), *(one.digest for one in samples.feeds))
-    return hash_parts(*(text.encode() for text in texts))
+    return hash_run("observe", model.digest, repr(readers), *(one.digest for one in samples.feeds))
 
 
 # Sessions are kept from one chunk to the next.

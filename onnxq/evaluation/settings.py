@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 
 from onnxq.data import Dataset
 from onnxq.data.shared import SharedSamples, share_samples
@@ -16,9 +15,8 @@ from onnxq.evaluation.slices import AxisSums, SliceSums
 from onnxq.graph import ModelLike
 from onnxq.progress import Task
 from onnxq.runtime import Session
-from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_parts, open_model, read_feeds
-from onnxq.runtime.engine import import_onnxruntime
-from onnxq.workers import Piece, count_threads, register_packed
+from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
+from onnxq.workers import Piece, register_packed
 
 for _kind in (ModelErrors, ErrorAccumulator, SliceSums, AxisSums):
     register_packed(_kind)
@@ -107,6 +105,4 @@ def _hash_task(task: SettingsTask) -> str:
         *task.samples.feeds,
     )
     digests = [str(one.digest) for one in shared]
-    numbers = (task.board.threads, task.reference_threads, count_threads(), task.settings)
-    texts = ("settings", version("onnxq"), import_onnxruntime().__version__, *digests)
-    return hash_parts(*(text.encode() for text in (*texts, repr(numbers))))
+    return hash_run("settings", *digests, repr((task.board.threads, task.reference_threads, task.settings)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from itertools import islice
 
 from onnxq.calibrate.chunks import split_evenly
@@ -20,9 +19,8 @@ from onnxq.graph import ModelLike
 from onnxq.graph.dequantized import dequantize_weights
 from onnxq.progress import Task
 from onnxq.runtime import Session
-from onnxq.runtime.crew import Crew, SharedModel, hash_parts, open_model
-from onnxq.runtime.engine import import_onnxruntime
-from onnxq.workers import Piece, count_threads
+from onnxq.runtime.crew import Crew, SharedModel, hash_run, open_model
+from onnxq.workers import Piece
 
 # Pieces of one model's trial: enough for some workers, each of which opens the models.
 TRIAL_PIECES = 8
@@ -121,6 +119,5 @@ def _open_trial(model: SharedModel, optimize: bool, dequantize: bool, threads: i
 
 def _hash_task(task: TrialTask) -> str:
     feeds = [task.samples.feeds[at].digest for at in task.positions]
-    numbers = (task.optimize, task.dequantize, task.threads, task.reference_threads, count_threads())
-    texts = ("trial", version("onnxq"), import_onnxruntime().__version__, task.model.digest, task.reference.digest)
-    return hash_parts(*(text.encode() for text in (*texts, repr(numbers), *feeds)))
+    numbers = (task.optimize, task.dequantize, task.threads, task.reference_threads)
+    return hash_run("trial", task.model.digest, task.reference.digest, repr(numbers), *feeds)

@@ -93,7 +93,7 @@ def _search_wide(groups: NDArray[np.float32], spec: QuantSpec, start: QParams) -
 def _measure_error(
     rows: Array, numbers: QParams, spec: QuantSpec, u: Array | None = None, sums: type[np.floating[Any]] = np.float64
 ) -> Array:
-    """Squared error of each row, in `sums`; u: its weighting, [values, rows]."""
+    """Measure the squared error of each row, in `sums`; u: its weighting, [values, rows]."""
     gap = fake_quant(rows, numbers, spec)
     gap -= rows
     return np.asarray(np.einsum("rk,rk->r", gap, gap if u is None else gap * u.T, dtype=sums))

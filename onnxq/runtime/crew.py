@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
 from onnxq.graph.storage.stored import OpenFile, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes, is_stub
-from onnxq.workers import Piece, Workers
+from onnxq.runtime.engine import import_onnxruntime
+from onnxq.workers import Piece, Workers, count_threads
 from onnxq.workers.base import R, T
 
 Array = NDArray[Any]
 
 # Bytes; weights begin at pages, so that each can be mapped alone.
 _ALIGNMENT = 4096
-
 
 # By the identity of arrays, as long as they are there.
 _digests: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -198,6 +199,12 @@ def hash_parts(*parts: bytes | memoryview) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def hash_run(kind: str, *parts: str) -> str:
+    """Hash what a piece depends on that runs a model: these texts, the versions of all that computes, the threads."""
+    host = (version("onnxq"), import_onnxruntime().__version__, str(count_threads()))
+    return hash_parts(*(text.encode() for text in (kind, *host, *parts)))
 
 
 def hash_array(array: Array | StoredArray) -> str:

@@ -40,6 +40,7 @@ def generate_texts(
     rng, left = np.random.default_rng(seed), count * parts.batch
     # A fixed batch is filled by each run.
     rows = min(left, _ROWS) if parts.free_batch else parts.batch
+    tokens = tokens or _count_tokens(session, parts, name, rows)
     while left > 0:
         found = _write_rows(session, parts, name, rows, length, tokens, prefix, rng)[:left]
         left -= len(found)
@@ -47,7 +48,7 @@ def generate_texts(
 
 
 def _write_rows(
-    session: Session, parts: TextInputs, name: str, rows: int, length: int, tokens: int | None,
+    session: Session, parts: TextInputs, name: str, rows: int, length: int, tokens: int,
     prefix: Sequence[int], rng: np.random.Generator,
 ) -> Array:  # fmt: skip
     """Integers [rows, length]."""
@@ -55,7 +56,7 @@ def _write_rows(
     caches = parts.make_empty_caches(rows) if parts.caches else None
     known = 0
     # Of the first token nothing is asked but that there is such a one.
-    found = rng.integers(0, tokens or _count_tokens(session, parts, name, rows), rows)
+    found = rng.integers(0, tokens, rows)
     while True:
         ids = np.concatenate([ids, found[:, None]], axis=1)
         if ids.shape[1] >= length:

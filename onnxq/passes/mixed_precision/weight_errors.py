@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,9 @@ from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items
 from onnxq.runtime import Feeds, Session
-from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_parts, open_model, read_feeds
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
 from onnxq.sites import Edge, Site
-from onnxq.workers import Piece, count_threads
+from onnxq.workers import Piece
 
 Array = NDArray[Any]
 
@@ -109,8 +107,7 @@ def _open_trial(model: SharedModel, usual: SharedFeeds, samples: tuple[SharedFee
 
 def _hash_task(task: IsolatedTask) -> str:
     shared: tuple[SharedModel | SharedFeeds, ...] = (task.model, task.usual, *task.samples, task.changes)
-    texts = ("weight alone", version("onnxq"), import_onnxruntime().__version__, str(count_threads()))
-    return hash_parts(*(text.encode() for text in (*texts, *(str(one.digest) for one in shared))))
+    return hash_run("weight alone", *(str(one.digest) for one in shared))
 
 
 def _open_constants(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, str], dict[str, Array]]:

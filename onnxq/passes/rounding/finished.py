@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 from numpy.typing import NDArray
@@ -15,10 +14,9 @@ from numpy.typing import NDArray
 from onnxq.graph import ModelLike
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.runtime import Feeds
-from onnxq.runtime.crew import hash_feeds, hash_model, hash_parts
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.runtime.crew import hash_feeds, hash_model, hash_parts, hash_run
 from onnxq.spec import QParams
-from onnxq.workers import Journal, count_threads, register_packed
+from onnxq.workers import Journal, register_packed
 
 Array = NDArray[Any]
 
@@ -85,7 +83,5 @@ def _hash_rounding(
     bare = replace(
         plan, model="", data="", placement=None, attention=None, refusals=(), left_float=(), warnings=(), contents=None
     )
-    versions = f"{version('onnxq')} {import_onnxruntime().__version__} {count_threads()}"
     digests = [" ".join(map(hash_feeds, some)) for some in (samples, others)]
-    texts = ("rounding", versions, hash_model(proto), to_json(bare), *digests, options)
-    return hash_parts(*(text.encode() for text in texts))
+    return hash_run("rounding", hash_model(proto), to_json(bare), *digests, options)

@@ -17,11 +17,7 @@ from numpy.typing import NDArray
 
 from onnxq.emit import emit_pairs
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
-from onnxq.numerics import (
-    bias_qparams,
-    dequantize,
-    quantize,
-)
+from onnxq.numerics import bias_qparams, dequantize, quantize
 from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
 from onnxq.passes.rounding.gptq_core import (
@@ -160,7 +156,6 @@ class _State:
         paired = emit_pairs(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
         self.changes: Changes = {} if self.alone else _list_rounded(plan, self.index)
-
         both: list[tuple[ModelLike, Changes]] = [(proto, {}), (paired, self.changes)]
         self.samples, self.others = (PairedRunner(some, *_make_runners(both, some, work)) for some in (feeds, others))
         self.sites = {site.site: site for site in plan.all_sites}

@@ -55,15 +55,15 @@ def test_every_run_rounds_one_operator_more(monkeypatch: pytest.MonkeyPatch, tmp
     for count in (1, 2, 3, 4, 0):
 
         @contextmanager
-        def stopping(_: str, __: int | None = None, count: int = count) -> Iterator[Task]:
+        def stop_progress(_: str, __: int | None = None, count: int = count) -> Iterator[Task]:
             yield Steps(count)
 
         crew = Crew(Workers(Journal(tmp_path)))
         if count:
             with pytest.raises(Stopped):
-                round_sequentially(prepared.model, plan, samples, others=others, crew=crew, progress=stopping)
+                round_sequentially(prepared.model, plan, samples, others=others, crew=crew, progress=stop_progress)
         else:
-            found = round_sequentially(prepared.model, plan, samples, others=others, crew=crew, progress=stopping)
+            found = round_sequentially(prepared.model, plan, samples, others=others, crew=crew, progress=stop_progress)
         # The third reads what the second did, whose statistics are gone with its run.
         assert len(gathered) == (count or 4)
     assert to_json(found.plan) == to_json(wanted.plan)
