@@ -191,7 +191,7 @@ class PairWriter:
         if not whole:
             return
         names = self._make_names(site, ("dq_node", "dequantized"))
-        inputs = [stored, scale] + ([] if site.role is Role.BIAS else [zero])
+        inputs = [stored, scale, zero] if zero else [stored, scale]
         self.editor.insert_node(
             scope, "DequantizeLinear", inputs, [names["dequantized"]], name=names["dq_node"],
             attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]),
@@ -298,13 +298,17 @@ class PairWriter:
         return wide
 
     def _add_qparams(self, site: SitePlan, qparams: QParams, scope: str, storage: str = "") -> tuple[str, str]:
-        """Names of the scale and the zero point, written beside the site; a bias has no zero point to read."""
+        """Names of the scale and the zero point, written beside the site.
+
+        "" for a zero point that nothing reads: of a bias, and of blocks around 0, where it would be a value a block.
+        """
         names = self._make_names(site, ("scale", "zero_point"))
         self.editor.add_initializer(scope, names["scale"], cast_scale(qparams, self._find_float_type(site)))
-        if site.role is not Role.BIAS:
-            zero = np.asarray(qparams.zero_point, numpy_type(site.spec))
-            kind = TENSOR_TYPES[storage or site.spec.storage]
-            self.editor.add_initializer(scope, names["zero_point"], zero, dtype=kind)
+        zero = np.asarray(qparams.zero_point, numpy_type(site.spec))
+        blocks = isinstance(site.spec.granularity, PerBlock) and site.spec.symmetric
+        if site.role is Role.BIAS or (blocks and not zero.any()):
+            return names["scale"], ""
+        self.editor.add_initializer(scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or site.spec.storage])
         return names["scale"], names["zero_point"]
 
     def _find_float_type(self, site: SitePlan) -> type[np.floating]:

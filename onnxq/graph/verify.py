@@ -128,7 +128,9 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     if scale is None:
         return
     numbers = scale.astype(np.float64)
-    if not (np.isfinite(numbers).all() and (numbers > 0).all()):
+    # Scales of blocks may be negative: ONNX Runtime's own quantizer writes them so.
+    blocks = bool(node.attrs.get("block_size", 0))
+    if not (np.isfinite(numbers).all() and (numbers.all() if blocks else (numbers > 0).all())):
         raise _fault(node.name, "has a scale that is not a positive, finite number", "calibrate it again")
     zero = _read_dims(index, node, 2)
     if zero is not None and zero != scale.shape:

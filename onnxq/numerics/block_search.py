@@ -44,12 +44,18 @@ _NEAREST = (0.97, 0.985, 1.015, 1.03)
 
 
 def search_numbers(
-    groups: NDArray[np.float32], spec: QuantSpec, start: QParams, weighting: NDArray[np.float32] | None = None
+    groups: NDArray[np.float32],
+    spec: QuantSpec,
+    start: QParams,
+    weighting: NDArray[np.float32] | None = None,
+    *,
+    signed_scales: bool = False,
 ) -> QParams:
     """Search scale and zero point of each row of `groups`, [rows, values], for the least squared error.
 
     spec: with one scale a row. start: of the rows' ranges; it stays where nothing better is found. weighting: of the
-    squared error of each value, above 0, of the same shape; None for equal weights.
+    squared error of each value, above 0, of the same shape; None for equal weights. signed_scales: symmetric scales may
+    be negative, so that the larger side of a block can have the level more that signed integers have below 0.
     """
     count, length = groups.shape
     if spec.bits >= _WIDE_BITS and spec.symmetric and length > _SHORT:
@@ -61,10 +67,17 @@ def search_numbers(
 
     def search(part: slice) -> None:
         given = None if weighting is None else arrange(weighting[part].T)
-        held = scale[part], zero[part]
-        found = _search_columns(arrange(groups[part].T), spec, given)
-        before, after = (_measure_error(groups[part], QParams(*numbers), spec, given) for numbers in (held, found))
-        scale[part], zero[part] = (np.where(after < before, new, old) for new, old in zip(found, held, strict=True))
+        columns, held = arrange(groups[part].T), (scale[part], zero[part])
+        tried = [_search_columns(columns, spec, given)]
+        if signed_scales and spec.symmetric:
+            mirrored, middle = _search_columns(-columns, spec, given)
+            tried.append((-mirrored, middle))
+        least = _measure_error(groups[part], QParams(*held), spec, given)
+        for found in tried:
+            error = _measure_error(groups[part], QParams(*found), spec, given)
+            held = (np.where(error < least, found[0], held[0]), np.where(error < least, found[1], held[1]))
+            least = np.minimum(error, least)
+        scale[part], zero[part] = held
 
     map_parts(search, count, rows, elements=groups.size)
     return replace(start, scale=scale, zero_point=zero)

@@ -147,10 +147,10 @@ def cast_scale(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
     """Cast the scale as a model of float type `dtype` stores it. Raises PlanError if float16 makes it 0 or inf."""
     with np.errstate(over="ignore", under="ignore"):
         scale = np.asarray(qparams.scale).astype(dtype)
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
+    if not (np.isfinite(scale).all() and scale.all()):
         raise PlanError(
-            f"scale {np.ravel(qparams.scale)[np.ravel(~(np.isfinite(scale) & (scale > 0)))][0]:g}",
-            f"is 0, negative or not finite as {np.dtype(dtype).name}",
+            f"scale {np.ravel(qparams.scale)[np.ravel(~(np.isfinite(scale) & (scale != 0)))][0]:g}",
+            f"is 0 or not finite as {np.dtype(dtype).name}",
             "keep this tensor float, or quantize a float32 export",
             code="Q407",
         )

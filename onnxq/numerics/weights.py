@@ -22,7 +22,8 @@ from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, Q
 # (low, high) of each group.
 Ends = tuple[NDArray[np.float64], NDArray[np.float64]]
 
-_OBSERVERS = ("minmax", "mse")
+# Observers that weights have, and their options.
+_OBSERVERS: dict[str, tuple[str, ...]] = {"minmax": (), "mse": ("signed_scales",)}
 
 
 def weight_qparams(
@@ -36,7 +37,8 @@ def weight_qparams(
     """Choose scale and zero point of the constant `w`, of the shape of the spec's granularity.
 
     observer: "minmax" (default), or "mse": the scale, and for asymmetric specs the zero point, of each channel or block
-        with the least squared error, see `numerics.block_search`.
+        with the least squared error, see `numerics.block_search`. Its option signed_scales lets symmetric scales be
+        negative where that is nearer; not every engine reads them.
     orders: the 16-bit sums that the weights must satisfy, see `numerics.saturation`. Scales are then widened channel
         by channel as far as this lowers the squared error of weights rounded within these sums.
     importance: weighting of the squared errors, above 0, that broadcasts to `w`; None for equal weights.
@@ -47,10 +49,9 @@ def weight_qparams(
         raise ConfigError(
             f"weight observer {name!r}", "is not one that weights have", suggest_names(name, _OBSERVERS), code="Q310"
         )
-    if observer is not None and observer.options:
-        raise ConfigError(
-            f"weight observer {name!r}", f"takes no option {observer.options[0][0]!r}", "remove it", code="Q311"
-        )
+    options = dict(observer.options) if observer is not None else {}
+    for unknown in options.keys() - _OBSERVERS[name]:
+        raise ConfigError(f"weight observer {name!r}", f"takes no option {unknown!r}", "remove it", code="Q311")
     values = np.asarray(w, np.float32)
     widest = _find_ends(values, spec)
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
@@ -64,7 +65,8 @@ def weight_qparams(
     if name == "mse" and not spec.is_float:
         given = None if importance is None else np.broadcast_to(np.asarray(importance, np.float32), values.shape)
         weighting = None if given is None else _group_values(given, spec)[0]
-        numbers = search_numbers(groups, replace(spec, granularity=PerChannel(0)), numbers, weighting)
+        signed, rows = bool(options.get("signed_scales", False)), replace(spec, granularity=PerChannel(0))
+        numbers = search_numbers(groups, rows, numbers, weighting, signed_scales=signed)
     numbers = replace(numbers, scale=numbers.scale.reshape(shape), zero_point=numbers.zero_point.reshape(shape))
     return _widen_scales(values, numbers, spec, orders)
 

@@ -16,7 +16,7 @@ from onnxq.graph import GraphIndex
 from onnxq.graph.storage.stored import release_pages
 from onnxq.plan.model import Plan, SitePlan
 from onnxq.sites import Role
-from onnxq.spec import PerTensor
+from onnxq.spec import PerBlock, PerTensor
 from onnxq.targets import TARGETS, Target, describe_spec
 
 
@@ -49,6 +49,7 @@ def check_numbers(plan: Plan) -> None:
     Sites without numbers pass.
     """
     engines = _find_strict_targets(plan)
+    signed = any(engine.signed_scales for (name, _), engine in TARGETS.items() if name == plan.target)
     for site in plan.sites:
         if site.clip != (None, None):
             _check_clip(site)
@@ -59,7 +60,7 @@ def check_numbers(plan: Plan) -> None:
         if zero.any() and engines and not any(engine.zero_points for engine in engines):
             cause = f"its zero point is {int(zero.ravel()[np.flatnonzero(zero)[0]])}, which {plan.target} refuses"
             raise PlanError(subject, cause, "quantize it symmetrically, around 0", code="Q406")
-        fault = _find_fault(site, scale, zero)
+        fault = _find_fault(site, scale, zero, signed=signed)
         if fault:
             raise PlanError(subject, *fault, code="Q407")
         release_pages(scale, zero)
@@ -75,10 +76,11 @@ def _check_clip(site: SitePlan) -> None:
         raise PlanError(str(site.site), cause, "give the lowest value, at most 0, and the highest", code="Q403")
 
 
-def _find_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any]) -> tuple[str, str] | None:
-    """The fault of a scale and zero point that holds for any engine, and its fix; None without one."""
+def _find_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any], *, signed: bool) -> tuple[str, str] | None:
+    """The fault of a scale and zero point, and its fix; None without one. signed: scales of blocks may be negative."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
+    blocks = site.role is Role.WEIGHT and isinstance(site.spec.granularity, PerBlock)
+    if not (np.isfinite(scale).all() and (scale.all() if signed and blocks else (scale > 0).all())):
         return "its scale is 0, negative or not finite", again
     if isinstance(site.spec.granularity, PerTensor) and scale.shape != ():
         return f"its scale has shape {list(scale.shape)} where one number of shape [] must stand", "give one scale"

@@ -11,11 +11,15 @@ from onnxq.planner.operators import QuantizableOp
 from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
-from onnxq.spec import PerChannel, PerTensor, QuantSpec
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
 from onnxq.targets import Output, describe_spec
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = tuple[Edge, ...] | None
+
+_LEAST_ERROR = ObserverSpec("mse")
+# Up to so many bits a level more on one side is worth a search for the side.
+_FEW_BITS = 4
 
 
 @dataclass
@@ -203,9 +207,17 @@ class Placer:
             self.out.rules.setdefault(site, match.rule)
             reason = f"{reason}; {match.rule.describe()}: {describe_spec(spec)}"
         return SitePlan(
-            site=site, role=role, spec=spec, observer=match.request.observer, rule=op.rule.name, reason=reason,
-            consumers=consumers, tensor=tensor,
+            site=site, role=role, spec=spec, observer=self._choose_observer(role, spec, match.request.observer),
+            rule=op.rule.name, reason=reason, consumers=consumers, tensor=tensor,
         )  # fmt: skip
+
+    def _choose_observer(self, role: Role, spec: QuantSpec, asked: ObserverSpec) -> ObserverSpec:
+        """The observer asked for, which may find negative scales of blocks where the engine reads them."""
+        blocks = role is Role.WEIGHT and isinstance(spec.granularity, PerBlock) and spec.bits <= _FEW_BITS
+        uneven = blocks and spec.symmetric and not spec.narrow_range
+        if not (uneven and self.target.signed_scales and asked == _LEAST_ERROR):
+            return asked
+        return replace(asked, options=(("signed_scales", True),))
 
 
 def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list[SitePlan]:

@@ -68,18 +68,20 @@ def choose_tables(
 ) -> tuple[tuple[Table, ...], tuple[Unquantized, ...]]:
     """The tables to quantize beside these sites, and why others stay float.
 
-    index: of the prepared model. With `embeddings: auto` those that rules name, and all large ones where they are more
-    than half of the bytes of the weights.
+    index: of the prepared model. With `embeddings: auto` those that rules name, and all large ones in mode weight-only
+    or where they are more than half of the bytes of the weights.
     """
-    mode, found, reasons = problem.config.embeddings, [], list[Unquantized]()
+    asked, mode, found, reasons = problem.config.embeddings, problem.config.mode, [], list[Unquantized]()
     # In mode float nothing is quantized.
-    tables = [] if problem.config.mode == "float" else list(_find_tables(problem, index, reasons))
+    tables = [] if mode == "float" else list(_find_tables(problem, index, reasons))
     largest = max((table.elements for table in tables), default=0)
     large = [
         table for table in tables
         if table.named or table.elements >= max(_LEAST_ELEMENTS, _LEAST_SHARE * largest)
     ]  # fmt: skip
-    wanted = mode in ("int8", "int4") or (mode == "auto" and _are_most(large, index, sites))
+    # Weights alone are quantized for the size of the file, of which float tables are four times their share or more.
+    pays = mode == "weight-only" or _are_most(large, index, sites)
+    wanted = asked in ("int8", "int4") or (asked == "auto" and pays)
     by_tensor = {site.site: site for site in sites if site.role is Role.WEIGHT}
     for table in large:
         if not (table.named or wanted):
@@ -89,7 +91,7 @@ def choose_tables(
             reasons.append(against)
         else:
             # MatMulNBits, which weights alone become, does not form behind a Transpose: there each has its own copy.
-            shares = problem.config.mode == "static"
+            shares = mode == "static"
             found.append(replace(table, twin=_find_twin(index, table, sites) if shares else None))
     return tuple(found), tuple(reasons)
 

@@ -194,6 +194,8 @@ class Target:
     # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
     zero_points: bool = True
     int32_bias: bool = True
+    # The engine reads negative scales of blocks of weights.
+    signed_scales: bool = False
     # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.
     quantizes_alone: bool = True
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.

@@ -390,6 +390,7 @@ def _refuse_narrow(c: Candidate, kind: FloatType) -> str:
 
 ORT_WEIGHT_ONLY = Target(
     name="ort",
+    signed_scales=True,
     rules=(*RULES, _GRU),
     capabilities=WEIGHT_ONLY,
     refuse_narrow=_refuse_narrow,
