@@ -41,6 +41,15 @@ def test_a_table_beside_larger_weights_waits_to_be_asked_for(embeddings: str, ex
     assert tables(plan(proto, embeddings=embeddings)) == expected
 
 
+@pytest.mark.parametrize("config", ["ort-int8-weights", "ort-int4-weights"])
+def test_weights_alone_have_tables_of_8_bits_whatever_their_share(config: str) -> None:
+    large = np.random.default_rng(0).standard_normal((48, 3000)).astype(np.float32)
+    proto = model("e = Gather(w, ids) h = Abs(e) y = MatMul(h, m)", w=make_table(), m=large)
+    assert tables(plan(proto, config)) == ["w"]
+    assert tables(plan(proto, config, embeddings="float")) == []
+    assert tables(plan(proto)) == []
+
+
 def test_weights_count_with_the_bits_that_they_get() -> None:
     """As large as the table, but in 8 bits a quarter of it."""
     large = np.random.default_rng(0).standard_normal((48, 300)).astype(np.float32)
