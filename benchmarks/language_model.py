@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,19 @@ SYMMETRIC = ("weights.scheme=symmetric", "weights.signed=true", "weights.storage
 LEVEL_4 = ("emit=nbits", "accuracy_level=4")
 ROWS = (
     Row("dynamic int8", "ort-dynamic"),
+    Row("dynamic int8, tables in int8", "ort-dynamic-embeddings"),
     Row("int8 weights", "ort-int8-weights"),
     Row("int4 weights, nearest", "ort-int4-weights", ("effort=fast", "weights.observer=minmax")),
     Row("int4 weights", "ort-int4-weights"),
     Row("int4 weights, symmetric", "ort-int4-weights", SYMMETRIC),
-    Row("int4 weights, 4.8 bits on average", "ort-int4-weights", ("weight_bits_budget=4.8",)),
+    Row("int4 weights, 5 bits on average", "ort-int4-weights", ("weight_bits_budget=5",)),
     Row("int4 weights, text of its own", "ort-int4-weights", data=GENERATED),
     Row("int4 weights, with data: AWQ alone", "ort-int4-weights", ("skip=[rotation,rounding]",), data=TEXT),
     Row("int4 weights, with data: GPTQ alone", "ort-int4-weights", ("skip=[rotation,smoothquant]",), data=TEXT),
     Row("int4 weights, with data: GPTQ, AWQ", "ort-int4-weights", ("skip=[rotation]",), data=TEXT),
     Row("int4 weights, with data: GPTQ, AWQ, rotation", "ort-int4-weights", data=TEXT),
     Row("int4 weights, with data, symmetric", "ort-int4-weights", SYMMETRIC, data=TEXT),
+    Row("int4 weights, text of its own, symmetric", "ort-int4-weights", SYMMETRIC, data=GENERATED),
     Row("int4 weights, with data, float16 beside", "ort-int4-weights", ("high_precision=float16",), data=TEXT),
     Row("int4 weights, with data, MatMulNBits", "ort-int4-weights", ("emit=nbits",), data=TEXT),
     Row("int4 weights, with data, MatMulNBits, level 4", "ort-int4-weights", LEVEL_4, data=TEXT),
@@ -104,16 +107,29 @@ def write_samples(folder: Path) -> None:
     run([sys.executable, "-c", code, folder, str(SAMPLES)]).checked("writing samples")
 
 
-def print_table(found: dict[str, Any], names: dict[str, str]) -> None:
+def measure_constants(files: Iterable[str]) -> dict[str, int]:
+    """Bytes of all constants of each file, which exporters' notes and names do not count in."""
+    code = (
+        "import json, sys, onnx; from onnxq.graph.scopes import walk_graphs; "
+        "sizes = {f: sum(len(t.raw_data) or t.ByteSize() for g in walk_graphs(onnx.load(f).graph) "
+        "for t in g[1].initializer) for f in sys.argv[1:]}; print(json.dumps(sizes))"
+    )
+    sizes: dict[str, int] = json.loads(run([sys.executable, "-c", code, *files]).checked("measuring sizes").last_line)
+    return sizes
+
+
+def print_table(found: dict[str, Any], names: dict[str, str], constants: dict[str, int]) -> None:
     """The table for people, in Markdown."""
     print(
         f"\n{found['tokens']} bytes in windows of {found['length']}; {found['device']}, {found['threads']} thread(s)\n"
     )
-    print("| | MB | perplexity | agreement | KL | same tokens of 50 | prompt tokens/s | generated tokens/s |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print("| | weights, MB | file, MB | perplexity | agreement | KL | same tokens of 50 | prompt tokens/s "
+          "| generated tokens/s |")  # fmt: skip
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for one in found["models"]:
-        figures = (one["size"] / 1e6, one["perplexity"], 100 * one["agreement"], one["divergence"], one["generated"])
-        cells = "{:.2f} | {:.4f} | {:.2f}% | {:.5f} | {:.1f}".format(*figures)
+        sizes = constants[one["name"]] / 1e6, one["size"] / 1e6
+        figures = (*sizes, one["perplexity"], 100 * one["agreement"], one["divergence"], one["generated"])
+        cells = "{:.2f} | {:.2f} | {:.4f} | {:.2f}% | {:.5f} | {:.1f}".format(*figures)
         print(f"| {names[one['name']]} | {cells} | {one['prompt']:.0f} | {one['generation']:.0f} |")
 
 
@@ -141,7 +157,7 @@ def main() -> None:
     command = [sys.executable, "-m", "onnxq", "perplexity", *names, "--data", given.folder / "test.txt"]
     asked = ["--tokenizer", "bytes", "--samples", str(given.windows), "--prompts", "32", "--json", "--quiet"]
     done = run([*command, *asked]).checked("measuring")
-    print_table(json.loads(done.output[done.output.index("{") :]), names)
+    print_table(json.loads(done.output[done.output.index("{") :]), names, measure_constants(names))
 
 
 if __name__ == "__main__":
