@@ -86,7 +86,7 @@ LEFT_FLOAT = (
          "their ranges as all others do.",
          "Nothing; its neighbours are quantized up to it."),
     Code("F109", "a table of embeddings stays float",
-         "Tables are a good part of the file, and in int8 they would cost the outputs too much, rows of theirs have few "
+         "A table is a good part of the file, and in int8 it would cost the outputs too much, its rows have few "
          "distinct values left, another node reads the table as it is, or the engine takes float tables only.",
          "Nothing. To quantize it where the engine can, write `embeddings: int8`, or a rule that names it."),
 )  # fmt: skip

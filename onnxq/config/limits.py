@@ -54,6 +54,15 @@ def _has_operator_blocks(config: Config) -> bool:
     return config.emit == "qdq" or (size >= 16 and not size & (size - 1))
 
 
+def _has_positive_scales(config: Config) -> bool:
+    return not dict(config.weights.observer.options).get("signed_scales", False)
+
+
+def _can_have_signed_scales(config: Config) -> bool:
+    blocks = config.mode == "weight-only" and config.weights.granularity == "block"
+    return blocks or _has_positive_scales(config)
+
+
 def _is_static(config: Config) -> bool:
     return config.mode in ("static", "auto")
 
@@ -96,6 +105,7 @@ TENSORRT: tuple[Limit, ...] = (
           "TensorRT multiplies FP8 by FP8 and int8 by int8, nothing else",
           f"write `storage: {FLOAT8}` for both activations and weights, or for neither"),
     Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),
+    Limit("weights.observer", _has_positive_scales, "TensorRT reads positive scales", "remove `signed_scales`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
     Limit("emit", lambda c: c.emit == "qdq", _NO_OPERATORS, "remove it, or write `target: ort`"),
 )  # fmt: skip
@@ -117,12 +127,16 @@ ONNXRUNTIME: tuple[Limit, ...] = (
           "remove it, or write `weights: {granularity: block, block_size: 32}`"),
     Limit("accuracy_level", lambda c: c.accuracy_level == 0 or c.emit == "nbits",
           "pairs have none: a session's option sets it", "remove it, or write `emit: nbits`"),
+    Limit("weights.observer", _can_have_signed_scales, "negative scales are for blocks in mode weight-only",
+          "remove `signed_scales`"),
     Limit("attention", lambda c: c.attention == "float", "ONNX Runtime on the CPU is slower with attention in int8",
           "write `attention: float`"),
 )  # fmt: skip
 VIRTUAL: tuple[Limit, ...] = (
     Limit("mode", lambda c: not _is_dynamic(c), "this target computes plans with scales, and at no run",
           "write `mode: static` and give samples, or `target: ort`"),
+    Limit("weights.observer", _has_positive_scales, "this target stands for engines with positive scales",
+          "remove `signed_scales`"),
     Limit("placement", lambda c: c.placement == "rules", "placements are timed in an engine, and this target is none",
           "write `placement: rules`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),

@@ -73,7 +73,7 @@ class Config(Section):
     attention: Literal["float", "quantized", "auto"] = "float"
     # Constants that Gather looks rows up in: int8 with one scale a row, or 4 bits in blocks of a row.
     embeddings: Literal["auto", "int8", "int4", "float"] = option(
-        "auto", "Tables of embeddings; auto: int8 in weight-only mode or where they are most of the file, if outputs bear it.",
+        "auto", "Tables of embeddings; auto: int8 in weight-only mode or as most of the file, if outputs bear it.",
         _PLANNING | Command.VARIANTS,
     )  # fmt: skip
     projection_bits: Bits | None = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import onnxq
-from onnxq.errors import PlanError
+from onnxq.config import load_config
+from onnxq.errors import ConfigError, PlanError
 from onnxq.numerics import fake_quant, quantize, weight_qparams
 from onnxq.runtime import Session
 from onnxq.spec import ObserverSpec, PerBlock, QuantSpec
@@ -74,10 +76,22 @@ def test_tensorrt_gets_positive_scales() -> None:
     assert read_scales(write(proto, "trt-int4-weights").model).min() > 0
 
 
+@pytest.mark.parametrize("config", ["trt-int4-weights", "ort-int8", "ort-int8-weights", "virtual-int8"])
+def test_other_engines_and_weights_refuse_them_by_name(config: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config, {"weights": {"observer": {"name": "mse", "signed_scales": True}}})
+    assert "weights.observer" in caught.value.subject
+    assert "signed_scales" in caught.value.fix
+
+
 def test_a_plan_with_negative_scales_is_refused_for_tensorrt() -> None:
     proto, _ = product(depth=256)
+    plan = write(proto, "trt-int4-weights").plan
+    (site,) = plan.sites
+    assert site.qparams is not None
+    mirrored = replace(site, qparams=replace(site.qparams, scale=-site.qparams.scale))
     with pytest.raises(PlanError, match="negative") as caught:
-        write(proto, "trt-int4-weights", weights={"observer": {"name": "mse", "signed_scales": True}})
+        onnxq.apply(proto, plan.with_sites((mirrored,)))
     assert (caught.value.subject, caught.value.code) == ("w", "Q407")
 
 
