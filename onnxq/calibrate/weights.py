@@ -26,12 +26,10 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
 from onnxq.sites import Role, Site
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
-from onnxq.workers import Piece, register_packed
+from onnxq.workers import Piece
 
 # Megabytes of float values that small weights share a piece up to: a second's search at most.
 _PIECE_MB = 16
-
-register_packed(QParams)
 
 
 @dataclass(frozen=True, eq=False)

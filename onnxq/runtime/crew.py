@@ -23,13 +23,17 @@ from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, s
 from onnxq.graph.storage.stored import OpenFile, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes, is_stub
 from onnxq.runtime.engine import import_onnxruntime
-from onnxq.workers import Piece, Workers, count_threads
+from onnxq.spec import QParams
+from onnxq.workers import Piece, Workers, count_threads, register_packed
 from onnxq.workers.base import R, T
 
 Array = NDArray[Any]
 
 # Bytes; weights begin at pages, so that each can be mapped alone.
 _ALIGNMENT = 4096
+
+# Scales and zero points are what most pieces come to.
+register_packed(QParams)
 
 # By the identity of arrays, as long as they are there.
 _digests: dict[int, tuple[weakref.ref[Any], str]] = {}

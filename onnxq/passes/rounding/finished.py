@@ -20,8 +20,6 @@ from onnxq.workers import Journal, register_packed
 
 Array = NDArray[Any]
 
-register_packed(QParams)
-
 
 @register_packed
 @dataclass(frozen=True, eq=False)
