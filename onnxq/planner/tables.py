@@ -91,7 +91,7 @@ def choose_tables(
             reasons.append(against)
         else:
             # MatMulNBits, which weights alone become, does not form behind a Transpose: there each has its own copy.
-            shares = mode == "static"
+            shares = mode in ("static", "dynamic")
             found.append(replace(table, twin=_find_twin(index, table, sites) if shares else None))
     return tuple(found), tuple(reasons)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.numerics import fake_quant, weight_qparams
-from onnxq.runtime import Session
+from onnxq.runtime import Session, optimize_graph
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QuantSpec
 from tests.tables import held, make_table, model, ops, quantize, tokens, words
 
@@ -122,8 +122,11 @@ def tied(product: str, rows: int = 3000) -> tuple[onnx.ModelProto, dict[str, np.
     return proto, tokens(8, rows, 16)
 
 
-def test_a_table_and_its_transpose_are_stored_once() -> None:
-    made = quantize(*tied("t = Transpose(w) y = MatMul(h, t)"))
+@pytest.mark.parametrize(
+    ("config", "kernel"), [("ort-int8", "MatMulIntegerToFloat"), ("ort-dynamic", "DynamicQuantizeMatMul")]
+)
+def test_a_table_and_its_transpose_are_stored_once(config: str, kernel: str) -> None:
+    made = quantize(*tied("t = Transpose(w) y = MatMul(h, t)"), config=config)
     assert [name for name, value in held(made.model).items() if value.size > 3000] == ["w/quantized"]
     sites = {str(site.site): site for site in made.plan.sites}
     assert sites["w"].group == sites["t"].group == "t"
@@ -131,6 +134,7 @@ def test_a_table_and_its_transpose_are_stored_once() -> None:
     ids = tokens()["ids"][0]
     slow, fast = (run(made.model, ids, optimize=optimize) for optimize in (False, True))
     np.testing.assert_allclose(slow, fast, rtol=0, atol=1e-3 * np.abs(slow).max())
+    assert kernel in ops(optimize_graph(made.model).graph)
 
 
 def test_weights_alone_have_their_own_copy_for_their_kernel() -> None:
