@@ -50,6 +50,7 @@ ROWS = (
     Row("int4 weights, nearest", "ort-int4-weights", ("effort=fast", "weights.observer=minmax")),
     Row("int4 weights", "ort-int4-weights"),
     Row("int4 weights, symmetric", "ort-int4-weights", SYMMETRIC),
+    Row("int4 weights, 4.15 bits on average", "ort-int4-weights", ("weight_bits_budget=4.15",)),
     Row("int4 weights, 5 bits on average", "ort-int4-weights", ("weight_bits_budget=5",)),
     Row("int4 weights, text of its own", "ort-int4-weights", data=GENERATED),
     Row("int4 weights, with data: AWQ alone", "ort-int4-weights", ("skip=[rotation,rounding]",), data=TEXT),
