@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,12 @@ from onnxq.errors import ModelError
 from onnxq.evaluation.segments import compare_segments, cut_segments
 from onnxq.graph import get_index, light, load_model, name_nodes
 from onnxq.graph.storage import lazy
+from onnxq.graph.storage.stored import Spool, StoredArray
 from onnxq.graph.subgraph import Cutter
 from onnxq.graph.weights import is_stub
+from onnxq.passes.equalization import smoothquant
+from onnxq.passes.rounding import sequential
+from onnxq.passes.view import View
 
 WIDTH, LAYERS = 128, 4
 
@@ -25,13 +31,14 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is a large one."""
     monkeypatch.setattr(lazy, "_WORTH_MAPPING", 1)
     monkeypatch.setattr(lazy, "LARGE_BYTES", 1 << 16)
-    monkeypatch.setattr(light, "_WORTH_SPOOLING", 1 << 10)
+    for module in (light, sequential):
+        monkeypatch.setattr(module, "_WORTH_SPOOLING", 1 << 10)
 
 
-def make_model(path: Path, *, external: bool, outlier: float = 1.0) -> Path:
+def make_model(path: Path, *, external: bool, outlier: float = 1.0, layers: int = LAYERS) -> Path:
     """Residual blocks of LayerNormalization, MatMul and Tanh."""
     rng, nodes, tensors, x = np.random.default_rng(0), [], [], "x"
-    for k in range(LAYERS):
+    for k in range(layers):
         weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8
         weight[3, 5] *= outlier if k == 1 else 1.0
         tensors += [
@@ -90,6 +97,52 @@ def test_large_weights_stay_in_their_files(tmp_path: Path, small_limits: None) -
         mine, other = get_index(name_nodes(model.light)), get_index(name_nodes(whole.proto))
         for tensor in (tensor for node in other.nodes for k in (1,) if (tensor := other.input(node, k)) is not None):
             np.testing.assert_array_equal(mine.constant(tensor), other.constant(tensor))
+
+
+def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None) -> None:
+    model = name_nodes(load_model(make_model(tmp_path / "model.onnx", external=True, layers=24), lazy=True).light)
+    factors = {group.tensor: np.full(WIDTH, 2.0, np.float32) for group in smoothquant.find_groups(View(model))}
+    assert len(factors) == 24
+    gc.collect()
+    tracemalloc.start()
+    try:
+        after = smoothquant.write_smoothing(model, factors)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # In float64 one weight has 131 kB, and all have 3 MB; the graph itself takes some.
+    assert peak < 12 * 8 * WIDTH**2
+    index = get_index(after)
+    (weight,) = (index.constant(one) for node in index.nodes if node.name == "matmul3"
+                 and (one := index.input(node, 1)) is not None)  # fmt: skip
+    before = numpy_helper.to_array(onnx.load(tmp_path / "model.onnx").graph.initializer[6])
+    np.testing.assert_array_equal(weight, 2 * before)
+
+
+@pytest.mark.parametrize("preset", ["ort-int8", "ort-w4a8"])
+def test_constants_rounded_one_after_another_may_lie_in_a_file(
+    tmp_path: Path, small_limits: None, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    source = make_model(tmp_path / "model.onnx", external=True, outlier=30.0)
+    samples = {"x": np.random.default_rng(1).standard_normal((24, 16, WIDTH)).astype(np.float32)}
+    written: list[int] = []
+
+    class Counted(Spool):
+        def write(self, array: np.ndarray) -> StoredArray:
+            written.append(array.nbytes)
+            return super().write(array)
+
+    def quantize(name: str) -> tuple[list[bytes], dict[str, bytes]]:
+        onnxq.quantize(source, samples, preset, overrides={"latency": False, "threads": 1}, out=tmp_path / name)
+        return read_parts(tmp_path / name)
+
+    monkeypatch.setattr(sequential, "Spool", Counted)
+    spooled = quantize("spooled.onnx")
+    # Each weight as it is to the nearest, and as it was rounded.
+    assert written == [4 * WIDTH**2] * 2 * LAYERS
+    monkeypatch.setattr(sequential, "is_large_model", lambda _: False)
+    assert quantize("kept.onnx") == spooled
+    assert len(written) == 2 * LAYERS
 
 
 def test_damaged_files_are_refused_as_ever(tmp_path: Path, small_limits: None) -> None:

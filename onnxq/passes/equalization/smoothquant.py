@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph.storage.stored import release_pages
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization import awq_core
 from onnxq.passes.equalization.smoothquant_core import Reader, Seen, along_outputs, search_alpha
@@ -171,6 +172,7 @@ def smoothing_factors(proto: ModelLike, plan: Plan, seen: Mapping[TensorId, Seen
         lines.append(f"{group.tensor.name}: {verdict} (alpha {alpha}: {gain:+.1f} dB at the layer)")
         if kept:
             factors[group.tensor] = s
+        release_pages(*(op.weight for op in group.readers))
     return factors, tuple(lines)
 
 
@@ -204,17 +206,20 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
                 str(tensor), "feeds no layers that could be smoothed this way", "plan the model again", code="Q404"
             )
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
-    weights: dict[str, tuple[Linear, NDArray[np.float64]]] = {}
+    # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
+    weights: dict[str, tuple[Linear, list[NDArray[np.float64]]]] = {}
     edit = Edit(proto)
     for tensor, s in factors.items():
         group, wide = groups[tensor], s.astype(np.float64)
         _divide(view, edit, group, wide, weights)
         for op in group.readers:
-            turned = wide[:, None] if op.axis == 1 else wide[None, :]
-            _, held = weights.get(op.node.name, (op, op.weight.astype(np.float64)))
-            weights[op.node.name] = (op, held * turned)
-    for op, value in weights.values():
+            weights.setdefault(op.node.name, (op, []))[1].append(wide[:, None] if op.axis == 1 else wide[None, :])
+    for op, turns in weights.values():
+        value = op.weight.astype(np.float64)
+        for turned in turns:
+            value *= turned
         edit.set_rounded(view, view.edge(op.node, 1), value, op.weight.dtype)
+        release_pages(op.weight)
     return edit.export()
 
 
@@ -223,7 +228,7 @@ def _divide(
     edit: Edit,
     group: Group,
     s: NDArray[np.float64],
-    weights: dict[str, tuple[Linear, NDArray[np.float64]]],
+    weights: dict[str, tuple[Linear, list[NDArray[np.float64]]]],
 ) -> None:
     """X/s: in the node that writes X, or behind it."""
     home = group.home
@@ -235,9 +240,8 @@ def _divide(
             edit.read(view.edge(op.node, 0), made)
         return
     if isinstance(home, Linear):
-        _, held = weights.get(home.node.name, (home, home.weight.astype(np.float64)))
         turned = 1.0 / s[None, :] if home.axis == 1 else 1.0 / s[:, None]
-        weights[home.node.name] = (home, held * turned)
+        weights.setdefault(home.node.name, (home, []))[1].append(turned)
         spots = [home.bias_at] if home.bias_at is not None else []
     else:
         spots = [(home, 1), (home, 2)]

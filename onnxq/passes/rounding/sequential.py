@@ -8,7 +8,7 @@ stay as calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from onnxq.emit import emit_pairs
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
+from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.storage.stored import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
 from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
@@ -47,6 +49,8 @@ Array = NDArray[Any]
 
 # Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
 _MANY_THREADS = 1 << 22
+# Bytes from which a constant of a large model is worth a place in a file.
+_WORTH_SPOOLING = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ def round_sequentially(
         with progress("rounding", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
             for one in todo:
                 state.treat(one, finished)
+                state.release(one)
                 task.advance()
         return state.result()
     finally:
@@ -155,7 +160,11 @@ class _State:
         pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not self.alone)
         paired = emit_pairs(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
-        self.changes: Changes = {} if self.alone else _list_rounded(plan, self.index)
+        # Of a large model its rounded constants are as large as itself.
+        self.spool = Spool() if is_large_model(proto) else None
+        self.changes: Changes = {}
+        for edge, value in () if self.alone else _list_rounded(plan, self.index):
+            self._change(edge, value)
         both: list[tuple[ModelLike, Changes]] = [(proto, {}), (paired, self.changes)]
         self.samples, self.others = (PairedRunner(some, *_make_runners(both, some, work)) for some in (feeds, others))
         self.sites = {site.site: site for site in plan.all_sites}
@@ -289,8 +298,15 @@ class _State:
 
     def _change(self, edge: Edge, values: Array) -> None:
         """Let the nodes still ahead see it."""
-        if not self.alone:
-            self.changes[edge.node, edge.index] = values
+        if self.alone:
+            return
+        if self.spool is not None and values.nbytes >= _WORTH_SPOOLING:
+            values = self.spool.write(values).map()
+        self.changes[edge.node, edge.index] = values
+
+    def release(self, one: Operator) -> None:
+        """Let go of the memory of an operator's weights, which lie in files where the model is large."""
+        release_pages(one.weight, *(value for (name, _), value in self.changes.items() if name == one.node.name))
 
     def result(self) -> SequentialRounding:
         """The plan as far as it is rounded."""
@@ -314,9 +330,9 @@ def _make_runners(
     return [SharedRunner(model, put, changes, work) for model, changes in models]
 
 
-def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
-    """Every quantized constant as the plan has it so far, by the inputs that read it."""
-    found: Changes = {(bias.edge.node, bias.edge.index): bias.values for bias in plan.biases}
+def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]:
+    """Every quantized constant as the plan has it so far, and each input that reads it."""
+    yield from ((bias.edge, bias.values) for bias in plan.biases)
     for site in plan.sites:
         if site.role not in (Role.WEIGHT, Role.BIAS) or site.qparams is None:
             continue
@@ -324,5 +340,5 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
             value = index.input_value(index.node(edge.node), edge.index)
             if value is not None:
                 shaped = value.reshape(-1) if site.role is Role.BIAS else value
-                found[edge.node, edge.index] = dequantize_constant(site, shaped)
-    return found
+                yield edge, dequantize_constant(site, shaped)
+                release_pages(value)
