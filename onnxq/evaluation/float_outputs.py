@@ -9,6 +9,7 @@ from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import ModelErrors, Runner
 from onnxq.graph import ModelLike
+from onnxq.graph.storage.lazy import is_large_model
 from onnxq.runtime import Feeds, Session
 
 # Bytes of outputs that are kept, 64 MiB; those of further samples are computed again.
@@ -63,3 +64,6 @@ class FloatOutputs:
         for at, feeds in enumerate(islice(self.samples.samples(), limit)):
             yield feeds, self.run(at, feeds), model.run(feeds)
             tick()
+        # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
+        if is_large_model(self.proto):
+            self._session = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import onnx
 import pytest
@@ -73,3 +76,26 @@ def test_sums_over_samples_and_of_each() -> None:
     assert all(one.worst_db() == pytest.approx(20.0, abs=0.01) for one in each)
     few = kept.measure(Session(other, optimize=False), limit=2)
     assert few.outputs["y"].signal == sum(one.outputs["y"].signal for one in each[:2])
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_large_model_is_let_go_of_between_two_others(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    """Its session maps the weights, beside those that the next model and its calibration map."""
+    proto, opened = model(), []
+
+    class Counted(Session):
+        def __init__(self, *args: object, **options: object) -> None:
+            opened.append(weakref.ref(self))
+            super().__init__(*args, **options)
+
+    other = Session(model(1.1), optimize=False)
+    monkeypatch.setattr(float_outputs, "Session", Counted)
+    monkeypatch.setattr(float_outputs, "is_large_model", lambda _: large)
+    floats = FloatOutputs(proto, data(proto))
+    first = floats.measure(other, limit=2).results()
+    gc.collect()
+    assert (opened[0]() is None) == large
+    assert floats.measure(other, limit=2).results() == first
+    floats.measure(other)
+    # Two samples were kept, so that only the others ask for the model again.
+    assert len(opened) == (2 if large else 1)
