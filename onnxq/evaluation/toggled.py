@@ -29,6 +29,8 @@ from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
+from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.storage.stored import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress
@@ -60,6 +62,9 @@ class Switch:
 # Settings, below which sharing models with workers takes longer than they save.
 _WORTH_SHARING = 8
 
+# Bytes from which a constant of a large model is worth a place in a file.
+_WORTH_SPOOLING = 1 << 20
+
 # The switches that are on.
 Setting = frozenset[Switch]
 
@@ -68,7 +73,8 @@ Setting = frozenset[Switch]
 class ToggledModel:
     """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why.
 
-    session: of `model`, in so many threads.
+    session: of `model`, in so many threads. large: the values of the switches lie in files, and are let go of after
+    each run.
     """
 
     model: ModelLike
@@ -78,12 +84,16 @@ class ToggledModel:
     fixed: tuple[Refusal, ...]
     on: Mapping[str, Array]
     off: Mapping[str, Array]
+    large: bool = False
 
     def run(self, feeds: Feeds, on: Collection[Switch]) -> dict[str, Array]:
         """The outputs with these switches on and all others off."""
         chosen = {switch.feed for switch in on}
         held = {name: (self.on if name in chosen else self.off)[name] for name in self.off}
-        return self.session.run({**feeds, **held})
+        found = self.session.run({**feeds, **held})
+        if self.large:
+            release_pages(*held.values())
+        return found
 
 
 def measure_settings(
@@ -146,6 +156,7 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
         tuple(work.fixed),
         {name: value for name, value in work.on.items() if name in keep},
         {name: value for name, value in work.off.items() if name in keep},
+        work.spool is not None,
     )
 
 
@@ -163,6 +174,8 @@ class _Work:
         self.proto = ModelProto.FromString(bare_proto(self.source).SerializeToString())
         self.by_name = {node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node}
         self.branches: dict[str, NodeProto] = {}
+        # Of a large model the constants of both positions are twice as large as itself.
+        self.spool = Spool() if is_large_model(self.real.proto) else None
         self.known = {node.name for node in self.real.nodes}
         kept = {node.name for node in self.index.nodes}
         gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in kept]
@@ -314,7 +327,12 @@ class _Work:
             self.by_name[edge.node].input[edge.index] = feed
         dtype = helper.np_dtype_to_tensor_dtype(on.dtype)
         self.proto.graph.input.append(helper.make_tensor_value_info(feed, dtype, on.shape))
-        self.on[feed], self.off[feed] = np.ascontiguousarray(on), np.ascontiguousarray(off.astype(on.dtype))
+        self.on[feed] = np.ascontiguousarray(on)
+        # Not copied: those of a large model lie in its file.
+        self.off[feed] = np.ascontiguousarray(off.astype(on.dtype, copy=False))
+        if self.spool is not None and on.nbytes >= _WORTH_SPOOLING:
+            self.on[feed] = self.spool.write(on).map()
+            release_pages(self.off[feed])
         return feed
 
     def toggle_corrections(self) -> None:

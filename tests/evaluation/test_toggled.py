@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import onnx
 import pytest
@@ -12,6 +14,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 import onnxq
 from onnxq.config import Config, Rule, TensorConfig, load_config
+from onnxq.evaluation import toggled
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model
 from onnxq.graph import name_nodes
@@ -49,6 +52,26 @@ def test_all_on_and_all_off(made: tuple[onnx.ModelProto, onnx.ModelProto]) -> No
     roles = [one.role for one in board.switches]
     assert roles.count(Role.WEIGHT) == roles.count(Role.BIAS) == 4
     assert {one.site for one in board.switches} >= {"w0", "w1", "w2", "w3", "x"}
+
+
+def test_values_of_a_large_model_lie_in_a_file(
+    made: tuple[onnx.ModelProto, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = toggle_model(*made)
+    monkeypatch.setattr(toggled, "is_large_model", lambda _: True)
+    monkeypatch.setattr(toggled, "_WORTH_SPOOLING", 1)
+    large = toggle_model(*made)
+    constants = [value for value in large.on.values() if value.ndim]
+    assert len(constants) == 8
+    assert all(isinstance(value.base.base.obj, mmap.mmap) for value in constants)
+    for board in (large, usual):
+        assert board.large == (board is large)
+    some = [[one for one in board.switches if one.role is Role.WEIGHT] for board in (large, usual)]
+    # Twice: pages that were let go of come back.
+    for _ in range(2):
+        for mine, other in ((large.switches, usual.switches), ((), ()), some):
+            found, wanted = large.run(FEEDS, mine), usual.run(FEEDS, other)
+            assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
 @settings(max_examples=20, deadline=None)
