@@ -114,9 +114,8 @@ def write_samples(folder: Path) -> None:
 def measure_constants(files: Iterable[str]) -> dict[str, int]:
     """Bytes of all constants of each file, which exporters' notes and names do not count in."""
     code = (
-        "import json, sys, onnx; from onnxq.graph.scopes import walk_graphs; "
-        "sizes = {f: sum(len(t.raw_data) or t.ByteSize() for g in walk_graphs(onnx.load(f).graph) "
-        "for t in g[1].initializer) for f in sys.argv[1:]}; print(json.dumps(sizes))"
+        "import json, sys, onnx; from onnxq.graph.weights import count_model_bytes; "
+        "print(json.dumps({f: count_model_bytes(onnx.load(f)) for f in sys.argv[1:]}))"
     )
     sizes: dict[str, int] = json.loads(run([sys.executable, "-c", code, *files]).checked("measuring sizes").last_line)
     return sizes

@@ -302,11 +302,11 @@ class PairWriter:
 
         "" for a zero point that nothing reads: of a bias, and of blocks around 0, where it would be a value a block.
         """
-        names = self._make_names(site, ("scale", "zero_point"))
-        self.editor.add_initializer(scope, names["scale"], cast_scale(qparams, self._find_float_type(site)))
+        names, blocks = self._make_names(site, ("scale", "zero_point")), isinstance(site.spec.granularity, PerBlock)
+        scale = cast_scale(qparams, self._find_float_type(site), signed=blocks)
+        self.editor.add_initializer(scope, names["scale"], scale)
         zero = np.asarray(qparams.zero_point, numpy_type(site.spec))
-        blocks = isinstance(site.spec.granularity, PerBlock) and site.spec.symmetric
-        if site.role is Role.BIAS or (blocks and not zero.any()):
+        if site.role is Role.BIAS or (blocks and site.spec.symmetric and not zero.any()):
             return names["scale"], ""
         self.editor.add_initializer(scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or site.spec.storage])
         return names["scale"], names["zero_point"]

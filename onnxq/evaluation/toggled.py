@@ -62,9 +62,6 @@ class Switch:
 # Settings, below which sharing models with workers takes longer than they save.
 _WORTH_SHARING = 8
 
-# Bytes from which a constant of a large model is worth a place in a file.
-_WORTH_SPOOLING = 1 << 20
-
 # The switches that are on.
 Setting = frozenset[Switch]
 
@@ -330,8 +327,8 @@ class _Work:
         self.on[feed] = np.ascontiguousarray(on)
         # Not copied: those of a large model lie in its file.
         self.off[feed] = np.ascontiguousarray(off.astype(on.dtype, copy=False))
-        if self.spool is not None and on.nbytes >= _WORTH_SPOOLING:
-            self.on[feed] = self.spool.write(on).map()
+        if self.spool is not None:
+            self.on[feed] = self.spool.keep_array(on)
             release_pages(self.off[feed])
         return feed
 

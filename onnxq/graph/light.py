@@ -26,8 +26,6 @@ from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, 
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
 SMALLEST_STUB = 1 << 14
-# Bytes. Smaller arrays of a model too large for memory stay in it all the same: they are few bytes together.
-_WORTH_SPOOLING = 1 << 20
 # Types whose arrays have the layout of raw_data in numpy and in ONNX Runtime.
 SAME_LAYOUT = frozenset(
     {
@@ -59,7 +57,7 @@ class WeightStore:
         if isinstance(array, np.ndarray):
             array = np.ascontiguousarray(array).view()
             array.setflags(write=False)
-            if self.spool is not None and array.nbytes >= _WORTH_SPOOLING:
+            if self.spool is not None and self.spool.takes(array.nbytes):
                 array = self.spool.write(array)
         self._refer(tensor, array)
         return True
@@ -82,7 +80,7 @@ class WeightStore:
 
     def put_packed(self, tensor: TensorProto, packed: bytes) -> bool:
         """As `put`, for types that ONNX packs closer than numpy, given as they are packed; False without a spool."""
-        if self.spool is None or len(packed) < _WORTH_SPOOLING or tensor.data_type in SAME_LAYOUT:
+        if self.spool is None or not self.spool.takes(len(packed)) or tensor.data_type in SAME_LAYOUT:
             return False
         self._refer(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
         return True

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from onnxq.errors import PlanError
 from onnxq.numerics.threads import map_parts
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 Aligned = tuple[NDArray[Any], NDArray[np.int32]]
 
@@ -143,14 +143,18 @@ def list_quantized_values(spec: QuantSpec) -> NDArray[np.float64]:
     return np.unique(every[np.isfinite(every)])
 
 
-def cast_scale(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
-    """Cast the scale as a model of float type `dtype` stores it. Raises PlanError if float16 makes it 0 or inf."""
+def cast_scale(qparams: QParams, dtype: DTypeLike, *, signed: bool = False) -> NDArray[Any]:
+    """Cast the scale as a model of float type `dtype` stores it. signed: it may be negative, as those of blocks.
+
+    Raises PlanError if it is not positive, or if float16 makes it 0 or inf.
+    """
     with np.errstate(over="ignore", under="ignore"):
         scale = np.asarray(qparams.scale).astype(dtype)
-    if not (np.isfinite(scale).all() and scale.all()):
+    fits = np.isfinite(scale) & ((scale != 0) if signed else (scale > 0))
+    if not fits.all():
         raise PlanError(
-            f"scale {np.ravel(qparams.scale)[np.ravel(~(np.isfinite(scale) & (scale != 0)))][0]:g}",
-            f"is 0 or not finite as {np.dtype(dtype).name}",
+            f"scale {np.ravel(qparams.scale)[np.ravel(~fits)][0]:g}",
+            f"is 0, negative or not finite as {np.dtype(dtype).name}",
             "keep this tensor float, or quantize a float32 export",
             code="Q407",
         )
@@ -162,7 +166,9 @@ def align_qparams(qparams: QParams, spec: QuantSpec, shape: tuple[int, ...], dty
 
     Raises PlanError if the granularity does not fit the shape.
     """
-    scale = cast_scale(qparams, dtype).astype(np.float32, copy=False)
+    # Blocks are channels, too, where each is a row by itself.
+    signed = not isinstance(spec.granularity, PerTensor)
+    scale = cast_scale(qparams, dtype, signed=signed).astype(np.float32, copy=False)
     zero = np.asarray(qparams.zero_point, np.int32)
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)
 

@@ -79,9 +79,10 @@ def choose_tables(
         table for table in tables
         if table.named or table.elements >= max(_LEAST_ELEMENTS, _LEAST_SHARE * largest)
     ]  # fmt: skip
-    # Weights alone are quantized for the size of the file, of which float tables are four times their share or more.
-    pays = mode == "weight-only" or _are_most(large, index, sites)
-    wanted = asked in ("int8", "int4") or (asked == "auto" and pays)
+    wanted = asked in ("int8", "int4")
+    if asked == "auto":
+        # Weights alone are quantized for the size of the file, of which a float table is four times its share or more.
+        wanted = mode == "weight-only" or _are_most(large, index, sites)
     by_tensor = {site.site: site for site in sites if site.role is Role.WEIGHT}
     for table in large:
         if not (table.named or wanted):

@@ -25,14 +25,14 @@ SIGNED = ObserverSpec("mse", (("signed_scales", True),))
 SPEC = QuantSpec(bits=4, storage="int4", granularity=PerBlock(0, 32))
 
 
-def product(depth: int = 96, seed: int = 0) -> tuple[onnx.ModelProto, np.ndarray]:
+def make_product(depth: int = 96, seed: int = 0) -> tuple[onnx.ModelProto, np.ndarray]:
     """One MatMul in front of an activation, and its weight."""
     weight = np.random.default_rng(seed).standard_normal((depth, 40)).astype(np.float32)
     return model("h = MatMul(x, w) y = Abs(h) z = Abs(ids)", "float[A,40] y, int64[N,S] z",
                  f", float[A,{depth}] x", w=weight), weight  # fmt: skip
 
 
-def write(proto: onnx.ModelProto, config: str = "ort-int4-weights", **overrides: Any) -> onnxq.Result:
+def quantize_blocks(proto: onnx.ModelProto, config: str = "ort-int4-weights", **overrides: Any) -> onnxq.Result:
     overrides = {"latency": False, **overrides}
     if config.startswith("ort"):
         overrides["weights"] = SYMMETRIC
@@ -45,8 +45,8 @@ def read_scales(proto: onnx.ModelProto) -> np.ndarray:
 
 
 def test_pairs_have_scales_of_either_sign_and_no_zero_points() -> None:
-    proto, weight = product()
-    made = write(proto).model
+    proto, weight = make_product()
+    made = quantize_blocks(proto).model
     scale = read_scales(made)
     assert scale.min() < 0 < scale.max()
     (node,) = (node for node in made.graph.node if node.op_type == "DequantizeLinear")
@@ -60,8 +60,8 @@ def test_pairs_have_scales_of_either_sign_and_no_zero_points() -> None:
 
 @pytest.mark.parametrize("level", [0, 4])
 def test_matmulnbits_computes_with_them(level: int) -> None:
-    proto, weight = product()
-    made = write(proto, emit="nbits", **({"accuracy_level": level} if level else {})).model
+    proto, weight = make_product()
+    made = quantize_blocks(proto, emit="nbits", **({"accuracy_level": level} if level else {})).model
     (node,) = (node for node in made.graph.node if node.op_type == "MatMulNBits")
     assert [name for name in node.input if name] == ["x", "w/packed", "w/scales"]
     assert read_scales(made).min() < 0
@@ -72,8 +72,8 @@ def test_matmulnbits_computes_with_them(level: int) -> None:
 
 
 def test_tensorrt_gets_positive_scales() -> None:
-    proto, _ = product(depth=256)
-    assert read_scales(write(proto, "trt-int4-weights").model).min() > 0
+    proto, _ = make_product(depth=256)
+    assert read_scales(quantize_blocks(proto, "trt-int4-weights").model).min() > 0
 
 
 @pytest.mark.parametrize("config", ["trt-int4-weights", "ort-int8", "ort-int8-weights", "virtual-int8"])
@@ -85,8 +85,8 @@ def test_other_engines_and_weights_refuse_them_by_name(config: str) -> None:
 
 
 def test_a_plan_with_negative_scales_is_refused_for_tensorrt() -> None:
-    proto, _ = product(depth=256)
-    plan = write(proto, "trt-int4-weights").plan
+    proto, _ = make_product(depth=256)
+    plan = quantize_blocks(proto, "trt-int4-weights").plan
     (site,) = plan.sites
     assert site.qparams is not None
     mirrored = replace(site, qparams=replace(site.qparams, scale=-site.qparams.scale))
@@ -109,7 +109,7 @@ def test_they_are_never_worse_and_better_in_sum(seed: int, bits: int, signed: bo
 
 
 def test_a_symmetric_range_without_its_lowest_level_has_no_side_to_choose() -> None:
-    proto, _ = product()
+    proto, _ = make_product()
     made = onnxq.quantize(
         proto, None, "ort-int4-weights",
         overrides={"weights": {**SYMMETRIC, "narrow_range": True}, "latency": False},

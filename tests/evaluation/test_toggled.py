@@ -18,6 +18,7 @@ from onnxq.evaluation import toggled
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model
 from onnxq.graph import name_nodes
+from onnxq.graph.storage import stored
 from onnxq.pipeline.prepared import load_state
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -59,7 +60,7 @@ def test_values_of_a_large_model_lie_in_a_file(
 ) -> None:
     usual = toggle_model(*made)
     monkeypatch.setattr(toggled, "is_large_model", lambda _: True)
-    monkeypatch.setattr(toggled, "_WORTH_SPOOLING", 1)
+    monkeypatch.setattr(stored, "_WORTH_SPOOLING", 1)
     large = toggle_model(*made)
     constants = [value for value in large.on.values() if value.ndim]
     assert len(constants) == 8

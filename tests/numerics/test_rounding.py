@@ -300,10 +300,10 @@ def test_a_scale_that_does_not_fit_is_a_plan_error(scale: Any, spec: QuantSpec, 
         quantize(np.zeros(shape, np.float32), numbers, spec)
 
 
-@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf, 1e-9])
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, 1e-9])
 def test_a_scale_that_is_none_is_a_plan_error(bad: float) -> None:
     numbers = QParams(np.asarray(bad, np.float32), np.asarray(0, np.int32))
-    with pytest.raises(PlanError, match=r"is 0 or not finite as float16"):
+    with pytest.raises(PlanError, match=r"0, negative or not finite as float16"):
         cast_scale(numbers, np.float16)
 
 

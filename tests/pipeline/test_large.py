@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.errors import ModelError
 from onnxq.evaluation.segments import compare_segments, cut_segments
-from onnxq.graph import get_index, light, load_model, name_nodes
-from onnxq.graph.storage import lazy
+from onnxq.graph import get_index, load_model, name_nodes
+from onnxq.graph.storage import lazy, stored
 from onnxq.graph.storage.stored import Spool, StoredArray
 from onnxq.graph.subgraph import Cutter
 from onnxq.graph.weights import is_stub
@@ -31,8 +31,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is a large one."""
     monkeypatch.setattr(lazy, "_WORTH_MAPPING", 1)
     monkeypatch.setattr(lazy, "LARGE_BYTES", 1 << 16)
-    for module in (light, sequential):
-        monkeypatch.setattr(module, "_WORTH_SPOOLING", 1 << 10)
+    monkeypatch.setattr(stored, "_WORTH_SPOOLING", 1 << 10)
 
 
 def make_model(path: Path, *, external: bool, outlier: float = 1.0, layers: int = LAYERS) -> Path:

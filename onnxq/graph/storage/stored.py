@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder
 
+# Bytes from which an array is worth a place in a file; smaller ones are few bytes together.
+_WORTH_SPOOLING = 1 << 20
 # Bytes written at a time: what is written lies in the memory of this process for a moment.
 _PIECE = 1 << 24
 
@@ -98,6 +100,14 @@ class Spool:
     def __init__(self) -> None:
         self._file: OpenFile | None = None
         self._end = 0
+
+    def takes(self, size: int) -> bool:
+        """True for arrays of so many bytes that they are not to stay in memory."""
+        return size >= _WORTH_SPOOLING
+
+    def keep_array(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array, mapped from the file; itself where it is too small. Raises OutputError as `write` does."""
+        return self.write(array).map() if self.takes(array.nbytes) else array
 
     def write(self, array: NDArray[Any]) -> StoredArray:
         """Store a copy of the array. Raises OutputError where there is no space for it."""

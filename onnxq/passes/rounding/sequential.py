@@ -49,8 +49,6 @@ Array = NDArray[Any]
 
 # Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
 _MANY_THREADS = 1 << 22
-# Bytes from which a constant of a large model is worth a place in a file.
-_WORTH_SPOOLING = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def round_sequentially(
         with progress("rounding", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
             for one in todo:
                 state.treat(one, finished)
-                state.release(one)
+                state.release_weights(one)
                 task.advance()
         return state.result()
     finally:
@@ -298,15 +296,13 @@ class _State:
 
     def _change(self, edge: Edge, values: Array) -> None:
         """Let the nodes still ahead see it."""
-        if self.alone:
-            return
-        if self.spool is not None and values.nbytes >= _WORTH_SPOOLING:
-            values = self.spool.write(values).map()
-        self.changes[edge.node, edge.index] = values
+        if not self.alone:
+            self.changes[edge.node, edge.index] = values if self.spool is None else self.spool.keep_array(values)
 
-    def release(self, one: Operator) -> None:
-        """Let go of the memory of an operator's weights, which lie in files where the model is large."""
-        release_pages(one.weight, *(value for (name, _), value in self.changes.items() if name == one.node.name))
+    def release_weights(self, one: Operator) -> None:
+        """Let go of the memory of an operator's constants, which lie in files where the model is large."""
+        keys = ((one.node.name, k) for k in range(len(one.node.inputs)))
+        release_pages(one.weight, *(self.changes[key] for key in keys if key in self.changes))
 
     def result(self) -> SequentialRounding:
         """The plan as far as it is rounded."""
