@@ -23,6 +23,7 @@ from onnxq.report.terminal import (
     format_seconds,
     format_warning,
     join_lines,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -161,7 +162,8 @@ def _make_checks(report: Report) -> RenderableType:
             "are; the worst are shown"
         )
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
-    return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
+    table = make_table(columns, rows, right=columns[1:], names=("output",))
+    return Group(table, *parts, *list_choices(report.choices), legend)
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:
