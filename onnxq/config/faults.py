@@ -83,7 +83,7 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
         words = {str(word): name for name, f in fields.items() for word in list_words(f.annotation) if word}
         for word in find_nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"
-    return suggest_names(key, fields, show=20)
+    return suggest_names(key, fields)
 
 
 def _find_model(root: type[BaseModel], path: Path) -> type[BaseModel] | None:

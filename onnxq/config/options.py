@@ -114,7 +114,7 @@ def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[
         head = str(key).partition(".")[0]
         if key not in paths and head not in Config.model_fields:
             known = (*paths, *Config.model_fields)
-            raise ConfigError(f"option: {key}", "unknown key", suggest_names(head, known, show=50), code="Q303")
+            raise ConfigError(f"option: {key}", "unknown key", suggest_names(head, known), code="Q303")
         out[paths.get(key, key)] = value
     return out
 
