@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
+from onnxq.wording import abbreviate
 
 DRIFT_DB = 3.0
 # In plans and, as a banner, in summaries.
@@ -101,6 +102,8 @@ class SiteLine:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The report of one `quantize` or `apply`."""
+
+    __repr__ = abbreviate
 
     # Paths as given; "" for models in memory.
     source: str = ""

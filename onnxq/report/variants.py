@@ -27,6 +27,7 @@ from onnxq.report.terminal import (
 )
 from onnxq.runtime import CPU_KINDS, Latency
 from onnxq.sites import Caution
+from onnxq.wording import abbreviate
 
 # The name under which hubs know the float model.
 FLOAT = "fp32"
@@ -57,6 +58,8 @@ class Variant:
     output, as the file says and as ONNX Runtime runs it; checked: on so many samples. metric: None if none was given.
     """
 
+    __repr__ = abbreviate
+
     dtype: str
     state: State = State.MADE
     file: str = ""
@@ -85,6 +88,8 @@ class Variants:
     were made up. config: the file or preset that was given; options: the options on top of it. cpu: the kind of CPU
     that the times are of. versions: of the packages that made the files.
     """
+
+    __repr__ = abbreviate
 
     source: str
     original: Variant
