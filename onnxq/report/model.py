@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
@@ -61,7 +61,10 @@ class Latency:
     # Milliseconds.
     float_ms: float
     int8_ms: float
+    # 0: all.
     threads: int = 1
+    # Of the inputs timed, by name.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # 0 where the model does not say which axis it is.
     batch: int = 1
     # The kind of CPU, of runtime.CPU_KINDS; "" if not determined.
