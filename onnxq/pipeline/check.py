@@ -172,6 +172,7 @@ def time_both(
         float_ms=slow.median_ms,
         int8_ms=slow.median_ms / ratio,
         threads=threads,
+        shapes={name: tuple(value.shape) for name, value in feeds.items()},
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",

@@ -135,7 +135,7 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
         return check.time_both(
-            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1,
+            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads,
             reason=check.explain_slowness(state.planned),
         )  # fmt: skip
 

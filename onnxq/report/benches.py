@@ -18,6 +18,8 @@ from onnxq.report.terminal import (
     format_bytes,
     format_milliseconds,
     format_seconds,
+    format_shapes,
+    format_threads,
     format_warning,
     make_sheet,
     make_table,
@@ -110,12 +112,12 @@ def _list_facts(found: Bench) -> Iterator[str]:
     latency = next((one.best for one in found.models if one.best is not None), None)
     if latency is not None and found.engine == ORT:
         if not found.provider:
-            yield f"{CPU_KINDS[found.device]}, {latency.threads or 'all'} thread{'' if latency.threads == 1 else 's'}"
+            yield f"{CPU_KINDS[found.device]}, {format_threads(latency.threads)}"
         else:
             yield found.provider
     elif found.device:
         yield found.device
-    yield ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in found.shapes.items())
+    yield format_shapes(found.shapes)
 
 
 def _make_rows(found: Bench) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

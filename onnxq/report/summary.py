@@ -21,6 +21,8 @@ from onnxq.report.terminal import (
     format_decibel,
     format_milliseconds,
     format_seconds,
+    format_shapes,
+    format_threads,
     format_warning,
     join_lines,
     make_sheet,
@@ -122,10 +124,8 @@ def _make_latency(report: Report) -> Text:
     latency = report.latency
     if latency is None or math.isnan(latency.ratio):
         return Text("not measured")
-    run = f"median, {latency.threads} thread{'s' if latency.threads != 1 else ''}"
-    run += f", batch {latency.batch}" if latency.batch else ""
-    if latency.cpu:
-        run += f", on {_CPUS.get(latency.cpu, latency.cpu)}"
+    on = f"on {_CPUS.get(latency.cpu, latency.cpu)}" if latency.cpu else ""
+    run = ", ".join(filter(None, ("median", format_threads(latency.threads), format_shapes(latency.shapes), on)))
     times = f"{format_milliseconds(latency.float_ms)} -> {format_milliseconds(latency.int8_ms)}"
     if report.slower:
         return Text(f"{times}, {latency.ratio:.2f}x: SLOWER than float ({run})", style="bold red")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TypeVar
 
@@ -170,6 +170,23 @@ def format_seconds(value: float) -> str:
         whole = round(value)
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+
+
+def format_threads(count: int) -> str:
+    """Format a number of threads: 1 thread, all threads."""
+    return f"{count or 'all'} thread{'' if count == 1 else 's'}"
+
+
+def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Format the sizes of inputs, those of one size together: x 1x3x224x224, ids and mask 1x192."""
+    names: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        names.setdefault("x".join(map(str, shape)) or "scalar", []).append(name)
+    # Caches come by the dozen.
+    return ", ".join(
+        f"{' and '.join(found) if len(found) < 4 else f'{found[0]} and {len(found) - 1} more'} {size}"
+        for size, found in names.items()
+    )
 
 
 def format_scale(low: float, high: float) -> str:
