@@ -59,7 +59,8 @@ def check_target(config: Config) -> None:
     try:
         find_target(config.target, config.mode)
     except ConfigError as error:
-        raise config.locate_error("target", error) from error
+        cause = f"{config.target!r}: {error.cause}"
+        raise ConfigError(config.where("target"), cause, error.fix, code=error.code) from error
 
 
 __all__ = [
