@@ -262,7 +262,7 @@ def _make_config(config: Config, preset: str, settings: Mapping[str, Any]) -> Co
 def _check_file(run: _Run, variant: Variant, result: Result, path: Path, original: Variant) -> Variant:
     """Write the file, run it once, and fill in its figures. Raises ModelError where ONNX Runtime does not run it."""
     report = result.report
-    save_model(result.light, path)
+    save_model(result.leave_out_notes(run.config.output.notes).light, path)
     model = run.open_file(path)
     session = Session(model, threads=run.config.verify.threads)
     session.run(convert_floats(run.dataset[0], {value.name: value.dtype for value in session.inputs}))

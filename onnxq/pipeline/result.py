@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 
 from onnxq.annotate import Inspection
 from onnxq.calibrate.parts import Part
+from onnxq.emit import leave_out_notes
 from onnxq.engines.bench.model import Bench
 from onnxq.engines.diff.model import Difference
 from onnxq.engines.prove.proof import Proof
@@ -20,6 +21,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.perplexity import Perplexity
 from onnxq.evaluation.profile import Profile
 from onnxq.graph import ModelLike, attach_weights, save_model
+from onnxq.graph.light import measure_size
 from onnxq.graph.save import name_data_file
 from onnxq.interop import Imported
 from onnxq.plan import Plan, to_json
@@ -60,6 +62,13 @@ class Result:
         save_model(self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs)
         size = sum(part.stat().st_size for part in model_files(Path(path)))
         return replace(self, report=replace(self.report, output=str(path), output_bytes=size))
+
+    def leave_out_notes(self, level: Literal["full", "names", "none"]) -> Result:
+        """The result with a model whose notes are those of the level, see docs/cli.md; the plan stays beside it."""
+        if level == "full":
+            return self
+        light = leave_out_notes(self.light, level)
+        return replace(self, light=light, report=replace(self.report, output_bytes=measure_size(light)))
 
     def plan_json(self) -> str:
         """The plan as JSON, numbers included."""
