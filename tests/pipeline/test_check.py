@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.pipeline.check import check_model
+import onnxq
+from onnxq.pipeline.check import check_model, explain_slowness
+from onnxq.plan import PlacementChoice, PlacementMethod, Plan
+from tests.pipeline.models import images, residual
 
 
 def _network(*weights: float) -> onnx.ModelProto:
@@ -34,3 +39,26 @@ def test_an_easy_sample_does_not_hide_that_others_are_lost(few: tuple[dict[str, 
 def test_answers_lost_on_the_sample_held_back_are_told_once() -> None:
     found = check_model(_network(1, 1), _network(1, 0), [HARD], few=[EASY, HARD])
     assert found.notes == ()
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    """Plans of one network by their mode."""
+    rules = [{"op": "*", "set": {"quantize": True}}]
+    fast = {"effort": "fast", "latency": False, "rules": rules}
+    made = {mode: onnxq.quantize(residual(), images(), overrides={**fast, "mode": mode}).plan
+            for mode in ("static", "weight-only")}  # fmt: skip
+    measured = PlacementChoice(method=PlacementMethod.MEASURED)
+    return {**made, "measured": replace(made["static"], placement=measured)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [("static", "`placement='measured'` looks"), ("weight-only", "saves bytes and not arithmetic"),
+     ("measured", "it was the fastest of the placements timed")],
+)  # fmt: skip
+def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mode: str, advice: str) -> None:
+    text = explain_slowness(plans[mode])
+    assert advice in text
+    # Placements of pairs on activations are timed, of which weights alone have none.
+    assert ("placement='measured'" in text) == (mode == "static")
