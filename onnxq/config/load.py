@@ -18,7 +18,8 @@ from onnxq.config.presets import UnreadableConfigError, list_presets, read_prese
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
 from onnxq.errors import ConfigError, Location
-from onnxq.files import describe_os_error, read_input, replace_surrogates
+from onnxq.escapes import replace_surrogates
+from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
 
 DEFAULT = "ort-int8"
@@ -243,8 +244,8 @@ def _to_plain(value: Any) -> Any:
 def _build_error(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
     found = [(_locate_fault(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
     subject, first = found[0]
-    rest = "".join(f"\n  also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:])
-    return ConfigError(subject, first.cause, (first.fix or CORRECT) + rest, code=first.code)
+    details = [f"also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:]]
+    return ConfigError(subject, first.cause, first.fix or CORRECT, code=first.code, details=details)
 
 
 def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> Location:

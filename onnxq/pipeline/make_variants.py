@@ -26,7 +26,6 @@ from onnxq.files import (
     prepare_folder,
     refuse_inputs,
     replace_files,
-    replace_surrogates,
 )
 from onnxq.graph import GraphIndex, Model, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.pipeline import quantize_model
@@ -317,7 +316,7 @@ def _write_files(found: Variants, run: _Run, targets: Mapping[str, Path], *, for
     with run.progress("writing"):
         places = [targets[_RECORD], *parts]
         with replace_files(places, overwrite=force, inputs=run.original.files) as files:
-            files[0].write(replace_surrogates(variants_json(found)).encode("utf-8"))
+            files[0].write(variants_json(found).encode("utf-8"))
             for part, file in zip(parts.values(), files[1:], strict=True):
                 with part.open("rb") as source:
                     shutil.copyfileobj(source, file)

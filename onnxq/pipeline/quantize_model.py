@@ -17,8 +17,8 @@ from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
-from onnxq.files import replace_surrogates
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_file, give_types

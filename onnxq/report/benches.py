@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
 from onnxq.engines.builder.library import ORT
 from onnxq.errors import VerificationError
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.terminal import (
     View,
@@ -98,7 +98,7 @@ def find_failed_model(found: Bench) -> VerificationError | None:
 
 def _make_parts(found: Bench, verbose: bool) -> Iterator[RenderableType]:
     count = f"{len(found.models)} model{'s' if len(found.models) > 1 else ''}"
-    yield Text(count, style="bold").append(f"  ({', '.join(_list_facts(found))})", style="dim")
+    yield Text(count, style="bold").join_text(f"  ({', '.join(_list_facts(found))})", style="dim")
     columns, rows = _make_rows(found)
     yield make_table(columns, rows, right=columns[2:], names=("model",), fold=("heavy nodes",))
     yield Text("")

@@ -10,9 +10,9 @@ from pathlib import PurePath
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.errors import VerificationError
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
@@ -184,8 +184,8 @@ def _make_parts(found: Variants) -> Iterator[RenderableType]:
     columns += [*(("latency", "faster") if timed else ()), "SQNR", *((found.metric,) if found.metric else ())]
     title = Text(PurePath(found.source).name or "model", style="bold")
     if found.original.file:
-        title.append(f" -> {PurePath(found.original.file).parent}")
-    yield title.append(f"  ({', '.join(_list_facts(found))})", style="dim")
+        title.join_text(f" -> {PurePath(found.original.file).parent}")
+    yield title.join_text(f"  ({', '.join(_list_facts(found))})", style="dim")
     rows = [_make_row(found, one) for one in (found.original, *found.variants)]
     yield make_table((*columns, ""), rows, right=columns[2:], names=("file",), fold=("",))
     yield Text("")
