@@ -15,7 +15,7 @@ from onnxq.evaluation.compare import Runner, compare_models
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
-from onnxq.plan import Plan
+from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import KernelError, Session, UnknownOperatorError, detect_cpu, time_models
 from onnxq.sites import Caution, Role
@@ -160,16 +160,35 @@ def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], samples: 
     )
 
 
-def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1) -> Latency:
-    """Interleaved medians of float and int8 on one sample."""
+def explain_slowness(plan: Plan) -> str:
+    """Why a model quantized by this plan can be slower than float, and what helps, as far as the plan says."""
+    if plan.precision is not None:
+        return (
+            f"ONNX Runtime computes little in {plan.precision.type} on the CPU, and converts around it: "
+            "leave `high_precision='float32'` where only the CPU runs it"
+        )
+    data = [site for site in plan.all_sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    if not data:
+        return (
+            "weights alone are quantized, which saves bytes and not arithmetic: it pays where few positions are "
+            "computed at a time; `bench` times other shapes, and `config='ort-int8'` computes in integers"
+        )
+    text = "what runs in integers saves less than quantizing and dequantizing costs on this machine"
+    if any(site.spec.dynamic for site in data):
+        return f"{text}; scales that stand in the file (`config='ort-int8'`) cost less than those of each run"
+    if plan.placement is not None and plan.placement.method is PlacementMethod.MEASURED:
+        return f"{text} at this shape and moment, though it was the fastest of the placements timed"
+    return f"{text}; `placement='measured'` looks for a faster placement of int8 pairs"
+
+
+def time_both(
+    before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1, reason: str = ""
+) -> Latency:
+    """Interleaved medians of float and int8 on one sample. reason: why int8 would be slower, told where it is."""
     found = time_models({"float": before, "int8": after}, feeds, threads=threads)
     slow, fast = found["float"], found["int8"]
     # The median of the ratios round by round: a busy moment hits both models of a round alike.
     ratio = fast.speedup(slow)
-    reason = (
-        "what runs in integers saves less than quantizing and dequantizing costs on this machine; "
-        "`placement='measured'` looks for a faster placement of int8 pairs"
-    )
     # The first axis of the first input that has one: what else is a batch, the model does not say.
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
     # In models of sequences it may be time.

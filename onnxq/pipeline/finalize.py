@@ -134,7 +134,10 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
     with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
-        return check.time_both(state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1)
+        return check.time_both(
+            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1,
+            reason=check.explain_slowness(state.planned),
+        )  # fmt: skip
 
 
 def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.ModelCheck:

@@ -180,8 +180,12 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
                 f"({found.builds} builds, {format_seconds(found.seconds)})"
             ),
         )
-    if proof.nodes:
-        yield "int8", Text(", ".join(f"{op} {types[INT8]}/{types.total()}" for op, types in proof.by_op().items()))
+    totals = {op: types.total() for op, types in proof.by_op().items()}
+    alone = Counter((one.op, one.stored) for one in proof.nodes if one.stored and INT8 not in one.computed)
+    if totals and (not alone or any(one.type == INT8 for one in proof.nodes)):
+        yield "int8", Text(", ".join(f"{op} {types[INT8]}/{totals[op]}" for op, types in proof.by_op().items()))
+    if alone:
+        yield "weights", Text(", ".join(f"{op} {n}/{totals[op]} in {dtype}" for (op, dtype), n in alone.items()))
     reasons = _list_reasons(proof.nodes)
     if reasons:
         yield "not int8", join_lines(reasons, verbose, _SHOWN)

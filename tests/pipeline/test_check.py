@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper, parser
 
+import onnxq
 from onnxq.errors import VerificationError
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.rounding import emulate_types
-from onnxq.pipeline.check import check_model, load_file
+from onnxq.pipeline.check import check_model, explain_slowness, load_file
+from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.runtime import KernelError
+from tests.pipeline.models import images, residual
 
 
 def _network(*weights: float) -> onnx.ModelProto:
@@ -70,3 +75,26 @@ def test_a_file_without_kernels_is_loaded_and_the_note_says_what_was_run() -> No
     with pytest.raises(KernelError):
         load_file(proto, optimized=True)
     assert load_file(_make_typed(TensorProto.FLOAT16, TensorProto.FLOAT16), optimized=False) == ()
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    """Plans of one network by their mode."""
+    rules = [{"op": "*", "set": {"quantize": True}}]
+    fast = {"effort": "fast", "latency": False, "rules": rules}
+    made = {mode: onnxq.quantize(residual(), images(), overrides={**fast, "mode": mode}).plan
+            for mode in ("static", "weight-only")}  # fmt: skip
+    measured = PlacementChoice(method=PlacementMethod.MEASURED)
+    return {**made, "measured": replace(made["static"], placement=measured)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [("static", "`placement='measured'` looks"), ("weight-only", "saves bytes and not arithmetic"),
+     ("measured", "it was the fastest of the placements timed")],
+)  # fmt: skip
+def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mode: str, advice: str) -> None:
+    text = explain_slowness(plans[mode])
+    assert advice in text
+    # Placements of pairs on activations are timed, of which weights alone have none.
+    assert ("placement='measured'" in text) == (mode == "static")
