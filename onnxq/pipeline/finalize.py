@@ -110,7 +110,7 @@ def _measure(
         with ctx.timers.run("check", "checking the quantized model"):
             return check_segments(ctx, state, model), None
     if ctx.samples is None:
-        return None, None
+        return check.ModelCheck((), 0, check.load_file(model, optimized=here)), None
     with ctx.timers.run("check", "checking the quantized model"):
         trial = _check(ctx, state, model, optimized=here)
     timed = ctx.config.verify.latency and here and bool(state.planned.sites)

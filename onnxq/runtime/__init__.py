@@ -1,7 +1,7 @@
 """ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
 
 from onnxq.runtime.cpu import CPU_KINDS, detect_cpu
-from onnxq.runtime.faults import NodeError, UnknownOperatorError
+from onnxq.runtime.faults import KernelError, NodeError, UnknownOperatorError
 from onnxq.runtime.graphs import optimize_graph
 from onnxq.runtime.kernel_types import declare_types
 from onnxq.runtime.libraries import check_libraries
@@ -15,6 +15,7 @@ from onnxq.runtime.timing import Latency, convert_floats, summarize_rounds, time
 __all__ = [
     "CPU_KINDS",
     "Feeds",
+    "KernelError",
     "Latency",
     "NodeError",
     "Session",

@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import TensorProto, numpy_helper, parser
 
 import onnxq
-from onnxq.pipeline.check import check_model, explain_slowness
+from onnxq.errors import VerificationError
+from onnxq.graph import name_nodes
+from onnxq.graph.precision.rounding import emulate_types
+from onnxq.pipeline.check import check_model, explain_slowness, load_file
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
+from onnxq.runtime import KernelError
 from tests.pipeline.models import images, residual
 
 
@@ -39,6 +43,38 @@ def test_an_easy_sample_does_not_hide_that_others_are_lost(few: tuple[dict[str, 
 def test_answers_lost_on_the_sample_held_back_are_told_once() -> None:
     found = check_model(_network(1, 1), _network(1, 0), [HARD], few=[EASY, HARD])
     assert found.notes == ()
+
+
+def _make_typed(dtype: int, inner: int) -> onnx.ModelProto:
+    """y = x * w in a float type between two Casts, of which the first casts to another."""
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,2] y) {{
+            a = Cast <to={inner}>(x)
+            b = Mul(a, w)
+            y = Cast <to=1>(b)
+        }}"""
+    )
+    array = np.ones(2, onnx.helper.tensor_dtype_to_np_dtype(dtype))
+    proto.graph.initializer.append(numpy_helper.from_array(array, "w"))
+    return name_nodes(proto)
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_file_whose_types_do_not_fit_is_an_error_also_where_its_emulation_runs(dtype: int) -> None:
+    fits, clashes = _make_typed(dtype, dtype), _make_typed(dtype, TensorProto.FLOAT)
+    check_model(_network(1, 1), fits, [EASY], exact=emulate_types(fits), optimized=False)
+    with pytest.raises(VerificationError, match="not legal") as caught:
+        check_model(_network(1, 1), clashes, [EASY], exact=emulate_types(fits), optimized=False)
+    assert caught.value.code == "Q701"
+
+
+def test_a_file_without_kernels_is_loaded_and_the_note_says_what_was_run() -> None:
+    proto = _make_typed(TensorProto.BFLOAT16, TensorProto.BFLOAT16)
+    (note,) = load_file(proto, optimized=False)
+    assert (note.code, "b/Mul" in str(note)) == ("W116", True)
+    with pytest.raises(KernelError):
+        load_file(proto, optimized=True)
+    assert load_file(_make_typed(TensorProto.FLOAT16, TensorProto.FLOAT16), optimized=False) == ()
 
 
 @pytest.fixture(scope="module")
