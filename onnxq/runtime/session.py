@@ -34,7 +34,8 @@ _ROOT = "/"
 _LARGE = 2**31 - 2**24
 # Of onnxruntime 1.23.2, the oldest that is supported: nobody has to ask for it.
 _OLD_OPSET = 23
-_PAIR = """<ir_version: 10, opset_import: ["" : {}]> g (float[N] x) => (float[N] y) <float s = {{1}}, uint8 z = {{0}}> {{
+_PAIR = """<ir_version: 10, opset_import: ["" : {}]>
+g (float[N] x) => (float[N] y) <float s = {{1}}, uint8 z = {{0}}> {{
     q = QuantizeLinear(x, s, z)
     y = DequantizeLinear(q, s, z) }}"""
 

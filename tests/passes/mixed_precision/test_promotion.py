@@ -190,8 +190,8 @@ class TestMetric:
             with silent(title, total) as task:
                 yield task
 
+        overrides = {"latency": False, "metric": lambda _: np.nan}
         with pytest.raises(DataError, match="gave nan"):
-            overrides = {"latency": False, "metric": lambda _: np.nan}
             onnxq.quantize(residual(), images(24), ROUGH, overrides=overrides, progress=progress)
         assert "<lambda> on the float model" in begun[-1]
         assert not any("calibrating" in title or "promot" in title for title in begun)
