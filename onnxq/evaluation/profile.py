@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Caution, Refusal
+from onnxq.wording import abbreviate
 
 KINDS = ("node", "segment", "site")
 
@@ -58,6 +59,8 @@ class Profile:
     figures are measured on, and how far those made with everything quantized are the same. data, source, quantized:
     in words.
     """
+
+    __repr__ = abbreviate
 
     sqnr_db: float
     samples: int

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from onnxq.annotate import WeightSums
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Refusal
+from onnxq.wording import abbreviate
 
 FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
@@ -160,6 +161,8 @@ class Difference:
     that could not run. divergences: at most one for every run. choices: by run, how far its own choices are those of
     the float model, on which outputs and layers are compared.
     """
+
+    __repr__ = abbreviate
 
     float_model: str = ""
     quantized_model: str = ""
