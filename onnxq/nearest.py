@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# Characters of a list of names: the longest of onnxq's own, the options of `quantize`, has 586.
+_MOST = 640
+
 
 def find_nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """Up to `limit` candidates similar to `name`, best first; () without any. Letter case does not count."""
@@ -17,13 +20,15 @@ def find_nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[
     return tuple(folded[key] for key in close)
 
 
-def suggest_names(name: str, candidates: Iterable[str], limit: int = 3, show: int = 8) -> str:
-    """A fix for an unknown name: the nearest candidates, else the first `show` candidates."""
+def suggest_names(name: str, candidates: Iterable[str], limit: int = 3) -> str:
+    """A fix for an unknown name: the nearest candidates, else as many of all as fit into a few lines."""
     known = sorted({str(candidate) for candidate in candidates})
     close = find_nearest(name, known, limit)
     if close:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"
     if not known:
         return "there are none"
-    more = f", … ({len(known)} in all)" if len(known) > show else ""
-    return f"known: {', '.join(known[:show])}{more}"
+    listed = ", ".join(known)
+    if len(listed) <= _MOST:
+        return f"known: {listed}"
+    return f"known: {listed[:_MOST].rpartition(', ')[0] or known[0]}, … ({len(known)} in all)"

@@ -286,9 +286,19 @@ class QParams:
     __hash__ = None  # type: ignore[assignment]
 
 
+# Observers that weights have, and their options.
+WEIGHT_OBSERVERS: dict[str, tuple[str, ...]] = {"minmax": (), "mse": ("signed_scales",)}
+
+
 @dataclass(frozen=True)
 class ObserverSpec:
     """Name of the observer that finds a site's range, and its options as sorted (name, value) pairs."""
 
     name: str = "minmax"
     options: tuple[tuple[str, float | int | str | bool], ...] = ()
+
+    @property
+    def is_for_weights(self) -> bool:
+        """True where weights have this observer, with these options."""
+        known = WEIGHT_OBSERVERS.get(self.name)
+        return known is not None and {key for key, _ in self.options} <= {*known}

@@ -159,4 +159,8 @@ class OutputConfig(Section):
     external_data: bool = option(
         False, "Write the weights to a file of their own beside the model.", _WRITING | Command.ANNOTATE
     )
+    notes: Literal["full", "names", "none"] = option(
+        "full", "Left in the file. full: the plan and each site's record; names: names of nodes and the bits of sites; "
+        "none: neither. Doc strings and metadata of nodes stay with full.", _CHECKING,
+    )  # fmt: skip
     rename: bool = option(False, "Also name the pairs' nodes after their sites.", Command.ANNOTATE)

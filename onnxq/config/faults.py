@@ -80,10 +80,10 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
         if any(key in inner.model_fields for inner in list_models(field.annotation)):
             return f"write it under `{name}`"
     if not find_nearest(key, fields):
-        words = {str(word): name for name, f in fields.items() for word in list_words(f.annotation) if word}
+        words = {str(word): name for name, f in fields.items() for word in list_choices(f.annotation) if word}
         for word in find_nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"
-    return suggest_names(key, fields, show=20)
+    return suggest_names(key, fields)
 
 
 def _find_model(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
@@ -112,8 +112,8 @@ def list_models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from list_models(part)
 
 
-def list_words(annotation: Any) -> list[str]:
-    """List the words that the type of a field allows."""
+def list_choices(annotation: Any) -> list[str | int]:
+    """List the words and numbers that the type of a field allows."""
     if get_origin(annotation) is Literal:
-        return [word for word in get_args(annotation) if isinstance(word, str)]
-    return [word for part in get_args(annotation) for word in list_words(part)]
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in list_choices(part)]

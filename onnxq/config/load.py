@@ -18,7 +18,8 @@ from onnxq.config.presets import UnreadableConfigError, list_presets, read_prese
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
 from onnxq.errors import ConfigError, Location
-from onnxq.files import describe_os_error, read_input, replace_surrogates
+from onnxq.escapes import replace_surrogates
+from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
 
 DEFAULT = "ort-int8"
@@ -37,11 +38,17 @@ _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
 }
 
 
-def load_config(source: str | FilePath | Config | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read a preset by name or a YAML file by path. None is the preset `ort-int8`; a Config is used as it is.
+def load_config(
+    source: str | FilePath | Config | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    target: str | None = None,
+) -> Config:
+    """Read a preset by name or a YAML file by path. None is the preset of the target; a Config is used as it is.
 
-    overrides: values by dotted path ("data.samples") or nested; None means not given. A file may extend a preset or
-    another file by `extends:`; its own rules, libraries and plugins then come before the inherited ones.
+    overrides: values by dotted path ("data.samples") or nested; None means not given. target: of files that name none,
+    by default `ort`. A file extends a preset or another file by `extends:`, or else the preset of its target; its own
+    rules, libraries and plugins come before the inherited ones.
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
     try:
@@ -51,18 +58,30 @@ def load_config(source: str | FilePath | Config | None = None, overrides: Mappin
     if isinstance(source, Config):
         if not given:
             return source
-        values, places, name = _to_plain(source), dict(source._places), source.source
+        # Defaults, too: a section that an override gives a part of keeps the rest of them.
+        values, places, name = _to_plain(source.model_dump(exclude={"source"})), dict(source._places), source.source
     else:
-        name = str(DEFAULT if source is None else source)
-        values, places = _read_chain(DEFAULT if source is None else source, ())
+        name = str(_choose_preset(target) if source is None else source)
+        values, places = _read_chain(name if source is None else source, (), target)
     places |= dict.fromkeys(_list_paths(given), _OVERRIDE)
     return _build_config(_merge_values(values, given), places, name)
 
 
-def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, Location]]:
+def _choose_preset(target: object) -> str:
+    """The preset of files that extend nothing. A target without one of its own has `ort-int8`."""
+    preset = f"{target}-int8"
+    return preset if preset in list_presets() else DEFAULT
+
+
+def _read_chain(
+    source: str | FilePath, above: tuple[str, ...], target: object
+) -> tuple[dict[str, Any], dict[Path, Location]]:
+    """Values and places of a document on top of those that it extends. target: that of documents which extend it."""
     document = _load_document(source, above)
+    # A preset that extends nothing, and a document of Sparsebit's, say all there is.
+    whole = _is_preset(document)
     if is_sparsebit(document.values):
-        document = convert_sparsebit(document)
+        document, whole = convert_sparsebit(document), True
     values = dict(document.values)
     _refuse_reserved(document)
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
@@ -71,8 +90,13 @@ def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[st
     for index, rule in enumerate(_list_rules(values)):
         if isinstance(rule, dict):
             rule |= {"line": document.lines[("rules", index)], "source": document.source}
+    target = target or values.get("target")
     if base_name is None:
-        return values, places
+        if whole:
+            return values, places
+        base, base_places = _read_chain(_choose_preset(target), (), None)
+        base |= {"target": target} if target else {}
+        return _merge_values(base, values), {**base_places, **places}
     where = places[("extends",)]
     if not isinstance(base_name, str):
         raise ConfigError(
@@ -80,8 +104,9 @@ def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[st
         )
     seen = (*above, document.source)
     beside = FilePath(document.source).parent / base_name
+    inherited = beside if _is_path(base_name) and not _is_preset(document) else base_name
     try:
-        base, base_places = _read_chain(beside if _is_path(base_name) and not _is_preset(document) else base_name, seen)
+        base, base_places = _read_chain(inherited, seen, target)
     except UnreadableConfigError as error:
         # Raised where nothing of this name can be read: the place to correct is the line that names it.
         raise ConfigError(where / f"extends: {error.subject}", error.cause, error.fix, code=error.code) from error
@@ -219,8 +244,8 @@ def _to_plain(value: Any) -> Any:
 def _build_error(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
     found = [(_locate_fault(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
     subject, first = found[0]
-    rest = "".join(f"\n  also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:])
-    return ConfigError(subject, first.cause, (first.fix or CORRECT) + rest, code=first.code)
+    details = [f"also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:]]
+    return ConfigError(subject, first.cause, first.fix or CORRECT, code=first.code, details=details)
 
 
 def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> Location:

@@ -24,7 +24,7 @@ from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
 from onnxq.config.values import Bits, Command, HighPrecision, Seconds, Section, Words, option, wrap_single
-from onnxq.errors import Location
+from onnxq.errors import ConfigError, Location
 
 
 def _default_activations() -> TensorConfig:
@@ -138,3 +138,7 @@ class Config(Section):
     def where(self, path: str) -> Location:
         """`file:line: path` of a dotted path; the path alone if it was not written."""
         return (self.find_place(path) or Location("")) / path
+
+    def locate_error(self, path: str, error: ConfigError) -> ConfigError:
+        """The error about a value, with the place where it was written. path: dotted."""
+        return ConfigError(self.where(path), f"{error.subject}: {error.cause}", error.fix, code=error.code)

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from onnxq.config.document import parse_yaml
-from onnxq.config.faults import list_faults, list_models, list_words
+from onnxq.config.faults import list_choices, list_faults, list_models
 from onnxq.config.model import Config
 from onnxq.config.values import Command, Section
 from onnxq.errors import ConfigError
@@ -30,14 +30,14 @@ class Option:
     field: FieldInfo
 
     @property
-    def choices(self) -> tuple[str, ...]:
-        """The words that its value is one of; () for other values."""
-        return () if self.metavar else tuple(list_words(self.field.annotation))
+    def choices(self) -> tuple[str | int, ...]:
+        """The words or numbers that its value is one of; () for other values."""
+        return () if self.metavar else tuple(list_choices(self.field.annotation))
 
     @property
     def repeatable(self) -> bool:
         """True for any number of values, each with a flag of its own."""
-        return self.field.default == () and not list_words(self.field.annotation)
+        return self.field.default == () and not list_choices(self.field.annotation)
 
     @property
     def bare(self) -> str:
@@ -86,7 +86,7 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
             continue
         name = extra["name"] or key
         flags = extra["flags"] or f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
-        metavar = extra["metavar"] or ("" if list_words(field.annotation) else "N")
+        metavar = extra["metavar"] or ("" if list_choices(field.annotation) else "N")
         yield Option(
             f"{prefix}{key}",
             name,
@@ -114,7 +114,7 @@ def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[
         head = str(key).partition(".")[0]
         if key not in paths and head not in Config.model_fields:
             known = (*paths, *Config.model_fields)
-            raise ConfigError(f"option: {key}", "unknown key", suggest_names(head, known, show=50), code="Q303")
+            raise ConfigError(f"option: {key}", "unknown key", suggest_names(head, known), code="Q303")
         out[paths.get(key, key)] = value
     return out
 

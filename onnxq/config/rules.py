@@ -169,11 +169,15 @@ class Rule(Section):
     def apply(self, tensor: TensorConfig, role: Role = Role.ACTIVATION) -> TensorConfig:
         """Change a request; a field that no longer fits one set by this rule gets its default.
 
-        role: of the tensor; only activations have scales of each run.
+        role: of the tensor; only activations have scales of each run, and observers that weights do not have.
 
         Raises ConfigError naming the rule if the result contradicts itself.
         """
-        given = {key: value for key, value in self.set.given().items() if key != "dynamic" or role is not Role.WEIGHT}
+        given = self.set.given()
+        if role is Role.WEIGHT:
+            given.pop("dynamic", None)
+            if not self.role and not given.get("observer", ObserverSpec()).is_for_weights:
+                del given["observer"]
         fields = {name: getattr(tensor, name) for name in TensorConfig.model_fields}
         if given.get("granularity", "block") != "block":
             fields["block_size"] = None

@@ -95,18 +95,18 @@ class Dataset:
     def split(self, holdout: int, seed: int = 0, keep: Collection[int] = ()) -> tuple[Dataset, Dataset]:
         """Split into (calibration, validation); disjoint, with validation samples from the spare ones first.
 
-        At least one sample stays for calibration. holdout 0, or a single sample: both parts are the whole set.
-        keep: positions that calibration needs; they are held back only if nothing else is left.
+        At least one sample stays for calibration. holdout 0, or no sample that may be held back: both parts are the
+        whole set. keep: positions that calibration needs and that are never held back; fewer may then be.
         """
-        if holdout <= 0 or len(self) + len(self._spare) == 1:
-            return self._of(self._indices), self._of(self._indices)
-        rng = np.random.default_rng(seed)
-        spare = _choose_items(rng, self._spare, holdout)
-        wanted = min(holdout - len(spare), len(self) - 1)
-        free = [i for position, i in enumerate(self._indices) if position not in keep]
-        mine = _choose_items(rng, free if len(free) >= wanted else self._indices, wanted)
-        kept = [i for i in self._indices if i not in frozenset(mine)]
-        return self._of(kept), self._of(sorted([*spare, *mine]))
+        if holdout > 0:
+            rng = np.random.default_rng(seed)
+            spare = _choose_items(rng, self._spare, holdout)
+            free = [i for position, i in enumerate(self._indices) if position not in keep]
+            mine = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
+            if spare or mine:
+                kept = [i for i in self._indices if i not in frozenset(mine)]
+                return self._of(kept), self._of(sorted([*spare, *mine]))
+        return self._of(self._indices), self._of(self._indices)
 
     def take(self, count: int, seed: int = 0) -> Dataset:
         """Choose at most `count` of the samples by the seed, in order."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from onnxq.sites import Caution, Refusal
+from onnxq.wording import abbreviate
 
 KINDS = ("node", "segment", "site")
 
@@ -55,6 +56,8 @@ class Profile:
     sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
     fixed: pairs that could not be switched and stayed quantized throughout. data, source, quantized: in words.
     """
+
+    __repr__ = abbreviate
 
     sqnr_db: float
     samples: int

@@ -25,13 +25,14 @@ from onnxq.numerics.saturation import (
     quantize_weight,
     round_within_sum,
 )
-from onnxq.numerics.weights import weight_qparams
+from onnxq.numerics.weights import check_weight_observer, weight_qparams
 
 __all__ = [
     "SumOrder",
     "align_qparams",
     "bias_qparams",
     "cast_scale",
+    "check_weight_observer",
     "choose_dynamic_qparams",
     "choose_widening",
     "clip_bounds",

@@ -17,13 +17,10 @@ from onnxq.numerics.block_search import search_numbers
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.numerics.rounding import compute_block_shape
 from onnxq.numerics.saturation import SumOrder, choose_widening, find_channel_axis, needs_bound, pair_neighbours
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import WEIGHT_OBSERVERS, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 # (low, high) of each group.
 Ends = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-# Observers that weights have, and their options.
-_OBSERVERS: dict[str, tuple[str, ...]] = {"minmax": (), "mse": ("signed_scales",)}
 
 
 def weight_qparams(
@@ -44,14 +41,9 @@ def weight_qparams(
     importance: weighting of the squared errors, above 0, that broadcasts to `w`; None for equal weights.
     Raises CalibrationError on NaN or inf, ConfigError for another observer or an option.
     """
-    name = observer.name if observer is not None else "minmax"
-    if name not in _OBSERVERS:
-        raise ConfigError(
-            f"weight observer {name!r}", "is not one that weights have", suggest_names(name, _OBSERVERS), code="Q310"
-        )
-    options = dict(observer.options) if observer is not None else {}
-    for unknown in options.keys() - _OBSERVERS[name]:
-        raise ConfigError(f"weight observer {name!r}", f"takes no option {unknown!r}", "remove it", code="Q311")
+    observer = ObserverSpec() if observer is None else observer
+    check_weight_observer(observer)
+    name, options = observer.name, dict(observer.options)
     values = np.asarray(w, np.float32)
     widest = _find_ends(values, spec)
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
@@ -69,6 +61,20 @@ def weight_qparams(
         numbers = search_numbers(groups, rows, numbers, weighting, signed_scales=signed)
     numbers = replace(numbers, scale=numbers.scale.reshape(shape), zero_point=numbers.zero_point.reshape(shape))
     return _widen_scales(values, numbers, spec, orders)
+
+
+def check_weight_observer(observer: ObserverSpec) -> None:
+    """Raise ConfigError for an observer that weights do not have, or an option that it does not take."""
+    name = observer.name
+    if name not in WEIGHT_OBSERVERS:
+        raise ConfigError(
+            f"weight observer {name!r}",
+            "is not one that weights have",
+            suggest_names(name, WEIGHT_OBSERVERS),
+            code="Q310",
+        )
+    for unknown in dict(observer.options).keys() - {*WEIGHT_OBSERVERS[name]}:
+        raise ConfigError(f"weight observer {name!r}", f"takes no option {unknown!r}", "remove it", code="Q311")
 
 
 def _widen_scales(

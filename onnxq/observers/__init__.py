@@ -14,7 +14,7 @@ Register further ones by `@register_observer("name")`.
 """
 
 from onnxq.observers.aciq import Aciq, aciq_alpha
-from onnxq.observers.base import Observer, create_observer, list_observers, register_observer
+from onnxq.observers.base import Observer, check_observers, create_observer, list_observers, register_observer
 from onnxq.observers.entropy import Entropy
 from onnxq.observers.histogram import Histogram, View
 from onnxq.observers.minmax import MinMax, MovingAverage
@@ -32,6 +32,7 @@ __all__ = [
     "Percentile",
     "View",
     "aciq_alpha",
+    "check_observers",
     "create_observer",
     "list_observers",
     "register_observer",

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
+from onnxq.numerics import check_weight_observer
+from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QuantSpec
 
 Range = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -95,6 +98,29 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
         _check_type(spec.name, key, value, known[key])
     made: Observer = factory(quant, **dict(spec.options))
     return made
+
+
+def check_observers(config: Config) -> None:
+    """Raise ConfigError, with file and line, for an observer that is not registered, or an option it does not take."""
+    wishes: list[tuple[str, ObserverSpec | None, bool]] = [
+        ("activations", config.activations.observer, False),
+        ("weights", config.weights.observer, True),
+    ]
+    for number, rule in enumerate(config.rules):
+        observer = rule.set.observer
+        # A rule for tensors of all kinds may name one that some of them have.
+        mixed = not rule.role and observer is not None and observer.is_for_weights
+        wishes.append((f"rules[{number}].set", observer, mixed or rule.role == (Role.WEIGHT,)))
+    for section, observer, weights in wishes:
+        if observer is None:
+            continue
+        try:
+            if weights:
+                check_weight_observer(observer)
+            else:
+                create_observer(observer, QuantSpec())
+        except ConfigError as error:
+            raise config.locate_error(f"{section}.observer", error) from error
 
 
 def _check_type(observer: str, key: str, value: object, default: object) -> None:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.compare import Runner, compare_models
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
-from onnxq.plan import Plan
+from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import Session, detect_cpu, time_models
+from onnxq.runtime import KernelError, Session, UnknownOperatorError, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 
 
@@ -47,12 +47,12 @@ def check_model(
     exact: computes what `after` says, where ORT does not: in float32, rounded as its narrow types are.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8; the notes say so)
     or cannot be trusted, their columns are NaN.
-    Raises ModelError when ORT cannot load or run `after`.
+    Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
     reference = Session(before, threads=threads)
     plain: Runner = Session(after if exact is None else exact, optimize=False, threads=threads)
     fast = plain
-    notes: tuple[Caution, ...] = ()
+    notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
     without = exact is not None and not optimized
@@ -62,7 +62,7 @@ def check_model(
         if optimized:
             raise
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
-        notes, without = (Caution("W116", text),), True
+        notes, without = (*notes, Caution("W116", text)), True
     ran: list[None] = []
     pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
@@ -83,6 +83,32 @@ def check_model(
     on_others = compare_models({"off": (reference, plain)}, few)["off"]
     lost = _note_losses(checks, on_others, count)
     return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count), *lost))
+
+
+def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[Caution, ...]:
+    """Load a finished file in ORT as it says: all its types must fit. A note where ORT has no kernel for one of them.
+
+    optimized: the file is for ORT, which must have them all. Raises VerificationError for a file that is not legal.
+    """
+    try:
+        Session(model, optimize=False, threads=threads)
+    except KernelError as error:
+        if optimized:
+            raise
+        text = (
+            f"ONNX Runtime has no kernel for {error.subject} in the file's types, which fit: the file itself was not "
+            "run, a check computes in float32 and rounds as its types say"
+        )
+        return (Caution("W116", text),)
+    except UnknownOperatorError:
+        # The summary says that nothing was run, and for want of which operator.
+        return ()
+    except ModelError as error:
+        fix = "report this model; `high_precision='float32'` writes no other float types"
+        raise VerificationError(
+            "the quantized model", f"is not legal: {error.subject}: {error.cause}", fix, code="Q701"
+        ) from error
+    return ()
 
 
 def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
@@ -134,16 +160,35 @@ def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], samples: 
     )
 
 
-def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1) -> Latency:
-    """Interleaved medians of float and int8 on one sample."""
+def explain_slowness(plan: Plan) -> str:
+    """Why a model quantized by this plan can be slower than float, and what helps, as far as the plan says."""
+    if plan.precision is not None:
+        return (
+            f"ONNX Runtime computes little in {plan.precision.type} on the CPU, and converts around it: "
+            "leave `high_precision='float32'` where only the CPU runs it"
+        )
+    data = [site for site in plan.all_sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    if not data:
+        return (
+            "weights alone are quantized, which saves bytes and not arithmetic: it pays where few positions are "
+            "computed at a time; `bench` times other shapes, and `config='ort-int8'` computes in integers"
+        )
+    text = "what runs in integers saves less than quantizing and dequantizing costs on this machine"
+    if any(site.spec.dynamic for site in data):
+        return f"{text}; scales that stand in the file (`config='ort-int8'`) cost less than those of each run"
+    if plan.placement is not None and plan.placement.method is PlacementMethod.MEASURED:
+        return f"{text} at this shape and moment, though it was the fastest of the placements timed"
+    return f"{text}; `placement='measured'` looks for a faster placement of int8 pairs"
+
+
+def time_both(
+    before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1, reason: str = ""
+) -> Latency:
+    """Interleaved medians of float and int8 on one sample. reason: why int8 would be slower, told where it is."""
     found = time_models({"float": before, "int8": after}, feeds, threads=threads)
     slow, fast = found["float"], found["int8"]
     # The median of the ratios round by round: a busy moment hits both models of a round alike.
     ratio = fast.speedup(slow)
-    reason = (
-        "what runs in integers saves less than quantizing and dequantizing costs on this machine; "
-        "`placement='measured'` looks for a faster placement of int8 pairs"
-    )
     # The first axis of the first input that has one: what else is a batch, the model does not say.
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
     # In models of sequences it may be time.
@@ -153,6 +198,7 @@ def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *
         float_ms=slow.median_ms,
         int8_ms=slow.median_ms / ratio,
         threads=threads,
+        shapes={name: tuple(value.shape) for name, value in feeds.items()},
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",

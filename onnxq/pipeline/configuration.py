@@ -9,10 +9,11 @@ from typing import Any
 
 import onnx
 
-from onnxq.config import Command, Config, check_limits, expand_names, list_options, list_presets, load_config
+from onnxq.config import Command, Config, check_limits, expand_names, list_options, load_config
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
+from onnxq.observers import check_observers
 from onnxq.passes.mixed_precision.weight_bits import check_budget
 from onnxq.passes.registry import check_skip
 from onnxq.runtime import check_libraries, check_provider
@@ -26,18 +27,18 @@ Overrides = Mapping[str, Any] | None
 def make_config(config: Configuration, overrides: Overrides, command: Command) -> Config:
     """Make the configuration of a command: a preset, file or Config with the caller's options on top.
 
-    None is the preset of the target in the options, as `trt-int8`, or else `ort-int8`.
+    None, and a file that names no target, start from the preset of the target in the options, as `trt-int8`.
     Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
     """
     given = expand_names(overrides, command)
     target = given.get("target")
-    preset = f"{target}-int8"
-    base = load_config(preset if config is None and preset in list_presets() else config)
+    base = load_config(config, target=target)
     if config is not None and target not in (None, base.target):
         cause = f"the configuration {base.source!r} is for {base.target!r}"
         raise ConfigError(f"target {target!r}", cause, "choose one", code="Q312")
     chosen = load_config(base, given)
     check_target(chosen)
+    check_observers(chosen)
     check_skip(chosen)
     check_budget(chosen)
     return check_limits(chosen)

@@ -110,7 +110,7 @@ def _measure(
         with ctx.timers.run("check", "checking the quantized model"):
             return check_segments(ctx, state, model), None
     if ctx.samples is None:
-        return None, None
+        return check.ModelCheck((), 0, check.load_file(model, optimized=here)), None
     with ctx.timers.run("check", "checking the quantized model"):
         trial = _check(ctx, state, model, optimized=here)
     timed = ctx.config.verify.latency and here and bool(state.planned.sites)
@@ -134,7 +134,10 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
     with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
-        return check.time_both(state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1)
+        return check.time_both(
+            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads,
+            reason=check.explain_slowness(state.planned),
+        )  # fmt: skip
 
 
 def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.ModelCheck:

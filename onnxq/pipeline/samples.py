@@ -35,7 +35,6 @@ def read_data(
     usual = min(_MOST_HELD, count // 8)
     if holdout is None:
         holdout = max(1, usual)
-    seen = "calibration" if holdout == 0 or count == 1 else ""
     # Two samples disagree less about a choice than one; a quarter is as much as calibration can spare.
     choice = max(1, usual, min(2, count // 4)) if (choosing or _chooses(config)) and holdout else 0
     # The loudest of 32 frames decides what a recording is clipped at: silero_vad has 18 dB with it, 14 without.
@@ -43,21 +42,24 @@ def read_data(
     keep: Collection[int] = ()
     if dataset.spare < wanted and count <= _FEW and not dataset.synthetic:
         with progress("looking for the extreme samples", count) as task:
-            keep = find_extremes(count_items(dataset.samples(), task))
+            keep = find_extremes(count_items(dataset.samples(), task), wanted - dataset.spare)
     calibration, held = dataset.split(wanted, seed, keep)
+    seen = "calibration" if len(calibration.joined(held)) < len(calibration) + len(held) else ""
     trial = held
-    if choice and len(held) > 1:
-        # With too few for both, the check keeps one that nothing was chosen on.
-        trial, held = held.split(holdout, seed) if len(held) > holdout else held.split(1, seed)
+    if choice and len(held) > 1 and not seen:
+        # Fewer than are wanted are shared out alike; the check keeps one at least that nothing was chosen on.
+        trial, held = held.split(max(1, len(held) * holdout // wanted), seed)
     elif choice:
         trial = calibration
-    first = next(iter(held.samples()))
     # Ranges of all compared plans are observed on the same samples, and of no more than were asked for.
     spare = len(calibration) + len(trial) > count
     ranges = calibration if trial is held or spare else calibration.joined(trial)
     provider = config.runtime.provider
     description = dataset.describe() + (f"; run on {provider}" if provider else "")
-    return Samples(calibration, ranges, trial, held, seen, first, description, dataset.synthetic, seed)
+    if (config.verify.holdout or 0) > len(held):
+        asked = f"{len(held)} samples are held back where {config.verify.holdout} were asked for"
+        description += f"; {asked}: ranges hang on the others"
+    return Samples(calibration, ranges, trial, held, seen, dataset[0], description, dataset.synthetic, seed)
 
 
 def _chooses(config: Config) -> bool:

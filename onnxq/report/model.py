@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
+from onnxq.wording import abbreviate
 
 DRIFT_DB = 3.0
 # In plans and, as a banner, in summaries.
@@ -60,7 +61,10 @@ class Latency:
     # Milliseconds.
     float_ms: float
     int8_ms: float
+    # 0: all.
     threads: int = 1
+    # Of the inputs timed, by name.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # 0 where the model does not say which axis it is.
     batch: int = 1
     # The kind of CPU, of runtime.CPU_KINDS; "" if not determined.
@@ -101,6 +105,8 @@ class SiteLine:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The report of one `quantize` or `apply`."""
+
+    __repr__ = abbreviate
 
     # Paths as given; "" for models in memory.
     source: str = ""

@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import PurePath
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
@@ -54,7 +54,7 @@ def _make_parts(found: Profile, view: View) -> Iterator[RenderableType]:
 
 def _make_title(found: Profile) -> Text:
     text = Text(PurePath(found.source).name or "model", style="bold")
-    return text.append(f"  ({found.quantized})" if found.quantized else "", style="dim")
+    return text.join_text(f"  ({found.quantized})" if found.quantized else "", style="dim")
 
 
 def _make_rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from onnxq.report.columns import Rows, fit_renderable
+from onnxq.escapes import escape_line, escape_lines
+from onnxq.report.columns import Rows, Text, fit_renderable
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
@@ -76,10 +76,10 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, 
 
 
 def write_stream(text: str, stream: IO[str] | None = None) -> None:
-    """Write text unchanged, except that letters the stream cannot encode become "?"."""
+    """Write lines, escaped; letters that the stream cannot encode become "?"."""
     stream = sys.stdout if stream is None else stream
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.write(escape_lines(text).encode(encoding, "replace").decode(encoding))
     stream.flush()
 
 
@@ -91,12 +91,18 @@ def make_table(
     names: Iterable[str] = (),
     fold: Iterable[str] = (),
 ) -> Rows:
-    """Make a table without borders.
+    """Make a table without borders. Each cell is one line, in which names are escaped.
 
     right: columns of numbers. names: columns that lose their middle if space is short. fold: columns of text, which
     breaks between words.
     """
-    return Rows(tuple(columns), [tuple(row) for row in rows], frozenset(right), frozenset(names), frozenset(fold))
+    return Rows(
+        tuple(columns),
+        [tuple(map(escape_line, row)) for row in rows],
+        frozenset(right),
+        frozenset(names),
+        frozenset(fold),
+    )
 
 
 def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tuple[Sequence[T], str]:
@@ -114,7 +120,8 @@ def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tupl
 def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "\n") -> Text:
     """Join lines or names, and the count of the others. usual: their number without `verbose`."""
     shown, more = select_rows(lines, View(verbose=verbose), usual)
-    return Text(between.join((*shown, more) if more else shown))
+    lines = (*shown, more) if more else tuple(shown)
+    return Text(*lines) if between == "\n" else Text(between.join(lines))
 
 
 def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -123,7 +130,7 @@ def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     out.add_column(no_wrap=True, style="bold")
     out.add_column(overflow="fold")
     for label, content in rows:
-        out.add_row(label, fit_renderable(content))
+        out.add_row(Text(label), fit_renderable(content))
     return out
 
 
@@ -170,6 +177,23 @@ def format_seconds(value: float) -> str:
         whole = round(value)
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+
+
+def format_threads(count: int) -> str:
+    """Format a number of threads: 1 thread, all threads."""
+    return f"{count or 'all'} thread{'' if count == 1 else 's'}"
+
+
+def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Format the sizes of inputs, those of one size together: x 1x3x224x224, ids and mask 1x192."""
+    names: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        names.setdefault("x".join(map(str, shape)) or "scalar", []).append(name)
+    # Caches come by the dozen.
+    return ", ".join(
+        f"{' and '.join(found) if len(found) < 4 else f'{found[0]} and {len(found) - 1} more'} {size}"
+        for size, found in names.items()
+    )
 
 
 def format_scale(low: float, high: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ Feeds = Mapping[str, NDArray[Any]]
 _ROOT = "/"
 # protobuf stops at 2 GiB; models near it go through files.
 _LARGE = 2**31 - 2**24
+# Of onnxruntime 1.23.2, the oldest that is supported: nobody has to ask for it.
+_OLD_OPSET = 23
+_PAIR = """<ir_version: 10, opset_import: ["" : {}]>
+g (float[N] x) => (float[N] y) <float s = {{1}}, uint8 z = {{0}}> {{
+    q = QuantizeLinear(x, s, z)
+    y = DequantizeLinear(q, s, z) }}"""
 
 
 class Session:
@@ -157,6 +164,18 @@ def _open_source(model: ModelProto | str | Path) -> Iterator[bytes | str]:
         with ScratchFolder() as folder:
             save_model(model, folder / "model.onnx", external=True)
             yield str(folder / "model.onnx")
+
+
+@cache
+def find_runnable_opset(opset: int) -> int:
+    """This opset, or the next older one at which this ONNX Runtime has kernels for pairs; onnx may know newer ones."""
+    for version in range(opset, _OLD_OPSET, -1):
+        try:
+            Session(onnx.parser.parse_model(_PAIR.format(version)), optimize=False, threads=1)
+        except ModelError:
+            continue
+        return version
+    return min(opset, _OLD_OPSET)
 
 
 def _is_large(model: ModelLike | str | Path) -> bool:

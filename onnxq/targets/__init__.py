@@ -59,9 +59,8 @@ def check_target(config: Config) -> None:
     try:
         find_target(config.target, config.mode)
     except ConfigError as error:
-        raise ConfigError(
-            config.where("target"), f"{config.target!r}: {error.cause}", error.fix, code=error.code
-        ) from error
+        cause = f"{config.target!r}: {error.cause}"
+        raise ConfigError(config.where("target"), cause, error.fix, code=error.code) from error
 
 
 __all__ = [

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from onnxq.cli import cli
-from onnxq.config import Command, list_options, load_config
+from onnxq.config import Command, Option, list_options, load_config
+from onnxq.pipeline.configuration import make_config
 from onnxq.report import View
 from tests.pipeline.models import residual
 
@@ -25,8 +26,96 @@ COMMANDS = {
     "profile": Command.PROFILE,
     "import-calibration": Command.IMPORT,
     "annotate-bits": Command.ANNOTATE,
+    "bench": Command.BENCH,
+    "calibrate": Command.QUANTIZE,
     "variants": Command.VARIANTS,
     "perplexity": Command.PERPLEXITY,
+}
+# Its arguments, for each command that has some.
+ARGUMENTS = {
+    **{name: ["m.onnx"] for name in cli.list_commands(click.Context(cli))},
+    "apply": ["m.onnx", "p.json"],
+    "diff": ["m.onnx", "q.onnx"],
+    "build-kernels": [],
+    "explain": ["Q303"],
+}
+# Options that a command must have beside any other.
+REQUIRED = {"import-calibration": {"--model": ["m.onnx"]}, "perplexity": {"--data": ["t.txt"]}}
+# A value for each option that is neither a flag nor a choice, by the path of its field: (words, value in the field).
+GIVEN: dict[str, tuple[list[str], object]] = {
+    "target": (["trt"], "trt"),
+    "budget": (["90s"], 90),
+    "weight_bits_budget": (["8.5"], 8.5),
+    "accuracy.min_sqnr": (["30"], 30),
+    "accuracy.metric": (["a.py:f"], "a.py:f"),
+    "accuracy.max_drop": (["1%"], "1%"),
+    "diff.engines": (["ort,trt"], ("ort", "trt")),
+    "diff.min_sqnr": (["30"], 30),
+    "diff.min_cosine": ([".9"], 0.9),
+    "diff.max_abs": (["0.1"], 0.1),
+    "diff.top_k": (["5"], 5),
+    "diff.min_agreement": ([".9"], 0.9),
+    "diff.min_engines": (["20.5"], 20.5),
+    "diff.keep": (["2"], 2),
+    "diff.load": (["r.json"], ("r.json",)),
+    "prove.compute_capability": (["8.9"], "8.9"),
+    "prove.require": (["float16", "MatMul*"], (("float16", "MatMul*"),)),
+    "prove.require_int8": (["Conv"], ("Conv",)),
+    "prove.forbid": (["float32"], ("float32",)),
+    "prove.samples": (["3"], 3),
+    "prove.threads": (["0"], 0),
+    "prove.shapes": (["x:1x3,2x3,4x3"], ("x:1x3,2x3,4x3",)),
+    "prove.compare": (["before.json"], "before.json"),
+    "prove.timeout": (["2m"], 120),
+    "profile.by": (["site,node"], ("site", "node")),
+    "profile.samples": (["3"], 3),
+    "bench.compute_capability": (["8.9"], "8.9"),
+    "bench.shapes": (["x:1x3"], ("x:1x3",)),
+    "bench.batch": (["4"], 4),
+    "bench.seconds": (["5"], 5),
+    "bench.timeout": (["5m"], 300),
+    "variants.only": (["q8,q4"], ("q8", "q4")),
+    "variants.name": (["net"], "net"),
+    "variants.metric": (["a.py:f"], "a.py:f"),
+    "variants.max_drop": (["0.01"], "0.01"),
+    "perplexity.generate": (["0"], 0),
+    "perplexity.prompts": (["3"], 3),
+    "data.samples": (["8"], 8),
+    "data.seed": (["3"], 3),
+    "data.tokenizer": (["bytes"], "bytes"),
+    "data.sequence_length": (["64"], 64),
+    "data.batch": (["4"], 4),
+    "data.memory_limit": (["512MB"], 512_000_000),
+    "verify.holdout": (["0"], 0),
+    "verify.threads": (["2"], 2),
+    "scale.workers": (["2"], 2),
+    "scale.threads": (["1"], 1),
+    "scale.dask": (["tcp://host:8786"], "tcp://host:8786"),
+    "scale.resume": (["folder"], "folder"),
+    "scale.ranges": (["r.json"], "r.json"),
+    "runtime.libraries": (["a.so"], ("a.so",)),
+    "runtime.plugins": (["a.so"], ("a.so",)),
+    "runtime.provider": (["cpu"], "cpu"),
+    "output.plan": (["p.json"], "p.json"),
+}
+# The same for options that are no fields, by their names in the functions of commands.
+OWN_GIVEN: dict[str, tuple[list[str], object]] = {
+    "data": (["s.npz"], "s.npz"),
+    "out": (["out"], "out"),
+    "plan": (["p.json"], "p.json"),
+    "model": (["n.onnx"], "n.onnx"),
+    "applied": (["n.q.onnx"], "n.q.onnx"),
+    "given": (["Conv*=4"], (("Conv*", 4),)),
+    "shard": (["2/8"], "2/8"),
+    "archs": (["sm_90"], ("sm_90",)),
+    "top": (["3"], 3),
+    "config": (["ort-int8-mse"], "ort-int8-mse"),
+    "settings": (["weights.bits=4"], ("weights.bits", 4)),
+}
+# Options that mean something beside others alone.
+BESIDE = {
+    "emit": ["--config", "ort-int4-weights"],
+    "accuracy_level": ["--config", "ort-int4-weights", "--emit", "nbits"],
 }
 CONTEXT = click.Context(cli)
 Given = dict[str, Any]
@@ -109,6 +198,70 @@ def test_options_of_quantize(given: Callable[..., Given], args: list[str], overr
 )  # fmt: skip
 def test_options_of_other_commands(given: Callable[..., Given], name: str, args: list[str], overrides: Given) -> None:
     assert given(name, *args)["overrides"] == overrides
+
+
+def list_cases() -> list[tuple[str, Option | click.Option, str, list[str], object]]:
+    """Every option of every command once by each of its flags, and by each of its choices: name of the command, option,
+    flag, its words, and the value that they mean."""
+    cases: list[tuple[str, Option | click.Option, str, list[str], object]] = []
+    for name in cli.list_commands(CONTEXT):
+        fields = {one.name: one for one in (list_options(COMMANDS[name]) if name in COMMANDS else ())}
+        for param in find(name).params:
+            if not isinstance(param, click.Option) or param.is_eager:
+                continue
+            option = fields.get(str(param.name), param)
+            if param.is_flag:
+                given: list[tuple[list[str], object]] = [
+                    ([], not (isinstance(option, Option) and option.field.default))
+                ]
+            elif isinstance(param.type, click.Choice):
+                given = [([str(one)], one) for one in param.type.choices]
+            else:
+                case = GIVEN.get(option.path) if isinstance(option, Option) else OWN_GIVEN.get(str(param.name))
+                given = [] if case is None else [case]
+            cases += [(name, option, flag, *one) for flag in param.opts for one in given]
+            # Its value where it stands alone.
+            cases += [(name, option, flag, [], option.bare) for flag in param.opts if getattr(option, "bare", "")]
+    return cases
+
+
+CASES = list_cases()
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "flag", "words", "value"), CASES, ids=[" ".join((one[0], one[2], *one[3])) for one in CASES]
+)
+def test_every_option_can_be_given(
+    given: Callable[..., Given], name: str, option: Option | click.Option, flag: str, words: list[str], value: object
+) -> None:
+    needed = [word for other, rest in REQUIRED.get(name, {}).items() if other != flag for word in (other, *rest)]
+    # In front of the arguments, but for one that may stand alone and would take them.
+    behind = bool(getattr(option, "bare", ""))
+    line = [*([] if behind else [flag, *words]), *ARGUMENTS[name], *needed, *([flag, *words] if behind else [])]
+    if isinstance(option, Option):
+        found = given(name, *line, *BESIDE.get(option.path, ()))
+        config = make_config(found["config"], found["overrides"], COMMANDS[name])
+        for part in option.path.split("."):
+            config = getattr(config, part)
+        assert config == value
+    elif option.name == "settings":
+        assert given(name, *line)["overrides"] == dict([value])
+    else:
+        found = given(name, *line)
+        assert {**vars(found.get("view", View())), **found}[str(option.name)] == value
+
+
+def test_every_option_has_a_case() -> None:
+    """An option that is new wants a value in one of the tables above."""
+    flags = {(name, flag) for name, _, flag, *_ in CASES}
+    params = ((name, param) for name in cli.list_commands(CONTEXT) for param in find(name).params)
+    there = {(name, flag) for name, param in params if isinstance(param, click.Option) for flag in param.opts}
+    assert flags == there
+    assert {option.path for _, option, *_ in CASES if isinstance(option, Option)} == {
+        one.path for one in list_options()
+    }
+    own = {option.name for _, option, *_ in CASES if isinstance(option, click.Option)}
+    assert (set(GIVEN) - {one.path for one in list_options()}, set(OWN_GIVEN) - own) == (set(), set())
 
 
 @pytest.mark.parametrize("flag", ["--save", "-o", "--output"])

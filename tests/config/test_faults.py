@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from onnxq.config import Config
-from onnxq.config.faults import Fault, list_faults, list_models, list_words, shorten_value, suggest_key
+from onnxq.config.faults import Fault, list_choices, list_faults, list_models, shorten_value, suggest_key
 from onnxq.config.rules import Rule, TensorConfig
 
 
@@ -99,9 +99,9 @@ def test_the_fix_of_an_unknown_key(key: str, said: str) -> None:
 
 
 def test_words_and_models_of_a_type() -> None:
-    assert list_words(Literal["a", "b"] | None) == ["a", "b"]
-    assert list_words(tuple[Literal["a", 3], ...]) == ["a"]
-    assert list_words(int) == []
+    assert list_choices(Literal["a", "b"] | None) == ["a", "b"]
+    assert list_choices(tuple[Literal["a", 3], ...]) == ["a", 3]
+    assert list_choices(int) == []
     assert list(list_models(tuple[Rule, ...] | None)) == [Rule]
     assert list(list_models(dict[str, TensorConfig])) == [TensorConfig]
     assert list(list_models(int)) == []

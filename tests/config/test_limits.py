@@ -44,12 +44,13 @@ def test_a_fault_is_named_with_its_line(line: str, path: str, cause: str, fix: s
     assert fix in caught.value.fix
 
 
-def test_a_default_that_does_not_fit_is_shown_at_the_target(tmp_path: Path) -> None:
+def test_a_default_that_does_not_fit_is_shown_where_it_stands(tmp_path: Path) -> None:
     file = tmp_path / "bare.yaml"
-    file.write_text("data: {samples: 4}\ntarget: trt\n")
+    file.write_text("extends: ort-int8\ntarget: trt\n")
     with pytest.raises(ConfigError) as caught:
         load_config(file)
-    assert caught.value.subject == f"{file}:2: activations.scheme"
+    assert caught.value.file == "ort-int8"
+    assert caught.value.subject.endswith(": activations.scheme")
     assert "extends: trt-int8" in caught.value.fix
 
 

@@ -103,6 +103,48 @@ def test_empty_file_is_the_default(tmp_path):
     assert found.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
 
 
+# A few keys each, of which the rest of their section must not change.
+PARTS = [
+    "activations: {observer: {name: percentile}}",
+    "weights: {observer: mse}\nskip: rounding",
+    "activations: {observer: mse}\nweights: {bits: 4}",
+    "effort: fast",
+]
+
+
+@pytest.mark.parametrize("text", PARTS)
+@pytest.mark.parametrize("target", ["", "ort", "trt", "virtual"])
+def test_a_file_that_extends_nothing_starts_from_the_preset_of_its_target(tmp_path, target, text):
+    own = f"target: {target}\n{text}" if target else text
+    said = load_config(write(tmp_path, f"extends: {target or 'ort'}-int8\n{text}", "said.yaml"))
+    for found in (load_config(write(tmp_path, own)), load_config(write(tmp_path, text), target=target or None)):
+        assert found.model_dump(exclude={"source"}) == said.model_dump(exclude={"source"})
+
+
+def test_the_target_of_a_file_holds_for_those_that_it_extends(tmp_path):
+    write(tmp_path, "weights: {observer: mse}\n", "base.yaml")
+    top = write(tmp_path, "extends: base.yaml\ntarget: trt\n", "top.yaml")
+    found = load_config(top)
+    assert found.activations == load_config("trt-int8").activations
+    assert (found.weights.observer.name, found.bias) == ("mse", "float")
+
+
+def test_a_target_without_a_preset_has_that_of_the_default(tmp_path):
+    found = load_config(write(tmp_path, "weights: {observer: mse}"), target="mine")
+    assert found.target == "mine"
+    assert found.weights == TensorConfig(granularity="channel", signed=True, observer=ObserverSpec("mse"))
+    assert load_config(None, target="mine").activations == load_config().activations
+
+
+@pytest.mark.parametrize("config", [Config(), Config(bias="float"), Config(weights=TensorConfig(bits=4))])
+def test_a_part_of_a_section_keeps_the_rest_of_a_configuration_made_in_python(config):
+    found = load_config(config, {"activations.observer": "mse", "weights.observer": "mse"})
+    mse = {"observer": ObserverSpec("mse")}
+    assert found.activations == config.activations.model_copy(update=mse)
+    assert found.weights == config.weights.model_copy(update=mse)
+    assert found.bias == config.bias
+
+
 def test_extends_keeps_what_is_not_said_and_puts_own_rules_first(tmp_path):
     write(tmp_path, "extends: ort-int8-mse\nrules:\n  - op: Add\n    set: {float: true}\n", "base.yaml")
     top = write(

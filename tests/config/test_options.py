@@ -60,6 +60,7 @@ def test_flags_and_help_come_from_the_field(path: str, flags: tuple[str, ...], h
 
 def test_the_form_of_a_value_comes_from_its_type() -> None:
     assert option("cpu").choices == ("any", "vnni", "avx2")
+    assert (option("accuracy_level").choices, option("accuracy_level").metavar) == ((0, 1, 2, 3, 4), "")
     assert option("diff.engines").choices == ()  # several of them, with commas between
     assert (option("data.samples").is_whole, option("data.samples").bounds) == (True, (1, None))
     assert (option("weight_bits_budget").is_whole, option("weight_bits_budget").bounds) == (False, (2, 16))

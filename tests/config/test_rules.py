@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
+from onnxq.config import Command, Config, Rule, RuleSet, TensorConfig, expand_names, list_options, load_config
 from onnxq.errors import ConfigError
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.sites import Role
@@ -66,7 +66,17 @@ def test_nearest_ignores_case_and_gives_up_on_strangers():
     assert suggest_names("Cnov", ["Conv", "Relu"]) == "did you mean 'Conv'?"
     assert suggest_names("zzz", ["b", "a"]) == "known: a, b"
     assert suggest_names("zzz", []) == "there are none"
-    assert "(20 in all)" in suggest_names("zzz", [str(k) for k in range(20)])
+    names = [f"layer_{k:03d}" for k in range(400)]
+    assert suggest_names("zzz", names) == f"known: {', '.join(names[:58])}, … (400 in all)"
+    assert suggest_names("zzz", ["x" * 1000, "y"]) == f"known: {'x' * 1000}, … (2 in all)"
+
+
+@pytest.mark.parametrize("command", list(Command))
+def test_an_unknown_key_has_all_that_are_known(command):
+    with pytest.raises(ConfigError) as caught:
+        expand_names({"zzzz": 1}, command)
+    known = {one.name for one in list_options(command)} | set(Config.model_fields)
+    assert caught.value.fix == f"known: {', '.join(sorted(known))}"
 
 
 @pytest.mark.parametrize(
@@ -124,3 +134,11 @@ def test_rules_in_python_may_be_values():
     config = load_config(None, {"rules": [made, {"op": "Add", "set": {"float": True}}]})
     assert [one.op for one in config.rules] == [("Conv",), ("Add",)]
     assert config.rules[0].set == made.set
+
+
+def test_an_observer_that_weights_do_not_have_is_for_the_activations_of_a_rule():
+    weights, activations = TensorConfig(observer=ObserverSpec("mse")), TensorConfig()
+    both = rule(op="Conv", set={"observer": "percentile", "bits": 4})
+    assert both.apply(weights, Role.WEIGHT) == TensorConfig(bits=4, observer=ObserverSpec("mse"))
+    assert both.apply(activations, Role.ACTIVATION).observer == ObserverSpec("percentile")
+    assert rule(op="Conv", set={"observer": "minmax"}).apply(weights, Role.WEIGHT).observer == ObserverSpec()

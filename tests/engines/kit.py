@@ -65,12 +65,16 @@ def matmul() -> onnx.ModelProto:
     return graph(text, s=SCALE, z=ZERO, b=np.ones(64, np.float32), **_weights(MATRIX, 64))
 
 
-def int4_matmul() -> onnx.ModelProto:
-    """A MatMul with int4 weights in blocks and float data."""
-    weight = helper.make_tensor("w", TensorProto.INT4, (64, 64), _RNG.integers(-7, 7, 4096))
-    text = """(float[1,8,64] x) => (float[1,8,64] m) {
-        wd = DequantizeLinear <axis=0, block_size=32>(w, ws) m = MatMul(x, wd) }"""
-    return graph(text, 21, w=weight, ws=np.full((2, 64), 0.01, np.float32))
+# A MatMul of float data with a weight in blocks.
+BLOCKS = """(float[1,8,64] x) => (float[1,8,64] m) {
+    wd = DequantizeLinear <axis=0, block_size=32>(w, ws) m = MatMul(x, wd) }"""
+
+
+def int4_matmul(dtype: int = TensorProto.INT4) -> onnx.ModelProto:
+    """A MatMul with weights of 4 bits in blocks and float data."""
+    lowest = 0 if dtype == TensorProto.UINT4 else -7
+    weight = helper.make_tensor("w", dtype, (64, 64), _RNG.integers(lowest, 7, 4096))
+    return graph(BLOCKS, 21, w=weight, ws=np.full((2, 64), 0.01, np.float32))
 
 
 def attention(pairs: bool) -> onnx.ModelProto:

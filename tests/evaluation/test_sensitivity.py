@@ -18,7 +18,7 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import Rule, TensorConfig
 from onnxq.config.commands import ProfileConfig
-from onnxq.config.faults import list_words
+from onnxq.config.faults import list_choices
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.profile import KINDS
@@ -165,7 +165,7 @@ def test_the_command_quantizes_by_itself_and_warns_of_made_up_inputs(work: Path)
 
 
 def test_every_grouping_is_offered() -> None:
-    assert tuple(list_words(ProfileConfig.model_fields["by"].annotation)) == KINDS
+    assert tuple(list_choices(ProfileConfig.model_fields["by"].annotation)) == KINDS
 
 
 def switch(site: str, *readers: str, weight: bool = False) -> Switch:

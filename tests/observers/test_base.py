@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from onnxq.config import list_presets, load_config
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.observers import create_observer, list_observers, register_observer
+from onnxq.observers import check_observers, create_observer, list_observers, register_observer
 from onnxq.observers.base import _REGISTRY
 from onnxq.spec import ObserverSpec, QuantSpec
 
@@ -37,6 +39,46 @@ def test_the_table_is_complete() -> None:
 def test_wrong_names_options_and_values_are_config_errors(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         create_observer(ObserverSpec(name, tuple(sorted(options.items()))), QUANT)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "path", "says"),
+    [
+        (
+            "activations:\n  observer: {name: percentile, percentile: 200}",
+            2,
+            "activations.observer",
+            "outside (50, 100]",
+        ),
+        ("mode: weight-only\nactivations: {observer: percentil}", 2, "activations.observer", "does not exist"),
+        ("weights: {observer: entropy}", 1, "weights.observer", "is not one that weights have"),
+        ("weights: {observer: {name: mse, bins: 4096}}", 1, "weights.observer", "takes no option 'bins'"),
+        ("rules:\n  - op: Conv\n    set: {observer: {name: mse, bins: 1}}", 3, "rules[0].set.observer", "outside 2048"),
+        ("rules: [{op: A, role: weight, set: {observer: aciq}}]", 1, "rules[0].set.observer", "that weights have"),
+    ],
+)
+def test_a_configuration_is_told_of_them_with_its_line(
+    tmp_path: Path, text: str, line: int, path: str, says: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        check_observers(load_config(file))
+    assert caught.value.subject == f"{file}:{line}: {path}"
+    assert says in caught.value.cause
+    assert caught.value.code in ("Q310", "Q311")
+
+
+@pytest.mark.parametrize(
+    "observer", ["mse", "entropy", {"name": "mse", "bins": 4096}, {"name": "mse", "signed_scales": True}]
+)
+def test_a_rule_for_all_kinds_of_tensors_may_name_what_one_of_them_has(observer: object) -> None:
+    check_observers(load_config(None, {"rules": [{"op": "Conv", "set": {"observer": observer}}]}))
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_presets_name_observers_that_are_there(name: str) -> None:
+    check_observers(load_config(name))
 
 
 @pytest.mark.parametrize("name", ["entropy", "aciq"])

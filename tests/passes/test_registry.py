@@ -63,3 +63,9 @@ def test_an_unknown_name_is_refused_with_its_place_and_a_name_like_it(tmp_path: 
     assert "4" in error.subject
     assert "no pass is called 'biasabsorption'" in error.cause
     assert "bias_absorption" in error.fix
+
+
+def test_a_name_like_none_is_refused_with_all_there_are():
+    with pytest.raises(ConfigError) as caught:
+        check_skip(Config(skip=("zzzz",)))
+    assert caught.value.fix == f"known: {', '.join(sorted(SKIPPABLE))}"

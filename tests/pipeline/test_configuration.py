@@ -41,7 +41,19 @@ def test_options_stand_above_the_configuration(tmp_path: Path) -> None:
     assert str(config.where("data.samples")) == "option: data.samples"
 
 
-def test_a_configuration_for_another_target_is_refused() -> None:
+def test_a_file_without_a_target_is_for_that_of_the_options(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("effort: fast\n")
+    config = make_config(path, {"target": "trt"}, Command.QUANTIZE)
+    assert (config.target, config.effort, config.source) == ("trt", "fast", str(path))
+    assert config.activations == load_config("trt-int8").activations
+
+
+def test_a_configuration_for_another_target_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("target: virtual\n")
+    with pytest.raises(ConfigError, match=r"target 'trt': the configuration '.*c.yaml' is for 'virtual'"):
+        make_config(path, {"target": "trt"}, Command.QUANTIZE)
     with pytest.raises(ConfigError, match="target 'trt': the configuration 'ort-int8' is for 'ort'"):
         make_config("ort-int8", {"target": "trt"}, Command.PLAN)
 
@@ -68,6 +80,8 @@ def test_a_registered_target_goes_by_its_name(monkeypatch: pytest.MonkeyPatch, t
 def test_names_in_the_configuration_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"skip\[0\]: no pass is called 'roundign'(.|\n)*'rounding'"):
         make_config(None, {"skip": ["roundign"]}, Command.QUANTIZE)
+    with pytest.raises(ConfigError, match=r"activations\.observer: observer 'percentile': percentile=200"):
+        make_config(None, {"activations.observer": {"name": "percentile", "percentile": 200}}, Command.PLAN)
     with pytest.raises(ConfigError, match="cannot be 4 on average"):
         make_config(None, {"weight_bits_budget": 4}, Command.QUANTIZE)
 

@@ -33,8 +33,8 @@ def _inputs(count: int, **update: object):
     return read_data(PREPARED, {"x": data}, config)
 
 
-@given(count=st.integers(3, 200))
-def test_three_disjoint_sets_from_three_samples_on(count: int) -> None:
+@given(count=st.integers(4, 200))
+def test_three_disjoint_sets_where_two_samples_beside_the_extremes_are_free(count: int) -> None:
     inputs = _inputs(count)
     sets = [_ids(part) for part in (inputs.calibration, inputs.validation, inputs.test)]
     assert all(sets)
@@ -44,13 +44,23 @@ def test_three_disjoint_sets_from_three_samples_on(count: int) -> None:
     assert len(sets[1]) <= 16
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_too_few_samples_are_used_twice_and_never_none(count: int) -> None:
+    """The least and the greatest are for the ranges, so that of three samples one is left for the check."""
     inputs = _inputs(count)
     sets = [_ids(part) for part in (inputs.calibration, inputs.validation, inputs.test)]
     assert all(sets)
-    assert bool(sets[1] & sets[2]) == (count == 1)
-    assert inputs.seen == ("calibration" if count == 1 else "")
+    assert sets[0] == sets[1]
+    assert bool(sets[1] & sets[2]) == (count < 3)
+    assert inputs.seen == ("calibration" if count < 3 else "")
+
+
+@pytest.mark.parametrize(("holdout", "note"), [(4, ""), (7, "; 6 samples are held back where 7 were asked for")])
+def test_fewer_than_were_asked_for_are_told(holdout: int, note: str) -> None:
+    config = load_config("ort-int8", {"verify.holdout": holdout, "effort": "fast"})
+    inputs = read_data(PREPARED, {"x": np.arange(32, dtype=np.float32).reshape(8, 1, 4)}, config)
+    assert inputs.description.partition("8 samples")[2].startswith(note)
+    assert len(inputs.test) == min(holdout, 6)
 
 
 def test_nothing_is_kept_for_choices_where_nothing_is_chosen() -> None:

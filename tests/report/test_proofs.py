@@ -92,6 +92,13 @@ def test_the_tables_at_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_weights_alone_are_counted_by_the_type_that_kernels_read() -> None:
+    product = replace(NODES[1], type="uint4 weights, float32", computed=("float32",), stored="uint4", reason="")
+    text = shown(show_proof, replace(PROOF, nodes=(product, replace(NODES[1], node="other"))), width=None)
+    assert "weights   MatMul 1/2 in uint4\n" in text
+    assert "\nint8 " not in text
+
+
 def test_verbose_lists_fused_pairs_and_kernels() -> None:
     text = shown(show_proof, PROOF, width=None, verbose=True)
     assert "int8, 2 float32" in text

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from onnxq.config import Config, list_presets, load_config
+from onnxq.config import Config, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement.pairs import Decision
@@ -334,12 +334,10 @@ def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target:
     values |= {} if target is None else {"target": target}
     if "target" in values:
         values["target"] = rename_backend(values["target"])
-    # A target brings the defaults of its preset, as in the commands.
-    preset = f"{values.get('target')}-int8"
-    if config is None or isinstance(config, Mapping):
-        return load_config(values.pop("extends", preset if preset in list_presets() else None), values)
-    if not isinstance(config, (Config, str, Path)):
+    source = values.pop("extends", None) if isinstance(config, Mapping) else config
+    if not isinstance(source, (Config, str, Path, type(None))):
         raise ConfigError(
-            "config", f"{type(config).__name__} is no configuration", "give a preset, a file or keys", code="Q301"
+            "config", f"{type(source).__name__} is no configuration", "give a preset, a file or keys", code="Q301"
         )
-    return load_config(config, values)
+    # A target brings the defaults of its preset, as in the commands.
+    return load_config(source, values, target=values.get("target"))

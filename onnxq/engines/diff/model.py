@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnxq.annotate import WeightSums
 from onnxq.sites import Refusal
+from onnxq.wording import abbreviate
 
 FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
@@ -157,6 +158,8 @@ class Difference:
     saved: files written. unmet: tolerances not met, in the order of the outputs. missing: engines asked for by name
     that could not run. divergences: at most one for every run.
     """
+
+    __repr__ = abbreviate
 
     float_model: str = ""
     quantized_model: str = ""

@@ -111,13 +111,13 @@ def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> N
     op, found = node.op_type, find_workers(node.op_type, kernels)
     kind, names = find_computed_type(op, found), tuple(kernel.name for kernel in kernels)
     types = describe_types(op, found[0]) if found else ""
-    reason = "" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types)
+    stored = find_arithmetic(op, found[0]).stored if found else ""
+    reason = "" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types, stored=stored)
     proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
     if not found:
         return proof
-    first, stored = found[0], find_arithmetic(op, found[0]).stored
     computed = tuple(dict.fromkeys(one.dtype for one in list_arithmetic(op, found)))
-    return replace(proof, kernel=first.name, kind=first.kind, computed=computed, stored=stored)
+    return replace(proof, kernel=found[0].name, kind=found[0].kind, computed=computed, stored=stored)
 
 
 def _judge_pair(
@@ -160,7 +160,8 @@ def _takes_integers(
     if proof is not None and proof.op in PRODUCTS:
         if proof.type == UNSEEN:
             return None
-        stored = pair.role is Role.WEIGHT and proof.stored == pair.storage
+        # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
+        stored = pair.role is Role.WEIGHT and proof.stored.removeprefix("u") == pair.storage.removeprefix("u")
         return proof.type in (INT8, FLOAT8) or stored
     # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
     own = by_node.get(pair.dequantize, ())

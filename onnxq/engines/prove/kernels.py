@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, Kernel, Tensor
+from onnxq.engines.prove.proof import FLOAT8, INT8, STORED, UNSEEN, Kernel, Tensor
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"})
@@ -35,9 +35,10 @@ ORT_INT8 = frozenset(
         "QLinearReduceMean", "QLinearWhere",
     }
 )  # fmt: skip
-_ORT_WEIGHTS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
+# On float data and weights in few bits.
+ORT_WEIGHTS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
 
-_INTEGERS = frozenset({INT8, "uint8", "int4", "uint4", FLOAT8, "float4", "int16", "uint16"})
+_INTEGERS = frozenset({INT8, "uint8", FLOAT8, *STORED, "int16", "uint16"})
 _BYTES = frozenset({INT8, "uint8"})
 
 
@@ -87,7 +88,7 @@ def find_arithmetic(op: str, kernel: Kernel) -> Arithmetic:
     """The arithmetic of a kernel that computes a node of this operator."""
     if kernel.kind in ORT_INT8:
         return Arithmetic(INT8)
-    if kernel.kind in _ORT_WEIGHTS:
+    if kernel.kind in ORT_WEIGHTS:
         return Arithmetic(_find_float_type(kernel.inputs + kernel.outputs), _find_weight_type(kernel.weights) or INT8)
     operands = _find_operands(op, kernel)
     types = {tensor.dtype for tensor in operands}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import onnx
 
-from onnxq.engines.prove.kernels import ORT_INT8
+from onnxq.engines.prove.kernels import ORT_INT8, ORT_WEIGHTS
 from onnxq.engines.prove.proof import Kernel, Tensor
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.scopes import walk_graphs
@@ -132,10 +133,16 @@ def _make_kernel(node: NodeRef, finder: _Finder, index: GraphIndex, after: Graph
     def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
         return tuple(_describe_tensor(tensor, index, after) for tensor in tensors)
 
+    weights = describe(tensor for tensor in read if after.is_constant(tensor))
+    if node.op_type in ORT_WEIGHTS and node.attrs.get("bits"):
+        # Integers of few bits are packed into bytes, and an attribute says how many they are.
+        stored = f"uint{node.attrs['bits']}"
+        weights = tuple(replace(one, dtype=stored) if one.dtype == "uint8" else one for one in weights)
+
     return Kernel(
         name=node.name, kind=node.op_type, nodes=finder.find_nodes(node), outputs=describe(made),
         inputs=describe(tensor for tensor in read if not after.is_constant(tensor)),
-        weights=describe(tensor for tensor in read if after.is_constant(tensor)),
+        weights=weights,
         tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}", moves=node.op_type in _MOVES,
     )  # fmt: skip
 

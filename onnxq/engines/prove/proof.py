@@ -11,11 +11,12 @@ from onnxq.annotate import WeightSums
 from onnxq.engines.builder.process import BuildState
 from onnxq.engines.saturation.model import Cost
 from onnxq.sites import Caution
+from onnxq.wording import abbreviate
 
 INT8, FLOAT8 = "int8", "float8"
 UNSEEN = "unseen"
 # Types that weights are kept in and no kernel computes in.
-STORED = ("int4", "uint4", "float4")
+STORED = ("int4", "uint4", "int2", "uint2", "float4")
 # Types that a node can be required to run in.
 TYPES = (INT8, FLOAT8, "float16", "bfloat16", "float32", *STORED)
 
@@ -93,8 +94,11 @@ class NodeProof:
     stored: str = ""
 
     def runs_in(self, dtype: str) -> bool:
-        """True when all of its arithmetic is in a type, or its weight in a type that no kernel computes in."""
-        return self.stored == dtype if dtype in STORED else self.computed == (dtype,)
+        """True when all of its arithmetic is in a type, or its weight in a type that no kernel computes in.
+
+        int4 and int2 are those without a sign too, as int8 is: an engine may move the zero point and read the same.
+        """
+        return self.stored in (dtype, f"u{dtype}") if dtype in STORED else self.computed == (dtype,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +188,8 @@ class Proof:
     Runtime, with the sums that can overflow on CPUs without VNNI. cost: of those, on samples; None without samples.
     require_exact: nothing may overflow.
     """
+
+    __repr__ = abbreviate
 
     source: str
     build: Build

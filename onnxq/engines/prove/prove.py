@@ -23,7 +23,7 @@ from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
-from onnxq.engines.prove.proof import TYPES, Build, Kernel, NodeProof, Proof, Reduced, Requirement
+from onnxq.engines.prove.proof import STORED, TYPES, Build, Kernel, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.prove.trt_kernels import read_inspector, read_layers_message
@@ -88,7 +88,8 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         capability = _read_capability(request, engine)
         proto = infer_shapes(add_libraries(read_integer_products(inspection.model), request.libraries))
         index = GraphIndex(proto)
-    required = _select_required(index, request.require)
+        reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
+    required = _select_required(index, request.require, reasons)
     _check_types(request.forbid, "forbid")
     # ONNX Runtime builds for any size.
     shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
@@ -114,7 +115,6 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     reduced = _reduce(index, job, result, request) if request.reduce and not built else None
     if reduced is not None and reduced.path:
         saved = (*saved, reduced.path)
-    reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
     with request.progress("finding the kernels of nodes and pairs"):
         nodes, sites = judge_model(index, inspection, kernels, reasons) if built else ((), ())
     proof = Proof(
@@ -181,16 +181,19 @@ def _check_types(types: Iterable[str], option: str) -> None:
             raise ConfigError(f"{option}: {dtype}", cause, suggest_names(dtype, TYPES), code="Q312")
 
 
-def _select_required(index: GraphIndex, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, ...]]:
-    """The heavy nodes that each (type, pattern) selects, by name or operator.
+def _select_required(
+    index: GraphIndex, wanted: Sequence[tuple[str, str]], reasons: Reasons
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The heavy nodes that each (type, pattern) selects, by name or operator; of types of weights those with a weight.
 
     Raises ConfigError for an unknown type, or a pattern that selects none.
     """
     _check_types((dtype for dtype, _ in wanted), "require")
-    heavy = find_heavy_nodes(index)
+    every = find_heavy_nodes(index)
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for dtype, pattern in wanted:
         subject = f"require: {pattern}"
+        heavy = [node for node in every if dtype not in STORED or reasons.has_weight(node)]
         try:
             names = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
         except re.error as error:

@@ -33,6 +33,9 @@ _SIGNED = (
     "its input is int8, which ONNX Runtime on x86 turns into uint8 one tensor at a time and not everywhere: quantize "
     "activations to uint8"
 )
+_DEQUANTIZED = "its weight alone is quantized, and dequantized in each run"
+# Operators that ONNX Runtime 1.32 reads the integers of a weight beside float data in, and those that keep it from it.
+_ALONE, _BOUNDS = ("MatMul", "Gemm"), ("Relu", "Clip")
 # Int8 kernels of TensorRT need 8.0 or more.
 _TURING = (7, 5)
 # Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
@@ -57,13 +60,18 @@ class Reasons:
     def __post_init__(self) -> None:
         self._by_dequantize.update({pair.dequantize: pair for pair in self.pairs if pair.dequantize})
 
-    def explain_node(self, node: NodeRef, kind: str, types: str) -> str:
-        """Why a heavy node does not run in int8; "" when the model does not show it."""
+    def explain_node(self, node: NodeRef, kind: str, types: str, *, stored: str = "") -> str:
+        """Why a heavy node does not run in int8; "" where its weight alone is quantized, and read so.
+
+        stored: type of a weight that its kernel reads in fewer bits than it computes in, "" for none.
+        """
         # From the surest to the least sure: the plan's own word, a missing kernel, then faults of the pairs.
         left = next((one for one in self.left if one.subject == node.name), None)
         if left is not None:
             return f"the plan left it float: {left.reason}"
         family = ORT if self.engine == ORT else TRT
+        if self._has_weight_alone(node) and (stored or family == ORT):
+            return "" if stored else self._explain_dequantized(node)
         if node.op_type in _NO_KERNEL[family]:
             text = f"{'ONNX Runtime' if family == ORT else 'TensorRT'} has no int8 kernel for {node.op_type}"
             return f"{text}; its list names no kernel for it" if kind == UNSEEN else text
@@ -77,6 +85,10 @@ class Reasons:
         if not fault and family == ORT and pair is not None and self._read_type(pair) == "int8":
             return _SIGNED
         return fault or f"its pairs are in place, but the engine took another kernel: {types}"
+
+    def has_weight(self, node: NodeRef) -> bool:
+        """True for a node with a constant operand, quantized or not."""
+        return any(self._is_constant(node, k) for k in range(1, len(node.inputs)))
 
     def explain_site(self, pair: PairInfo, rule: str, unfused: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
         """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
@@ -92,6 +104,21 @@ class Reasons:
         if not pair.dequantize:
             return "nothing dequantizes it"
         return "no kernel in the engine's list names it: it was merged with an equal pair or computed away"
+
+    def _has_weight_alone(self, node: NodeRef) -> bool:
+        """True for a product of float data and a quantized weight."""
+        weight = self._find_pair(node, 1) if node.op_type in PRODUCTS else None
+        return weight is not None and weight.role is Role.WEIGHT and self._find_pair(node, 0) is None
+
+    def _explain_dequantized(self, node: NodeRef) -> str:
+        """Why ONNX Runtime does not read the integers of a weight alone."""
+        if node.op_type not in _ALONE:
+            return f"{_DEQUANTIZED}: ONNX Runtime reads integers beside float data in {' and '.join(_ALONE)} alone"
+        readers = self.index.readers(node.result)
+        if len(readers) == 1 and readers[0].op_type in _BOUNDS:
+            # It looks for the QuantizeLinear of an int8 product behind these, and gives up where none is.
+            return f"{_DEQUANTIZED}: ONNX Runtime makes no MatMulNBits with {readers[0].op_type} right behind it"
+        return _DEQUANTIZED
 
     def _find_operand_fault(self, node: NodeRef) -> str:
         """The first fault of the pairs in front of a product or pool, "" for none."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto
 
 import onnxq
 from onnxq.errors import ConfigError
@@ -48,11 +50,62 @@ def test_products_keep_their_nodes_when_quantization_moves_over_a_transpose():
     assert {one.state for one in proof.sites} == {"fused"}
 
 
-def test_weights_in_four_bits():
-    proof = onnxq.prove(kit.int4_matmul(), overrides={"engine": "ort"})
+@pytest.mark.parametrize("dtype", [TensorProto.INT4, TensorProto.UINT4])
+def test_weights_alone_in_four_bits(dtype: int):
+    proof = onnxq.prove(kit.int4_matmul(dtype), overrides={"engine": "ort", "require": [("int4", "MatMul")]})
     node = proof.node("m/MatMul")
-    assert node.kind == "MatMulNBits"
-    assert node.type.endswith("weights, float32")
+    # ONNX Runtime's operator holds unsigned integers, whatever the file has.
+    assert (node.kind, node.type, node.types) == ("MatMulNBits", "uint4 weights, float32", "float32 x uint4 -> float32")
+    assert proof.site("w").state == "fused"
+    assert node.reason == ""
+    assert proof.holds
+
+
+def test_what_reads_its_weight_in_another_width_does_not_run_in_four_bits():
+    eight = kit.graph(kit.BLOCKS, 21, w=kit.MATRIX, ws=np.full((2, 64), 0.01, np.float32))
+    proof = onnxq.prove(eight, overrides={"engine": "ort", "require": [("int4", "MatMul")]})
+    assert (proof.node("m/MatMul").type, proof.site("w").state) == ("uint8 weights, float32", "fused")
+    assert proof.unmet == ("m/MatMul",)
+
+
+def blocks(before: str, after: str) -> onnx.ModelProto:
+    text = kit.BLOCKS.replace(before, after)
+    return kit.graph(text, 21, w=kit.MATRIX, ws=np.full((2, 64), 0.01, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (
+            blocks("m = MatMul(x, wd)", "h = MatMul(x, wd) r = Relu(h) m = Tanh(r)"),
+            "no MatMulNBits with Relu right behind it",
+        ),
+        (blocks("m) {", "m, float[64,64] wd) {"), "and dequantized in each run"),
+        (kit.only_weights(), "in MatMul and Gemm alone"),
+    ],
+)
+def test_weights_alone_that_are_dequantized_in_each_run_say_why(model: onnx.ModelProto, why: str):
+    proof = onnxq.prove(model, overrides={"engine": "ort"})
+    (node,) = proof.nodes
+    assert why in node.reason
+    assert proof.site("w").state == "not fused"
+
+
+def test_weights_are_required_of_products_that_have_one():
+    proof = onnxq.prove(
+        blocks("m = MatMul(x, wd)", "h = MatMul(x, wd) t = Transpose<perm=[0,2,1]>(h) m = MatMul(x, t)"),
+        overrides={"engine": "ort", "require": [("uint4", "MatMul")]},
+    )
+    assert [one.nodes for one in proof.requirements] == [("h/MatMul",)]
+
+
+def test_operators_on_blocks_are_fused_as_pairs_are():
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    model = kit.graph("(float[8,64] x) => (float[8,64] y) { y = MatMul(x, w) }", 17, w=weight)
+    made = onnxq.quantize(model, config="ort-int4-weights", overrides={"emit": "nbits", "projection_bits": 4}).model
+    proof = onnxq.prove(made, overrides={"engine": "ort", "require": [("int4", "MatMul")]})
+    assert {one.kind for one in proof.nodes} == {"MatMulNBits"}
+    assert proof.holds
 
 
 def test_a_quantized_network_with_its_plan():
