@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from onnx import ValueInfoProto, helper
@@ -20,7 +19,7 @@ from onnxq.evaluation.selections import find_selections, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import list_reads
-from onnxq.graph.subgraph import Cutter
+from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.graph.weights import count_tensor_bytes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
@@ -154,14 +153,16 @@ def _run_part(
     threads: int = 0,
 ) -> list[Values]:
     """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
-    fed: dict[str, np.dtype[Any]] = {}
-    for name in cutter.list_inputs(nodes):
-        kind = 0 if types is None else types.dtype(TensorId(name))
-        fed[name] = helper.tensor_dtype_to_np_dtype(kind) if kind else alive[0][name].dtype
-    inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(kind), None) for n, kind in fed.items()]
+    kinds = {name: 0 if types is None else types.dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
+    inputs = [declare_input(name, [values[name] for values in alive], kind) for name, kind in kinds.items()]
     part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
     session = Session(part, optimize=optimize, threads=threads, arena=False)
-    return [session.run({name: values[name].astype(fed[name], copy=False) for name in fed}) for values in alive]
+    return [session.run({name: _convert(values[name], kind) for name, kind in kinds.items()}) for values in alive]
+
+
+def _convert(value: Array, kind: int) -> Array:
+    """The value in an ONNX type; as it is for 0, and in sequences."""
+    return value.astype(helper.tensor_dtype_to_np_dtype(kind), copy=False) if kind else value
 
 
 def _sum_errors(

@@ -119,6 +119,8 @@ class Report:
     cpu: str = ""
     # Description of the calibration data.
     data: str = ""
+    # The code of others that was run: libraries, a metric, a scheduler. A function that gave the data stands in `data`.
+    code: tuple[str, ...] = ()
     # Ranges come from made-up inputs; shown as a banner.
     synthetic: bool = False
     source_bytes: int = 0

@@ -111,6 +111,8 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
         yield "float types", Text(*format_precision(report.float_types, verbose))
     if report.data:
         yield "data", Text(report.data)
+    if report.code:
+        yield "ran", Text(*report.code)
     if report.stages:
         yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
