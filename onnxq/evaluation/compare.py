@@ -35,12 +35,14 @@ class ModelErrors:
     """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
     outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
+    # As of ErrorAccumulator.
+    top_k: int = 0
     _each: dict[str, list[float]] = field(default_factory=dict)
 
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         for name, pairs in pair_outputs(feeds, reference, got):
-            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
+            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k))
             before = sums.noise
             for one, two in pairs:
                 sums.update(one, two)
@@ -111,7 +113,7 @@ def compare_models(
     outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
     count that it does not leave out as padding.
     """
-    sums = {label: ModelErrors() for label in pairs}
+    sums = {label: ModelErrors(top_k=1) for label in pairs}
     for feeds in samples:
         done: dict[int, dict[str, Array]] = {}
         # By identity: sessions compare by nothing else, and the float model's is in most pairs.

@@ -139,6 +139,11 @@ def format_warning(warning: Caution, style: str = "yellow") -> Text:
     return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
 
 
+def format_verdict(word: str, style: str, text: str) -> Text:
+    """Format a verdict, `good: text`, of which the word stands out."""
+    return Text(word, style=style).join_text(f": {text}" if text else "")
+
+
 def format_bytes(count: int) -> str:
     """Format bytes: 18.6 MB."""
     value, unit = float(count), "B"

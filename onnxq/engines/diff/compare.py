@@ -39,6 +39,7 @@ from onnxq.engines.diff.outputs import OutputSums, find_output_step
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
+from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.plan.names import QUANTIZE
@@ -192,7 +193,8 @@ class _Comparison:
         ]
         self._describe_runs(sums.seen)
         self._check_same_samples(sums)
-        return sums.make_results([run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)])
+        runs = [run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)]
+        return sums.make_results(runs, find_class_scores(self.engines.float_index))
 
     def _proves(self, run: str) -> bool:
         """True for a float run from a file: it only proves that the samples are the same."""
