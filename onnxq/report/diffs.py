@@ -21,6 +21,7 @@ from onnxq.report.terminal import (
     format_decibel,
     format_verdict,
     format_warning,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -107,11 +108,13 @@ def _list_figures(found: Difference) -> list[RunFigure]:
 
 def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableType]]:
     synthetic = ["on made-up inputs, which are not the task's"] if found.synthetic else []
-    grade, text = make_verdict(_list_figures(found), synthetic)
+    grade, text = make_verdict(_list_figures(found), [one for run in found.choices.values() for one in run], synthetic)
     yield "verdict", format_verdict(grade.name, grade.style, text)
     yield "runs", _make_run_table(found)
     if found.outputs:
         yield "outputs", _make_output_table(found)
+    for run, choices in found.choices.items():
+        yield "choices", Group(Text(_label_runs(found).get(run, run)), *list_choices(choices))
     yield "engines", Text(*_describe_engines(found))
     for piece in found.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))

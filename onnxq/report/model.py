@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from onnxq.engines.diff.measure import SAME_DB
 from onnxq.engines.diff.model import OFF, ON, label_run
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.report.terminal import format_decibel
@@ -80,7 +81,7 @@ class RunFigure:
         return next(reached, GRADES[-1])
 
     def describe_agreement(self) -> str:
-        """In how many rows the largest value is where float's is; "" where it does not look like scores."""
+        """The rows whose largest value is where float's is; "" where it does not look like scores."""
         return f"top-1 the same in {round(self.top_1 * self.rows)} of {self.rows}" if self.rows else ""
 
     def describe_error(self) -> str:
@@ -111,11 +112,15 @@ def describe_figures(figures: Sequence[RunFigure]) -> str:
     return f"{text}; {'' if least is worst else f'{least.output}: '}{least.describe_agreement()}"
 
 
-def make_verdict(figures: Sequence[RunFigure], facts: Sequence[str] = ()) -> tuple[Grade, str]:
-    """The grade of outputs, and why, in a line. facts: told behind it."""
+def make_verdict(
+    figures: Sequence[RunFigure], choices: Sequence[ChoiceAgreement] = (), facts: Sequence[str] = ()
+) -> tuple[Grade, str]:
+    """The grade of outputs, and why, in a line. choices: of which outputs may hold nothing else. facts: told behind."""
     worst = find_worst_figure(figures)
     grade = UNCHECKED if worst is None else worst.grade
-    return grade, "; ".join(filter(None, (describe_figures(figures), *facts)))
+    found = min((one for one in choices if one.decides), key=lambda one: one.share, default=None)
+    chosen = "" if found is None else f"{', '.join(found.decides)}: {100 * found.share:.4g} % chosen as in float"
+    return grade, "; ".join(filter(None, (describe_figures(figures), chosen, *facts)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,11 +227,15 @@ class Report:
     cpu: str = ""
     # Description of the calibration data.
     data: str = ""
+    # The code of others that was run: libraries, a metric, a scheduler. A function that gave the data stands in `data`.
+    code: tuple[str, ...] = ()
     # Ranges come from made-up inputs; shown as a banner.
     synthetic: bool = False
     source_bytes: int = 0
     output_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
+    # Choices of the float model, on which `checks` compares, and how far those of the quantized one are the same.
+    choices: tuple[ChoiceAgreement, ...] = ()
     # Number of samples of `checks`.
     checked: int = 0
     # Segments that the models were compared in, of which `checks` has the worst; 0 where they ran whole.

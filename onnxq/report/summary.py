@@ -27,6 +27,7 @@ from onnxq.report.terminal import (
     format_verdict,
     format_warning,
     join_lines,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -111,6 +112,8 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
         yield "float types", Text(*format_precision(report.float_types, verbose))
     if report.data:
         yield "data", Text(report.data)
+    if report.code:
+        yield "ran", Text(*report.code)
     if report.stages:
         yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
@@ -122,7 +125,7 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
 
 
 def _make_verdict(report: Report) -> Text:
-    """Whether the result is good, and what it gains."""
+    """The verdict on the result, with its gains."""
     latency, wish, facts = report.latency, report.promotion, []
     if report.figures and report.made_up and not report.unchanged:
         facts.append("on made-up inputs, which are not the task's")
@@ -133,7 +136,7 @@ def _make_verdict(report: Report) -> Text:
     facts.append(_describe_size(report))
     if latency is not None and not math.isnan(latency.ratio):
         facts.append(f"{latency.ratio:.2f}x {'the speed of float' if report.slower else 'faster'}")
-    grade, text = make_verdict(report.figures, ([] if report.figures else [report.unchecked]) + facts)
+    grade, text = make_verdict(report.figures, report.choices, ([] if report.figures else [report.unchecked]) + facts)
     if report.unchanged:
         more = " more" if report.already else ""
         why = f"int8 would not pay, so that nothing{more} is quantized"
@@ -191,7 +194,8 @@ def _make_checks(report: Report) -> RenderableType:
         compared = f"compared in {report.segments} segments, each on the float model's values"
         legend.append(f"{compared}, as models of 1 GB and more are; the worst are shown")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
-    return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, Text(*legend, style="dim"))
+    table = make_table(columns, rows, right=columns[1:], names=("output",))
+    return Group(table, *parts, *list_choices(report.choices), Text(*legend, style="dim"))
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.report import Latency, OutputCheck, Report
-from onnxq.report.model import GRADES, RunFigure, describe_figures, find_worst_figure
+from onnxq.report.model import GRADES, RunFigure, describe_figures, find_worst_figure, make_verdict
 from onnxq.report.summary import show_report
 from onnxq.sites import Caution, LeftFloat, Refusal
 from tests.report.kit import shown
@@ -56,6 +57,17 @@ def test_the_worst_output_is_named_and_the_agreement_of_another() -> None:
     assert find_worst_figure([replace(as_file, sqnr_db=29.0), FIGURE]) != FIGURE
     lost = replace(scores, top_1=0.6)
     assert describe_figures([FIGURE, lost]).endswith("as ORT runs it; top-1 the same in 120 of 200")
+
+
+def test_choices_that_an_output_holds_are_told() -> None:
+    label = ChoiceAgreement(
+        node="a", op="ArgMax", values=("h",), outputs=(), decides=("label",), chosen=1.0, shared=0.96875
+    )
+    inside = replace(label, node="b", decides=(), shared=0.5)
+    grade, text = make_verdict([FIGURE], [inside, label], ["2.0x smaller"])
+    assert (grade.name, text) == (
+        "good", "y has 31.0 dB against float as ORT runs it; label: 96.88 % chosen as in float; 2.0x smaller"
+    )  # fmt: skip
 
 
 REPORT = Report(
