@@ -180,7 +180,7 @@ def list_choices(choices: Sequence[ChoiceAgreement]) -> list[Text]:
 
 
 def _describe_choice(choice: ChoiceAgreement) -> str:
-    """How many are the same, and which outputs are compared on the float model's."""
+    """The number of those that are the same, and the outputs that are compared on the float model's."""
     same = f"{choice.shared:.4g} of {choice.chosen:.4g} chosen are the same as in float"
     if choice.chosen == 1:
         same = f"{100 * choice.shared:.4g} % of the choices are the same as in float"
