@@ -63,6 +63,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         source_bytes=state.source.size_bytes,
         output_bytes=measure_size(model),
         checks=trial.outputs if trial else (),
+        choices=trial.choices if trial else (),
         checked=trial.samples if trial else 0,
         segments=trial.segments if trial else 0,
         made_up=_name_made_up(ctx, trial),

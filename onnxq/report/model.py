@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
@@ -125,6 +126,8 @@ class Report:
     source_bytes: int = 0
     output_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
+    # Choices of the float model, on which `checks` compares, and how far those of the quantized one are the same.
+    choices: tuple[ChoiceAgreement, ...] = ()
     # Number of samples of `checks`.
     checked: int = 0
     # Segments that the models were compared in, of which `checks` has the worst; 0 where they ran whole.

@@ -25,6 +25,7 @@ from onnxq.report.terminal import (
     format_threads,
     format_warning,
     join_lines,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -161,7 +162,8 @@ def _make_checks(report: Report) -> RenderableType:
         compared = f"compared in {report.segments} segments, each on the float model's values"
         legend.append(f"{compared}, as models of 1 GB and more are; the worst are shown")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
-    return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, Text(*legend, style="dim"))
+    table = make_table(columns, rows, right=columns[1:], names=("output",))
+    return Group(table, *parts, *list_choices(report.choices), Text(*legend, style="dim"))
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:

@@ -101,13 +101,19 @@ class Session:
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.
         """
         names = [value.name for value in self.outputs] if outputs is None else list(outputs)
-        ready: dict[str, Any] = {name: np.asarray(value) for name, value in feeds.items()}
+        ready: dict[str, Any] = {
+            name: value if self._is_sequence(name) else np.asarray(value) for name, value in feeds.items()
+        }
         self._check(ready)
         try:
             values = self._session.run(names, ready)
         except list_faults() as error:
             raise explain_run_failure(error, self._label) from error
         return dict(zip(names, values, strict=True))
+
+    def _is_sequence(self, name: str) -> bool:
+        """True for an input that takes a list of arrays."""
+        return name in self._types and self._types[name][0].startswith("seq(")
 
     def _check(self, feeds: Feeds) -> None:
         """Name missing, unknown and wrongly typed inputs, which ORT reports without a name."""
@@ -120,7 +126,7 @@ class Session:
                 raise DataError(f"input {name!r}", "was not given a value", suggest_names(name, feeds), code="Q207")
             value = feeds[name]
             # Text has several dtypes in numpy, and sequences and maps have none that could be compared.
-            if value.dtype.kind in "OUS" or not type_name.startswith("tensor("):
+            if not type_name.startswith("tensor(") or value.dtype.kind in "OUS":
                 continue
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if want and got != want:
