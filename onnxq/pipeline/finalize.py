@@ -57,11 +57,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
+        code=_name_code(ctx),
         # Scales of each run need no samples, and the summary says what the check ran on.
         synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
         output_bytes=measure_size(model),
         checks=trial.outputs if trial else (),
+        choices=trial.choices if trial else (),
         checked=trial.samples if trial else 0,
         segments=trial.segments if trial else 0,
         made_up=_name_made_up(ctx, trial),
@@ -97,6 +99,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         stages=tuple(ctx.timers.costs),
     )
     return Result(model, plan, account, state.source.files)
+
+
+def _name_code(ctx: RunContext) -> tuple[str, ...]:
+    """The code that was run besides our own, but for functions that gave data."""
+    metric, dask = ctx.request.metric, ctx.config.scale.dask
+    named = (metric.name if metric is not None else "", f"objects of {dask}" if dask else "")
+    return (*ctx.config.runtime.libraries, *filter(None, named))
 
 
 def _measure(

@@ -12,6 +12,7 @@ from onnxq.config import RuntimeConfig
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import (
     Model,
     ModelLike,
@@ -123,7 +124,10 @@ def prove_equal(state: State, samples: Iterable[Mapping[str, Array]], *, progres
     some, errors = list(samples), ModelErrors()
     with progress("comparing the simplified model with the original") as task:
         # One session at a time: each may hold gigabytes.
-        before, after = (_run_samples(model, some) for model in (state.named, state.model))
+        selections = find_selections(state.named)
+        before = _run_samples(selections.expose_choices(state.named), some)
+        given = [selections.add_choices(feeds, outputs) for feeds, outputs in zip(some, before, strict=True)]
+        after = _run_samples(selections.take_choices(state.model), given)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)
     found = errors.results()

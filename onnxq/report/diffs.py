@@ -20,6 +20,7 @@ from onnxq.report.terminal import (
     View,
     format_decibel,
     format_warning,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -94,6 +95,8 @@ def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableT
     yield "runs", _make_run_table(found)
     if found.outputs:
         yield "outputs", _make_output_table(found)
+    for run, choices in found.choices.items():
+        yield "choices", Group(Text(_label_runs(found).get(run, run)), *list_choices(choices))
     yield "engines", Text(*_describe_engines(found))
     for piece in found.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))

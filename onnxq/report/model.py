@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
@@ -118,11 +119,15 @@ class Report:
     cpu: str = ""
     # Description of the calibration data.
     data: str = ""
+    # The code of others that was run: libraries, a metric, a scheduler. A function that gave the data stands in `data`.
+    code: tuple[str, ...] = ()
     # Ranges come from made-up inputs; shown as a banner.
     synthetic: bool = False
     source_bytes: int = 0
     output_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
+    # Choices of the float model, on which `checks` compares, and how far those of the quantized one are the same.
+    choices: tuple[ChoiceAgreement, ...] = ()
     # Number of samples of `checks`.
     checked: int = 0
     # Segments that the models were compared in, of which `checks` has the worst; 0 where they ran whole.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import PurePath
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.report.columns import Text
@@ -17,6 +17,7 @@ from onnxq.report.terminal import (
     View,
     format_decibel,
     format_warning,
+    list_choices,
     make_sheet,
     make_table,
     select_rows,
@@ -72,6 +73,8 @@ def _make_rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
                 names=("output",),
             ),
         )
+    if found.choices:
+        yield "choices", Group(*list_choices(found.choices))
     yield (
         "read",
         Text("isolated: only it is quantized; left out: all but it; gain: what leaving it float would bring back"),

@@ -25,6 +25,7 @@ from onnxq.report.terminal import (
     format_threads,
     format_warning,
     join_lines,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -110,6 +111,8 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
         yield "float types", Text(*format_precision(report.float_types, verbose))
     if report.data:
         yield "data", Text(report.data)
+    if report.code:
+        yield "ran", Text(*report.code)
     if report.stages:
         yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
@@ -159,7 +162,8 @@ def _make_checks(report: Report) -> RenderableType:
         compared = f"compared in {report.segments} segments, each on the float model's values"
         legend.append(f"{compared}, as models of 1 GB and more are; the worst are shown")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
-    return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, Text(*legend, style="dim"))
+    table = make_table(columns, rows, right=columns[1:], names=("output",))
+    return Group(table, *parts, *list_choices(report.choices), Text(*legend, style="dim"))
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:

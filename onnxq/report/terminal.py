@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from onnxq.escapes import escape_line, escape_lines
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.report.columns import Rows, Text, fit_renderable
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
@@ -20,6 +21,8 @@ from onnxq.wording import translate_text
 T = TypeVar("T")
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
+# Lines on choices.
+_CHOICES = 3
 MORE = "`verbose=True` lists them all"
 
 
@@ -161,6 +164,24 @@ def part_text(name: str, part: str, whole_db: float) -> Text:
     return Text(
         f"{part} is the part of {name} that is farthest; as a whole it has {format_decibel(whole_db)}", style="dim"
     )
+
+
+def list_choices(choices: Sequence[ChoiceAgreement]) -> list[Text]:
+    """Lines on how far the quantized model chooses as the float model does, the worst first."""
+    ranked = sorted(choices, key=lambda one: one.shared / max(one.chosen, 1e-9))
+    lines = [Text(_describe_choice(one), style="dim") for one in ranked[:_CHOICES]]
+    more = len(ranked) - len(lines)
+    return [*lines, *([Text(f"and {more} more choices, no worse", style="dim")] if more else [])]
+
+
+def _describe_choice(choice: ChoiceAgreement) -> str:
+    """How many are the same, and which outputs are compared on the float model's."""
+    same = f"{choice.shared:.4g} of {choice.chosen:.4g} chosen are the same as in float"
+    if choice.chosen == 1:
+        same = f"{100 * choice.shared:.4g} % of the choices are the same as in float"
+    behind = f"; {', '.join(choice.outputs)}: compared on the float model's choice" if choice.outputs else ""
+    decided = f"; decides {', '.join(choice.decides)}" if choice.decides else ""
+    return f"{choice.node} ({choice.op}): {same}{decided}{behind}"
 
 
 def format_milliseconds(value: float) -> str:
