@@ -96,8 +96,8 @@ def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[C
         if optimized:
             raise
         text = (
-            f"ONNX Runtime has no kernel for {error.subject} in the file's types, which fit: the file itself was not run, "
-            "a check computes in float32 and rounds as its types say"
+            f"ONNX Runtime has no kernel for {error.subject} in the file's types, which fit: the file itself was not "
+            "run, a check computes in float32 and rounds as its types say"
         )
         return (Caution("W116", text),)
     except UnknownOperatorError:
