@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from onnx import TensorProto
 
@@ -32,8 +33,9 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
 from onnxq.passes.state import State
 from onnxq.progress import Progress, count_items, silent
-from onnxq.runtime import Session
+from onnxq.runtime import Session, find_front
 from onnxq.spec import FLOAT_TYPES
+from onnxq.targets import find_target
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
@@ -56,19 +58,28 @@ def load_state(
     only: Iterable[str] | None = None,
     target: str = "ort",
     runtime: RuntimeConfig | None = None,
+    whole: bool = False,
     journal: list[PassReport] | None = None,
     progress: Progress = silent,
 ) -> State:
     """Load and rewrite for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again).
 
     runtime: its libraries of custom operators and its provider. journal: gets the reports of the rewrites.
+    For an engine other than ONNX Runtime the part that ONNX Runtime can run is loaded; with `whole` all of it.
     """
     with progress("reading the model"):
         model = load_model(source, lazy=True)  # type: ignore[arg-type]
         host = runtime or RuntimeConfig()
         named = name_nodes(add_libraries(model.light, host.libraries, host.provider))
+        # Every later look at the graph is of nodes that run, and a function's run where it is called.
+        rest = None
+        if not (whole or find_target(target).times_itself):
+            front, rest = find_front(inline_functions(named) if named.functions else named)
+            named = named if rest is None else front
     with progress("simplifying the graph"):
-        return _rewrite(model, named, skip, only, target, [] if journal is None else journal)
+        state = _rewrite(model, named, skip, only, target, [] if journal is None else journal)
+    fixed = frozenset() if rest is None else rest.reads
+    return replace(state, rest=rest, types=replace(state.types, fixed=fixed))
 
 
 def _rewrite(
@@ -79,7 +90,6 @@ def _rewrite(
     target: str,
     journal: list[PassReport],
 ) -> State:
-    # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
     types = read_types(proto)
     if types.computes:
