@@ -177,6 +177,7 @@ def _write_result(result: Result, config: Config, out: str | Path | None, force:
         model = annotate.write_bits(result.model, pairs, bits_attribute=True)
         warnings = (*result.report.warnings, annotate.BITS_ATTRIBUTE_WARNING)
         result = replace(result, light=model, report=replace(result.report, warnings=warnings))
+    result = result.leave_out_notes(wanted.notes)
     if out is not None:
         result = result.save(out, overwrite=force, external=wanted.external_data or None)
     _write_plan(result.plan, wanted.plan, force)

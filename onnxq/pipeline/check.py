@@ -11,7 +11,9 @@ from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.compare import Runner, compare_models
+from onnxq.evaluation.selections import Selections, find_selections
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
@@ -23,12 +25,16 @@ from onnxq.sites import Caution, Role
 
 @dataclass(frozen=True, eq=False)
 class ModelCheck:
-    """Float and quantized model side by side. segments: of which `outputs` has the worst; 0 for whole models."""
+    """Float and quantized model side by side. segments: of which `outputs` has the worst; 0 for whole models.
+
+    choices: of the float model, and how far the quantized one's are the same.
+    """
 
     outputs: tuple[OutputCheck, ...]
     samples: int
     notes: tuple[Caution, ...] = ()
     segments: int = 0
+    choices: tuple[ChoiceAgreement, ...] = ()
 
 
 def check_model(
@@ -49,15 +55,17 @@ def check_model(
     or cannot be trusted, their columns are NaN.
     Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
-    reference = Session(before, threads=threads)
-    plain: Runner = Session(after if exact is None else exact, optimize=False, threads=threads)
+    agreement = AgreementSums(find_selections(before))
+    take_choices = agreement.selections.take_choices
+    reference = Session(agreement.selections.expose_choices(before), threads=threads)
+    plain: Runner = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
     fast = plain
     notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
     without = exact is not None and not optimized
     try:
-        fast = plain if without else _open_typed(after, threads)
+        fast = plain if without else _open_typed(take_choices(after), threads)
     except ModelError as error:
         if optimized:
             raise
@@ -66,7 +74,7 @@ def check_model(
     ran: list[None] = []
     pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
-    found = compare_models(pairs, samples, on_sample=lambda: ran.append(None))
+    found = compare_models(pairs, samples, agreement=agreement, on_sample=lambda: ran.append(None))
     count = len(ran)
     checks = tuple(
         OutputCheck(
@@ -80,9 +88,10 @@ def check_model(
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    on_others = compare_models({"off": (reference, plain)}, few)["off"]
-    lost = _note_losses(checks, on_others, count)
-    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count), *lost))
+    on_others = compare_models({"off": (reference, plain)}, few, agreement=AgreementSums(agreement.selections))["off"]
+    unchecked = _note_unchecked(reference, checks, agreement.selections) if count else ()
+    notes = (*notes, *unchecked, *_note_losses(checks, on_others, count))
+    return ModelCheck(checks, count, notes, choices=agreement.results())
 
 
 def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[Caution, ...]:
@@ -144,16 +153,17 @@ def _open_typed(model: ModelLike, threads: int) -> Runner:
     return _TypedRunner(Session(widen_model(model) if TensorProto.BFLOAT16 in kinds else model, threads=threads))
 
 
-def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[Caution, ...]:
-    """A note for each output in which no sample had a number to compare; none where nothing was run."""
-    checked = {check.name for check in checks}
+def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], selections: Selections) -> tuple[Caution, ...]:
+    """A note for each output in which no sample had a number to compare, and which no choice decides."""
+    checked = selections.settled.union(name for one in selections.nodes for name, _ in one.choices)
+    checked |= {check.name for check in checks}
     return tuple(
         Caution(
             "W120",
             f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's",
         )
         for arg in reference.native.get_outputs()
-        if samples and arg.name not in checked
+        if arg.name not in checked
     )
 
 
@@ -195,6 +205,7 @@ def time_both(
         float_ms=slow.median_ms,
         int8_ms=slow.median_ms / ratio,
         threads=threads,
+        shapes={name: tuple(value.shape) for name, value in feeds.items()},
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",

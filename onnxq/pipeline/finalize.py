@@ -47,10 +47,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     """Check the finished model and write the account; the check decides whether a request is met."""
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
-    whole, io = _join_rest(state, model), None if plan.precision is None else plan.precision.io
-    # Against the file itself: preparation names nodes and may add types.
-    fixed = () if state.rest is None else (*state.rest.reads, *state.rest.outputs)
-    check_interface(state.source.proto, whole, io, fixed=fixed)
+    whole = _join_rest(state, state.source.proto, model)
     engine = targets.find_target(plan.target)
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
@@ -63,11 +60,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
+        code=_name_code(ctx),
         # Scales of each run need no samples, and the summary says what the check ran on.
         synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
         output_bytes=measure_size(whole),
         checks=trial.outputs if trial else (),
+        choices=trial.choices if trial else (),
         checked=trial.samples if trial else 0,
         segments=trial.segments if trial else 0,
         made_up=_name_made_up(ctx, trial),
@@ -105,12 +104,14 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     return Result(whole, plan, account, state.source.files)
 
 
-def _join_rest(state: State, model: ModelLike) -> ModelLike:
-    """The whole finished model, checked."""
-    if state.rest is None:
-        return model
-    whole = state.rest.join(model)
-    verify_graph(whole, kept=(*state.planned.kept, *state.rest.nodes))
+def _join_rest(state: State, source: ModelLike, model: ModelLike) -> ModelLike:
+    """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
+    plan, rest, whole = state.planned, state.rest, model
+    fixed: tuple[str, ...] = ()
+    if rest is not None:
+        whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
+        verify_graph(whole, kept=(*plan.kept, *rest.nodes))
+    check_interface(source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed)
     return whole
 
 
@@ -131,6 +132,13 @@ def describe_rest(rest: Rest | None) -> tuple[Caution, ...]:
         f"is as it came. Not checked: {', '.join(rest.outputs) or 'no output'}"
     )
     return (Caution("W131", text),)
+
+
+def _name_code(ctx: RunContext) -> tuple[str, ...]:
+    """The code that was run besides our own, but for functions that gave data."""
+    metric, dask = ctx.request.metric, ctx.config.scale.dask
+    named = (metric.name if metric is not None else "", f"objects of {dask}" if dask else "")
+    return (*ctx.config.runtime.libraries, *filter(None, named))
 
 
 def _measure(
@@ -170,7 +178,7 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
         return check.time_both(
-            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1,
+            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads,
             reason=check.explain_slowness(state.planned),
         )  # fmt: skip
 

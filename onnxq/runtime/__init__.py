@@ -8,7 +8,7 @@ from onnxq.runtime.kernel_types import declare_types
 from onnxq.runtime.libraries import check_libraries
 from onnxq.runtime.memory import trim_memory
 from onnxq.runtime.providers import check_provider
-from onnxq.runtime.session import Feeds, Session
+from onnxq.runtime.session import Feeds, Session, find_runnable_opset
 from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
 from onnxq.runtime.tap import Tapped, tap_tensors
 from onnxq.runtime.timing import Latency, convert_floats, summarize_rounds, time_models
@@ -31,6 +31,7 @@ __all__ = [
     "declare_types",
     "detect_cpu",
     "find_front",
+    "find_runnable_opset",
     "has_custom",
     "observe_shapes",
     "optimize_graph",

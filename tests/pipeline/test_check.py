@@ -98,3 +98,18 @@ def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mo
     assert advice in text
     # Placements of pairs on activations are timed, of which weights alone have none.
     assert ("placement='measured'" in text) == (mode == "static")
+
+
+def test_the_sample_that_is_timed_is_the_first_everywhere() -> None:
+    wide = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32, "H", "W"])
+    model = residual()
+    model.graph.input[0].CopyFrom(wide)
+    sizes = (5, 3, 4, 6, 7, 8, 9, 10)
+    data = [{"x": images(1)["x"].repeat(2, 2)[:, :, :size]} for size in sizes]
+    rules = [{"op": "*", "set": {"quantize": True}}]
+    made = onnxq.quantize(model, data, overrides={"effort": "fast", "rules": rules})
+    timed = onnxq.bench([model], data, overrides={"engine": "ort", "seconds": 0.01})
+    assert made.report.latency is not None
+    assert made.report.latency.shapes == timed.shapes == {"x": (1, 32, 5, 8)}
+    assert "1 thread, x 1x32x5x8" in onnxq.summarize(made)
+    assert "1 thread, x 1x32x5x8" in onnxq.summarize(timed)
