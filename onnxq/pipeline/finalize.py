@@ -23,6 +23,7 @@ from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
+from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
 from onnxq.report import Latency, Report, make_site_line, placement_text
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
@@ -75,6 +76,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
+        forced=weigh_forced(state.problem) if state.problem is not None else None,
         float_types=plan.precision,
         rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
         accounts=(
@@ -151,7 +153,7 @@ def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) 
         narrow = state.planned.precision is not None or bool(state.types.interface)
         return check.check_model(
             state.named, model, samples, exact=emulate_types(model) if narrow else None, few=few, threads=threads,
-            optimized=optimized,
+            optimized=optimized, everywhere=ctx.config.verify.optimized,
         )  # fmt: skip
 
 

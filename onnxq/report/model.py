@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
+from onnxq.planner import Forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
 DRIFT_DB = 3.0
@@ -147,6 +148,8 @@ class Report:
     promotion: Promotion | None = None
     # Description of the parts that were quantized before; "" for a float model.
     already: str = ""
+    # Operators that only rules of the configuration put into integers.
+    forced: Forced | None = None
     # Nodes of the pairs that the model came with.
     kept: tuple[str, ...] = ()
     # The weights that can overflow 16-bit sums, if runs without and with optimizations drifted apart.
@@ -182,8 +185,7 @@ class Report:
                     f"{_OTHERS.get(self.target, _OTHERS['ort'])}, or keep sensitive nodes float with a rule"
                 )
                 found.append(Caution("W108", text))
-            # Of float types around the pairs, ORT on the CPU computes what it has no kernels for in float32.
-            elif on < off - DRIFT_DB and self.float_types is None:
+            elif on < off - DRIFT_DB:
                 text = (
                     f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}"
