@@ -51,8 +51,9 @@ WARNINGS = (
     Code("W115", "the placement goes by times of other CPUs",
          "Nobody has measured what int8 costs on this kind of CPU.",
          "Let placements be timed on this machine."),
-    Code("W116", "checked with optimizations off only",
-         "ONNX Runtime's optimizations cannot take the file, so it was checked as the file says.",
+    Code("W116", "not checked as ONNX Runtime would run the file",
+         "ONNX Runtime's optimizations cannot take the file, or it lacks kernels for the file's types: the file was"
+         " checked as it says, with optimizations off, or in float32 that is rounded as its types say.",
          "Nothing, where another engine will run it."),
     Code("W117", "a profile is not the whole account",
          "Pairs could not be switched off, or the models differ in more than their pairs.",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnxq.escapes import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution
 
@@ -20,7 +21,7 @@ class CompatWarning(UserWarning):
     """An argument that means nothing here, or an alarm about the result; `code` stands in `onnxq.codes`."""
 
     def __init__(self, caution: Caution) -> None:
-        super().__init__(f"{caution} [{caution.code}]")
+        super().__init__(escape_line(f"{caution} [{caution.code}]"))
         self.code = caution.code
 
 

@@ -98,11 +98,11 @@ class RuntimeConfig(Section):
     # Paths in a file are relative to its folder.
     libraries: Files = option(
         (), "A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
-        _LOADING, name="ort_library", metavar="FILE.so",
+        _LOADING, name="ort_library", metavar="FILE.so", code=True,
     )  # fmt: skip
     plugins: Files = option(
         (), "A shared library with plugins, for TensorRT; repeatable.",
-        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so",
+        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so", code=True,
     )  # fmt: skip
     provider: str = option(
         "", "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
@@ -120,7 +120,8 @@ class ScaleConfig(Section):
         0, "Threads of each run of samples; 0: all cores.", name="run_threads", ge=0, le=_MOST_THREADS
     )
     # "": none.
-    dask: str = option("", "Spread them over the workers of this Dask scheduler.", metavar="ADDRESS")
+    # Both sides send each other pickled objects, and unpickling runs code.
+    dask: str = option("", "Spread them over the workers of this Dask scheduler.", metavar="ADDRESS", code=True)
     # A folder; "": none; "auto": beside the model.
     resume: File = option(
         "", "Keep finished pieces in a folder, and go on from those there. [default: MODEL.resume]", metavar="[DIR]",

@@ -14,7 +14,7 @@ from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, find_opset, get_in
 from onnxq.graph.light import LightModel, ModelLike, WeightStore, add_libraries, attach_weights, strip_weights
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
-from onnxq.graph.opset import ensure_opset, upgrade_opset
+from onnxq.graph.opset import ensure_opset, limit_opset, upgrade_opset
 from onnxq.graph.protocol import Graph
 from onnxq.graph.save import save_model
 from onnxq.graph.shapes import infer_shapes
@@ -42,6 +42,7 @@ __all__ = [
     "hash_graph",
     "infer_shapes",
     "inline_functions",
+    "limit_opset",
     "load_model",
     "name_nodes",
     "save_model",

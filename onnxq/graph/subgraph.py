@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Generic
+from typing import Any, Generic, Protocol
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
+import numpy as np
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 
 from onnxq.graph.index import Stored
 from onnxq.graph.light import M, bare_proto, rebuild
@@ -105,9 +115,9 @@ class Cutter(Generic[M]):
     ) -> M:
         """These nodes as a model, with types of inner tensors as the model declares them.
 
-        inputs: one for each of `list_inputs`, and any other to be given in place of a tensor that the nodes make or the
-        model stores. outputs: of these nodes. changed: nodes to take in place of the model's, by name. tensors: stored
-        tensors that they read.
+        inputs: one for each of `list_inputs`, by `declare_input` where values are known, and any other to be given in
+        place of a tensor that the nodes make or the model stores. outputs: of these nodes. changed: nodes to take in
+        place of the model's, by name. tensors: stored tensors that they read.
         """
         given = list(inputs)
         fed = {value.name for value in given}
@@ -159,6 +169,37 @@ def assemble_model(
             graph.initializer.append(tensor)
     model.functions.extend(_list_functions(like, nodes))
     return model
+
+
+class Valued(Protocol):
+    """An array, or a stand-in for one."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype: int = 0) -> ValueInfoProto:
+    """An input of a part with the sizes that all its values share, where a list is the value of a sequence.
+
+    dtype: the ONNX type, 0 for that of the values (float32 for sequences that are all empty).
+    ORT takes no Resize unless it knows how many sizes that is given, and no Scan whose body gives tensors of unknown
+    rank: in the whole model it knows them from tensors in front of the part.
+    """
+    sequence = isinstance(values[0], Sequence)
+    arrays = [array for value in values for array in (value if isinstance(value, Sequence) else (value,))]
+    kind = dtype or (helper.np_dtype_to_tensor_dtype(arrays[0].dtype) if arrays else TensorProto.FLOAT)
+    tensor = helper.make_tensor_type_proto(kind, _share_sizes([array.shape for array in arrays]))
+    return helper.make_value_info(name, helper.make_sequence_type_proto(tensor) if sequence else tensor)
+
+
+def _share_sizes(shapes: Sequence[tuple[int, ...]]) -> list[int | None] | None:
+    """The sizes that all have, with None where they differ; None where their ranks do."""
+    if len({len(shape) for shape in shapes}) != 1:
+        return None
+    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
 
 
 def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:

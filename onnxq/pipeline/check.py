@@ -9,26 +9,32 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.compare import Runner, compare_models
+from onnxq.evaluation.selections import Selections, find_selections
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import Session, detect_cpu, time_models
+from onnxq.runtime import KernelError, Session, UnknownOperatorError, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 
 
 @dataclass(frozen=True, eq=False)
 class ModelCheck:
-    """Float and quantized model side by side. segments: of which `outputs` has the worst; 0 for whole models."""
+    """Float and quantized model side by side. segments: of which `outputs` has the worst; 0 for whole models.
+
+    choices: of the float model, and how far the quantized one's are the same.
+    """
 
     outputs: tuple[OutputCheck, ...]
     samples: int
     notes: tuple[Caution, ...] = ()
     segments: int = 0
+    choices: tuple[ChoiceAgreement, ...] = ()
 
 
 def check_model(
@@ -48,26 +54,28 @@ def check_model(
     exact: computes what `after` says, where ORT does not: in float32, rounded as its narrow types are.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8; the notes say so)
     or cannot be trusted, their columns are NaN. everywhere: they are run though they cannot.
-    Raises ModelError when ORT cannot load or run `after`.
+    Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
-    reference = Session(before, threads=threads)
-    plain: Runner = Session(after if exact is None else exact, optimize=False, threads=threads)
+    agreement = AgreementSums(find_selections(before))
+    take_choices = agreement.selections.take_choices
+    reference = Session(agreement.selections.expose_choices(before), threads=threads)
+    plain: Runner = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
     fast = plain
-    notes: tuple[Caution, ...] = ()
+    notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
     without = exact is not None and not (optimized or everywhere)
     try:
-        fast = plain if without else _open_typed(after, threads)
+        fast = plain if without else _open_typed(take_choices(after), threads)
     except ModelError as error:
         if optimized:
             raise
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
-        notes, without = (Caution("W116", text),), True
+        notes, without = (*notes, Caution("W116", text)), True
     ran: list[None] = []
     pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
-    found = compare_models(pairs, samples, on_sample=lambda: ran.append(None))
+    found = compare_models(pairs, samples, agreement=agreement, on_sample=lambda: ran.append(None))
     count = len(ran)
     checks = tuple(
         OutputCheck(
@@ -81,9 +89,36 @@ def check_model(
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    on_others = compare_models({"off": (reference, plain)}, few)["off"]
-    lost = _note_losses(checks, on_others, count)
-    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count), *lost))
+    on_others = compare_models({"off": (reference, plain)}, few, agreement=AgreementSums(agreement.selections))["off"]
+    unchecked = _note_unchecked(reference, checks, agreement.selections) if count else ()
+    notes = (*notes, *unchecked, *_note_losses(checks, on_others, count))
+    return ModelCheck(checks, count, notes, choices=agreement.results())
+
+
+def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[Caution, ...]:
+    """Load a finished file in ORT as it says: all its types must fit. A note where ORT has no kernel for one of them.
+
+    optimized: the file is for ORT, which must have them all. Raises VerificationError for a file that is not legal.
+    """
+    try:
+        Session(model, optimize=False, threads=threads)
+    except KernelError as error:
+        if optimized:
+            raise
+        text = (
+            f"ONNX Runtime has no kernel for {error.subject} in the file's types, which fit: the file itself was not "
+            "run, a check computes in float32 and rounds as its types say"
+        )
+        return (Caution("W116", text),)
+    except UnknownOperatorError:
+        # The summary says that nothing was run, and for want of which operator.
+        return ()
+    except ModelError as error:
+        fix = "report this model; `high_precision='float32'` writes no other float types"
+        raise VerificationError(
+            "the quantized model", f"is not legal: {error.subject}: {error.cause}", fix, code="Q701"
+        ) from error
+    return ()
 
 
 def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
@@ -122,16 +157,17 @@ def _open_typed(model: ModelLike, threads: int) -> Runner:
     return _TypedRunner(Session(widen_model(model) if TensorProto.BFLOAT16 in kinds else model, threads=threads))
 
 
-def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[Caution, ...]:
-    """A note for each output in which no sample had a number to compare; none where nothing was run."""
-    checked = {check.name for check in checks}
+def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], selections: Selections) -> tuple[Caution, ...]:
+    """A note for each output in which no sample had a number to compare, and which no choice decides."""
+    checked = selections.settled.union(name for one in selections.nodes for name, _ in one.choices)
+    checked |= {check.name for check in checks}
     return tuple(
         Caution(
             "W120",
             f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's",
         )
         for arg in reference.native.get_outputs()
-        if samples and arg.name not in checked
+        if arg.name not in checked
     )
 
 
@@ -173,6 +209,7 @@ def time_both(
         float_ms=slow.median_ms,
         int8_ms=slow.median_ms / ratio,
         threads=threads,
+        shapes={name: tuple(value.shape) for name, value in feeds.items()},
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",

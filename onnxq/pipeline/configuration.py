@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.config import Command, Config, check_limits, expand_names, list_options, load_config
+from onnxq.config import Command, Config, check_limits, check_trust, expand_names, list_options, load_config
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
@@ -37,6 +37,7 @@ def make_config(config: Configuration, overrides: Overrides, command: Command) -
         cause = f"the configuration {base.source!r} is for {base.target!r}"
         raise ConfigError(f"target {target!r}", cause, "choose one", code="Q312")
     chosen = load_config(base, given)
+    check_trust(chosen, given)
     check_target(chosen)
     check_observers(chosen)
     check_skip(chosen)

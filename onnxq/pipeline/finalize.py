@@ -58,11 +58,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
+        code=_name_code(ctx),
         # Scales of each run need no samples, and the summary says what the check ran on.
         synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
         output_bytes=measure_size(model),
         checks=trial.outputs if trial else (),
+        choices=trial.choices if trial else (),
         checked=trial.samples if trial else 0,
         segments=trial.segments if trial else 0,
         made_up=_name_made_up(ctx, trial),
@@ -83,9 +85,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
             *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
             *(describe_shortage(one) for one in budget.shortened),
         ),
-        promotion=None
-        if state.promotion is None
-        else _decide(replace(state.promotion, required=ctx.request.asked), trial, engine.times_itself),
+        promotion=_decide(ctx, state.promotion, trial, engine.times_itself),
         already=count_existing(state),
         kept=plan.kept,
         saturating=_explain_drift(model, trial),
@@ -101,6 +101,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     return Result(model, plan, account, state.source.files)
 
 
+def _name_code(ctx: RunContext) -> tuple[str, ...]:
+    """The code that was run besides our own, but for functions that gave data."""
+    metric, dask = ctx.request.metric, ctx.config.scale.dask
+    named = (metric.name if metric is not None else "", f"objects of {dask}" if dask else "")
+    return (*ctx.config.runtime.libraries, *filter(None, named))
+
+
 def _measure(
     ctx: RunContext, state: State, model: ModelLike, *, here: bool
 ) -> tuple[check.ModelCheck | None, Latency | None]:
@@ -112,7 +119,7 @@ def _measure(
         with ctx.timers.run("check", "checking the quantized model"):
             return check_segments(ctx, state, model), None
     if ctx.samples is None:
-        return None, None
+        return check.ModelCheck((), 0, check.load_file(model, optimized=here)), None
     with ctx.timers.run("check", "checking the quantized model"):
         trial = _check(ctx, state, model, optimized=here)
     timed = ctx.config.verify.latency and here and bool(state.planned.sites)
@@ -137,7 +144,7 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
         return check.time_both(
-            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1,
+            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads,
             reason=check.explain_slowness(state.planned),
         )  # fmt: skip
 
@@ -175,8 +182,13 @@ def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
     return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
 
 
-def _decide(promotion: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
-    """The account with the finished model's figures on samples that nothing was chosen on."""
+def _decide(
+    ctx: RunContext, promotion: Promotion | None, trial: check.ModelCheck | None, optimized: bool
+) -> Promotion | None:
+    """The account with the finished model's figures on samples that nothing was chosen on; None where there is none."""
+    if promotion is None:
+        return None
+    promotion = replace(promotion, required=ctx.request.asked)
     # A metric was measured on the finished model by the function that decides.
     if promotion.unit != "dB":
         return promotion

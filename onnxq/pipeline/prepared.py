@@ -12,6 +12,7 @@ from onnxq.config import RuntimeConfig
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import (
     Model,
     ModelLike,
@@ -21,6 +22,7 @@ from onnxq.graph import (
     get_index,
     infer_shapes,
     inline_functions,
+    limit_opset,
     load_model,
     name_nodes,
     store_densely,
@@ -32,7 +34,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
 from onnxq.passes.state import State
 from onnxq.progress import Progress, count_items, silent
-from onnxq.runtime import Session
+from onnxq.runtime import Session, find_runnable_opset
 from onnxq.spec import FLOAT_TYPES
 
 # DequantizeLinear has an axis from opset 13 on.
@@ -81,6 +83,9 @@ def _rewrite(
 ) -> State:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
+    opset = find_opset(proto)
+    if (runnable := find_runnable_opset(opset)) < opset:
+        named = proto = limit_opset(proto, runnable)
     types = read_types(proto)
     if types.computes:
         named = proto = widen_model(proto)
@@ -95,8 +100,8 @@ def _rewrite(
         reports.append(PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",), ()))
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",)))
-    if upgraded is not dense:
-        reports.append(PassReport(_OPSET, (f"{find_opset(proto)} -> {find_opset(upgraded)}",)))
+    if find_opset(upgraded) != opset:
+        reports.append(PassReport(_OPSET, (f"{opset} -> {find_opset(upgraded)}",)))
     proto, more = rewrite_model(infer_shapes(upgraded), skip=left_out & names, target=target, computes=types.computes)
     reports.extend(more)
     journal.extend(reports)
@@ -119,7 +124,10 @@ def prove_equal(state: State, samples: Iterable[Mapping[str, Array]], *, progres
     some, errors = list(samples), ModelErrors()
     with progress("comparing the simplified model with the original") as task:
         # One session at a time: each may hold gigabytes.
-        before, after = (_run_samples(model, some) for model in (state.named, state.model))
+        selections = find_selections(state.named)
+        before = _run_samples(selections.expose_choices(state.named), some)
+        given = [selections.add_choices(feeds, outputs) for feeds, outputs in zip(some, before, strict=True)]
+        after = _run_samples(selections.take_choices(state.model), given)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)
     found = errors.results()

@@ -17,11 +17,11 @@ from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
-from onnxq.files import replace_surrogates
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
-from onnxq.passes.assembly.model import build_file
+from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import FloatReference, Pass, RunContext, Stage
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
@@ -47,6 +47,7 @@ from onnxq.report.model import SYNTHETIC
 from onnxq.runtime import UnknownOperatorError, detect_cpu, observe_shapes
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Role, is_within
+from onnxq.targets import find_target
 from onnxq.workers import use_threads
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
@@ -57,8 +58,8 @@ _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
 
 
-def make_request(config: Config) -> AccuracyRequest:
-    """The request for accuracy. Raises ConfigError for wishes that do not go together."""
+def make_request(config: Config, data: object) -> AccuracyRequest:
+    """The request for accuracy. Raises ConfigError for wishes that do not go together, or without samples."""
     wished = config.accuracy
     if wished.metric is None and wished.max_drop is not None:
         raise ConfigError(
@@ -68,6 +69,9 @@ def make_request(config: Config) -> AccuracyRequest:
         raise ConfigError(
             "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
         )
+    if data is None and (wished.metric is not None or wished.min_sqnr is not None):
+        cause = "no samples were given: made-up inputs say nothing of accuracy"
+        raise ConfigError("data", cause, "pass `data=…`", code="Q319")
     metric = None if wished.metric is None else load_metric(wished.metric)
     drop = parse_drop(0.0 if wished.max_drop is None else wished.max_drop)
     return AccuracyRequest(wished.min_sqnr, metric, drop, wished.promote_to)
@@ -130,7 +134,7 @@ def quantize(
 
 
 def _quantize(model: str | Path | onnx.ModelProto, data: object, ctx: RunContext) -> Result:
-    ctx, state, obstacle = prepare_run(model, data, ctx)
+    ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
     if ctx.samples is None:
         return quantize_unrun(ctx, state, source=model, name=_read_name(model), obstacle=obstacle)
     prepared = state.model
@@ -149,15 +153,16 @@ def open_context(model: object, data: object, config: Config, progress: Progress
     """The context of a run, before there are samples. Its crew ends with the block."""
     config = _settle_mode(config, data)
     with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
-        yield _make_context(config, make_request(config), progress, crew)
+        yield _make_context(config, make_request(config, data), progress, crew)
 
 
 def prepare_run(
-    model: str | Path | onnx.ModelProto, data: object, ctx: RunContext
+    model: str | Path | onnx.ModelProto, data: object, ctx: RunContext, *, measuring: bool = False
 ) -> tuple[RunContext, State, UnknownOperatorError | None]:
     """The rewritten model, and the context with its samples; without them where it is not to be run.
 
-    The third is what keeps it from running; None also where weights alone of a large model need no run.
+    measuring: with the float model's figure of the metric that was asked for. The third is what keeps the model from
+    running; None also where weights alone of a large model need no run.
     """
     config, progress = ctx.config, ctx.progress
     with ctx.timers.run("prepare", "preparing the model"):
@@ -169,9 +174,11 @@ def prepare_run(
             journal=ctx.journal,
             progress=progress,
         )
-        measuring = data is not None or ctx.request.asked
-        obstacle = find_obstacle(state, config, measuring=measuring)
-        if obstacle is None and not needs_no_run(state, config, measuring=measuring):
+        running = data is not None
+        obstacle = find_obstacle(state, config, measuring=running)
+        if obstacle is None and not needs_no_run(state, config, measuring=running):
+            # Before anything that takes long: a mistake in the person's function shows here.
+            ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
             samples = _read_samples(state, data, ctx)
             ctx = replace(
                 ctx,
@@ -180,6 +187,18 @@ def prepare_run(
                 place=_make_planner(samples, config),
             )
     return ctx, state, obstacle
+
+
+def _measure_float(ctx: RunContext, state: State) -> AccuracyRequest:
+    """The request with the float model's figure of its metric, if it has one."""
+    metric, threads = ctx.request.metric, ctx.config.verify.threads
+    if metric is None:
+        return ctx.request
+    with ctx.progress(f"running {metric.name} on the float model"):
+        optimize = find_target(ctx.config.target).times_itself
+        return replace(
+            ctx.request, float_value=metric(give_types(state, state.named), optimize=optimize, threads=threads)
+        )
 
 
 def plan_run(ctx: RunContext, state: State, name: str) -> State:
@@ -226,10 +245,6 @@ def _read_samples(state: State, data: object, ctx: RunContext) -> Samples:
     """The samples, on the first of which the rewrites are proved to have changed nothing."""
     samples = read_data(state, data, ctx.config, choosing=ctx.request.asked, progress=ctx.progress)
     samples = replace(samples, crew=ctx.crew)
-    if samples.synthetic and ctx.request.asked:
-        raise ConfigError(
-            "data", "no samples were given: made-up inputs say nothing of accuracy", "pass `data=…`", code="Q319"
-        )
     prove_equal(state, islice(samples.validation.samples(), _EQUALITY_SAMPLES), progress=ctx.progress)
     return samples
 

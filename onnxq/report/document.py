@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from onnxq.files import replace_surrogates
+from onnxq.escapes import dump_json, replace_surrogates
 from onnxq.report.model import Latency, Report
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
@@ -20,7 +19,7 @@ SCHEMA = 1
 
 def to_json(value: Any) -> str:
     """Convert a report value to strict JSON: inf becomes "inf" or "-inf", nan null, other objects their text."""
-    return json.dumps(_to_plain(value), indent=1, allow_nan=False) + "\n"
+    return dump_json(_to_plain(value)) + "\n"
 
 
 def report_json(report: Report, error: Mapping[str, Any] | None = None) -> str:

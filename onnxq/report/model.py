@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
+from onnxq.wording import abbreviate
 
 DRIFT_DB = 3.0
 # In plans and, as a banner, in summaries.
@@ -61,7 +63,10 @@ class Latency:
     # Milliseconds.
     float_ms: float
     int8_ms: float
+    # 0: all.
     threads: int = 1
+    # Of the inputs timed, by name.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # 0 where the model does not say which axis it is.
     batch: int = 1
     # The kind of CPU, of runtime.CPU_KINDS; "" if not determined.
@@ -103,6 +108,8 @@ class SiteLine:
 class Report:
     """The report of one `quantize` or `apply`."""
 
+    __repr__ = abbreviate
+
     # Paths as given; "" for models in memory.
     source: str = ""
     output: str = ""
@@ -113,11 +120,15 @@ class Report:
     cpu: str = ""
     # Description of the calibration data.
     data: str = ""
+    # The code of others that was run: libraries, a metric, a scheduler. A function that gave the data stands in `data`.
+    code: tuple[str, ...] = ()
     # Ranges come from made-up inputs; shown as a banner.
     synthetic: bool = False
     source_bytes: int = 0
     output_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
+    # Choices of the float model, on which `checks` compares, and how far those of the quantized one are the same.
+    choices: tuple[ChoiceAgreement, ...] = ()
     # Number of samples of `checks`.
     checked: int = 0
     # Segments that the models were compared in, of which `checks` has the worst; 0 where they ran whole.

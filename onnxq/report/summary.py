@@ -8,9 +8,9 @@ from pathlib import PurePath
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from onnxq.planner import Forced
+from onnxq.report.columns import Text
 from onnxq.report.document import report_json
 from onnxq.report.model import SYNTHETIC, Report, group_reasons, warn_synthetic
 from onnxq.report.precision import format_precision
@@ -22,8 +22,11 @@ from onnxq.report.terminal import (
     format_decibel,
     format_milliseconds,
     format_seconds,
+    format_shapes,
+    format_threads,
     format_warning,
     join_lines,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -77,10 +80,10 @@ def format_roles(roles: Sequence[tuple[str, int]]) -> str:
 def _make_title(report: Report) -> Text:
     text = Text(PurePath(report.source).name or "model", style="bold")
     if report.output:
-        text.append(f" -> {report.output}")
+        text.join_text(f" -> {report.output}")
     purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu else ""
     facts = [part for part in (report.target, report.config, f"placement by {report.placement}{purpose}") if part]
-    return text.append(f"  ({', '.join(facts)})", style="dim")
+    return text.join_text(f"  ({', '.join(facts)})", style="dim")
 
 
 def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
@@ -101,7 +104,7 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
     if report.ops:
         yield "quantized", Text(", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops))
     if report.accounts:
-        yield "passes", Text("\n".join(report.accounts))
+        yield "passes", Text(*report.accounts)
     if report.promotion is not None:
         yield "promoted", make_promotion(report.promotion)
     lists: tuple[tuple[str, Sequence[str]], ...] = (("prepared", report.rewrites), ("kept", report.kept))
@@ -111,13 +114,15 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
     if report.forced is not None:
         yield "forced", Text(format_forced(report.forced))
     if report.refusals:
-        yield "refused", Text("\n".join(format_reasons(report.refusals, verbose)))
+        yield "refused", Text(*format_reasons(report.refusals, verbose))
     if report.left_float:
-        yield "left float", Text("\n".join(format_reasons(report.left_float, verbose)))
+        yield "left float", Text(*format_reasons(report.left_float, verbose))
     if report.float_types is not None:
-        yield "float types", Text("\n".join(format_precision(report.float_types, verbose)))
+        yield "float types", Text(*format_precision(report.float_types, verbose))
     if report.data:
         yield "data", Text(report.data)
+    if report.code:
+        yield "ran", Text(*report.code)
     if report.stages:
         yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
@@ -132,10 +137,8 @@ def _make_latency(report: Report) -> Text:
     latency = report.latency
     if latency is None or math.isnan(latency.ratio):
         return Text("not measured")
-    run = f"median, {latency.threads} thread{'s' if latency.threads != 1 else ''}"
-    run += f", batch {latency.batch}" if latency.batch else ""
-    if latency.cpu:
-        run += f", on {_CPUS.get(latency.cpu, latency.cpu)}"
+    on = f"on {_CPUS.get(latency.cpu, latency.cpu)}" if latency.cpu else ""
+    run = ", ".join(filter(None, ("median", format_threads(latency.threads), format_shapes(latency.shapes), on)))
     times = f"{format_milliseconds(latency.float_ms)} -> {format_milliseconds(latency.int8_ms)}"
     if report.slower:
         return Text(f"{times}, {latency.ratio:.2f}x: SLOWER than float ({run})", style="bold red")
@@ -164,14 +167,13 @@ def _make_checks(report: Report) -> RenderableType:
         how = how if plural or report.seen else "held back, nothing was chosen on it"
         samples = report.made_up or f"{report.checked} sample{plural} ({how})"
         basis = f"against float on {samples}; "
-        legend = Text(f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
+    legend = [f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on"]
     if report.segments:
-        legend.append(
-            f"\ncompared in {report.segments} segments, each on the float model's values, as models of 1 GB and more "
-            "are; the worst are shown"
-        )
+        compared = f"compared in {report.segments} segments, each on the float model's values"
+        legend.append(f"{compared}, as models of 1 GB and more are; the worst are shown")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
-    return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
+    table = make_table(columns, rows, right=columns[1:], names=("output",))
+    return Group(table, *parts, *list_choices(report.choices), Text(*legend, style="dim"))
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:
@@ -200,4 +202,5 @@ def _make_warnings(report: Report) -> Iterator[RenderableType]:
         yield format_warning(warn_synthetic("the check ran"))
     elif report.synthetic:
         rule = "!" * 72
-        yield Text(f"{rule}\n!! {translate_text(SYNTHETIC)} [{SYNTHETIC.code}]\n{rule}", style="bold white on red")
+        banner = f"!! {translate_text(SYNTHETIC)} [{SYNTHETIC.code}]"
+        yield Text(rule, banner, rule, style="bold white on red")

@@ -17,6 +17,7 @@ _LOADING = (
     re.compile(r"operator \((?P<op>\w+)\) in node \((?P<name>[^)]*)\)"),
     re.compile(r"Optype \((?P<op>\w+)\) bound to .* in node \((?P<name>[^)]*)\)"),
 )
+_NO_KERNEL = " : NOT_IMPLEMENTED : "
 _UNKNOWN = re.compile(r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op")
 # Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.
 _BUILT_IN = frozenset({"ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -53,6 +54,10 @@ class NodeError(ModelError):
         return self
 
 
+class KernelError(NodeError):
+    """A node of a legal model that ONNX Runtime has no kernel for, in its types or its version."""
+
+
 def clean_message(error: BaseException) -> str:
     """The message without ORT's error code and the source file it came from."""
     text = _PREFIX.sub("", str(error)).strip()
@@ -72,11 +77,12 @@ def explain_load_failure(error: Exception, model: str) -> OnnxqError:
         fix = _LIBRARIES.get(domain, _ANY_LIBRARY)
         return UnknownOperatorError(f"operator {op!r} of domain {domain!r}", cause, fix)
     cause = f"ONNX Runtime cannot load it: {text}"
+    kind = KernelError if _NO_KERNEL in str(error) else NodeError
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
             subject = f"node {found['name']!r} ({found['op']})"
-            return NodeError(subject, cause, code="Q110").name_node(found["name"])
+            return kind(subject, cause, code="Q110").name_node(found["name"])
     return ModelError(model, cause, "does onnx.checker accept it? is its opset known?", code="Q110")
 
 

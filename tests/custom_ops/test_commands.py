@@ -55,7 +55,8 @@ def test_all_of_the_accuracy_passes_run_with_it(work: Path, library: Path) -> No
 
 def test_plan_and_apply(quantized: Path, library: Path) -> None:
     (quantized / "lib.yaml").write_text(f"runtime: {{libraries: {library}}}\n{FORCED}")
-    planned = run("plan", quantized / "model.onnx", "--config", quantized / "lib.yaml")
+    trust = ("--trust", quantized / "lib.yaml")
+    planned = run("plan", quantized / "model.onnx", "--config", quantized / "lib.yaml", *trust)
     assert planned.exit_code == 0, planned.stderr
     again = quantized / "again.onnx"
     done = run(
@@ -71,7 +72,8 @@ def test_plan_and_apply(quantized: Path, library: Path) -> None:
 @pytest.mark.parametrize("command", ["diff", "profile"])
 def test_diff_and_profile(quantized: Path, library: Path, command: str, section: bool) -> None:
     (quantized / "lib.yaml").write_text(f"runtime: {{libraries: [{library}]}}\n")
-    given = ("--config", quantized / "lib.yaml") if section else ("--ort-library", library)
+    trusted = ("--config", quantized / "lib.yaml", "--trust", quantized / "lib.yaml")
+    given = trusted if section else ("--ort-library", library)
     models = (quantized / "model.onnx", quantized / "model.q.onnx")
     done = run(command, *models, "--data", quantized / "samples.npz", "--samples", 2, *given)
     assert done.exit_code == 0, done.stderr
@@ -138,7 +140,10 @@ def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, li
     assert mine == theirs
 
 
-@pytest.mark.parametrize("asked", [{"data": "samples.npz"}, {"overrides": {"min_sqnr": 20.0}}, {"config": "ort-int8"}])
+@pytest.mark.parametrize(
+    "asked",
+    [{"data": "samples.npz"}, {"data": "samples.npz", "overrides": {"min_sqnr": 20.0}}, {"config": "ort-int8"}],
+)
 def test_what_needs_a_run_is_refused_without_the_library(
     work: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:

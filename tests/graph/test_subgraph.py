@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, ValueInfoProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
 from onnxq.graph import (
     GraphIndex,
@@ -25,7 +25,8 @@ from onnxq.graph import (
 )
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import list_reads
-from onnxq.graph.subgraph import Cutter, assemble_model, remove_unneeded
+from onnxq.graph.subgraph import Cutter, assemble_model, declare_input, remove_unneeded
+from onnxq.graph.values import read_declared_type
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 
@@ -119,6 +120,23 @@ def test_a_part_gives_what_it_gives_in_the_whole(
     found = session.run({value.name: known[value.name] for value in session.inputs}, sorted(wanted))
     for name in wanted:
         np.testing.assert_array_equal(found[name], known[name])
+
+
+def test_inputs_have_the_sizes_that_all_values_share() -> None:
+    def declare_shapes(*shapes: tuple[int, ...]) -> list[int | str | None] | None:
+        shape = read_declared_type(declare_input("t", [np.zeros(shape, np.int64) for shape in shapes]))[1]
+        return None if shape is None else list(shape)
+
+    assert declare_shapes((4,), (4,)) == [4]
+    assert declare_shapes((1, 3, 8), (1, 5, 8)) == [1, None, 8]
+    assert declare_shapes((2,), (2, 1)) is None
+    assert declare_shapes((), ()) == []
+    assert declare_shapes((0, 3), (2, 3)) == [None, 3]
+    assert declare_input("t", [np.zeros(2, np.float32)], TensorProto.FLOAT16).type.tensor_type.elem_type == 10
+    sequence = declare_input("s", [[], [np.zeros((2, 3), np.int64), np.zeros((1, 3), np.int64)]])
+    expected = helper.make_tensor_type_proto(TensorProto.INT64, [None, 3])
+    assert sequence.type == helper.make_sequence_type_proto(expected)
+    assert declare_input("s", [[], []]).type.sequence_type.elem_type.tensor_type.elem_type == TensorProto.FLOAT
 
 
 def test_only_what_is_read_goes_along() -> None:

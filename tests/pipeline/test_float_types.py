@@ -20,6 +20,7 @@ from onnxq.plan import KeepReason, to_json
 from onnxq.report import View, show_report
 from onnxq.report.pairs import show_inspection
 from onnxq.runtime import Session
+from tests.passes.kit import parse
 from tests.targets.graphs import model
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
@@ -39,6 +40,14 @@ def convs() -> onnx.ModelProto:
 
 def images(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(1).standard_normal((count, 32, 14, 14)).astype(np.float32)}
+
+
+def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
 def with_constants(text: str, weights: dict[str, tuple[int, ...]], **values: Any) -> onnx.ModelProto:
@@ -330,3 +339,21 @@ def test_bfloat16_is_named_and_rounded_as_such() -> None:
     exact = emulate_types(name_nodes(result.model))
     y = Session(exact, optimize=False).run(images())["y"]
     np.testing.assert_array_equal(y, y.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@pytest.mark.parametrize("config", ["trt-int8", "trt-fp16"])
+def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) -> None:
+    text = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+        a = Conv {C3}(x, w, b)
+        n = GroupNormalization <num_groups=8>(a, scale, shift)
+        s = Sigmoid(n)
+        m = Mul(n, s)
+        y = Conv {C3}(m, v, b)
+    }}"""
+    # Before opset 21 it scales groups, not channels.
+    proto = parse(text, opset=21, **random_weights({**CONV_WEIGHTS, "scale": (32,), "shift": (32,)}))
+    result = onnxq.quantize(proto, images(), config, overrides={"effort": "fast"})
+    Session(result.model, optimize=False)
+    assert kept(result) == {}
+    assert sqnr(result) > 25
+    assert emulated_sqnr(result, proto, images()) > 25

@@ -1,81 +1,78 @@
-"""The file to ship: what commands can still do with one whose notes were left out."""
+"""Results as text: short where a notebook prints them, whole by one function."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dataclasses import is_dataclass
 from typing import Any
 
 import onnx
 import pytest
+from onnx import parser
 
 import onnxq
-from onnxq.errors import ModelError
-from tests.pipeline.models import EVERYTHING, images, residual
+from onnxq.errors import ConfigError
+from onnxq.wording import abbreviate
+from tests.pipeline.models import images, residual
 
-FAST = {"effort": "fast", "latency": False}
-LEVELS = ["names", "none"]
+RULES = [{"op": "*", "set": {"quantize": True}}]
 
 
 @pytest.fixture(scope="module")
-def full() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), EVERYTHING, overrides=FAST)
+def results() -> dict[str, Any]:
+    """A result of each kind that is quick to get."""
+    model, data = residual(), images()
+    fast = {"effort": "fast", "latency": False, "rules": RULES}
+    made = onnxq.quantize(model, data, overrides=fast)
+    return {
+        "quantize": made,
+        "report": made.report,
+        "plan": made.plan,
+        "diff": onnxq.diff(model, made.model, data, overrides={"engines": ["ort"], "layers": True}),
+        "prove": onnxq.prove(made.model, overrides={"engine": "ort"}),
+        "bench": onnxq.bench([model, made.model], overrides={"engine": "ort", "seconds": 0.01}),
+        "profile": onnxq.profile_model(model, made.model, data, overrides={"by": ["node"]}),
+        "inspect": onnxq.inspect(made.model),
+    }
 
 
-def quantize(level: str, **more: Any) -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), EVERYTHING, overrides={**FAST, **more, "notes": level})
+KINDS = ("quantize", "report", "plan", "diff", "prove", "bench", "profile", "inspect")
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_file_without_notes_is_smaller_and_inspected_alike(full: onnxq.Result, level: str, tmp_path: Path) -> None:
-    out = tmp_path / "m.q.onnx"
-    overrides = {**FAST, "notes": level, "plan_out": tmp_path / "plan.json"}
-    made = onnxq.quantize(residual(), images(), EVERYTHING, overrides=overrides, out=out)
-    assert made.plan == full.plan
-    assert made.report.output_bytes == out.stat().st_size < 0.8 * full.report.output_bytes
-    one, other = (onnxq.inspect(proto).pairs for proto in (full.model, out))
-    assert [(pair.site, pair.bits, pair.role, pair.ops) for pair in other] == [
-        (pair.site, pair.bits, pair.role, pair.ops) for pair in one
-    ]
-    # The plan lies beside it, and makes the same file again.
-    again = onnxq.apply(residual(), tmp_path / "plan.json", overrides={"notes": level})
-    assert again.model.SerializeToString() == out.read_bytes()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_notebook_prints_a_line_and_the_summary_is_text(results: dict[str, Any], kind: str) -> None:
+    line = repr(results[kind])
+    assert line.startswith(f"{type(results[kind]).__name__}(")
+    assert line.endswith(")")
+    assert len(line) <= 501
+    assert "\n" not in line
+    text = onnxq.summarize(results[kind])
+    assert text.endswith("\n")
+    assert len(onnxq.summarize(results[kind], verbose=True)) >= len(text)
+    assert max(map(len, onnxq.summarize(results[kind], width=60).splitlines())) <= 60
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_it_is_compared_profiled_and_proved(full: onnxq.Result, level: str) -> None:
-    both = (full.model, quantize(level).model)
-    wanted = {"samples": 2, "layers": True}
-    layers = [onnxq.diff(residual(), proto, images(), overrides=wanted).layers for proto in both]
-    assert layers[0] == layers[1]
-    wanted = {"samples": 2, "by": ("node",)}
-    assert len({onnxq.profile_model(residual(), proto, images(), overrides=wanted).groups for proto in both}) == 1
-    proofs = [onnxq.prove(proto, overrides={"engine": "ort"}) for proto in both]
-    assert len({tuple(kernel.kind for kernel in proof.kernels) for proof in proofs}) == 1
-    assert len({tuple((site.site, site.state) for site in proof.sites) for proof in proofs}) == 1
-    bare = both[1]
-    with pytest.raises(ModelError, match="already quantized"):
-        onnxq.quantize(bare, images(), EVERYTHING, overrides=FAST)
+def test_the_summary_is_that_of_the_command(results: dict[str, Any]) -> None:
+    assert onnxq.summarize(results["quantize"]) == onnxq.summarize(results["report"])
+    assert "against float on" in onnxq.summarize(results["quantize"])
 
 
-def test_the_attribute_bits_leaves_no_notes_either() -> None:
-    model = quantize("none", bits_attribute=True).model
-    bits = [{a.name: a.i for a in node.attribute}["bits"] for node in model.graph.node if "Linear" in node.op_type]
-    assert set(bits) == {8, 32}
-    assert not model.metadata_props
-    assert not any(node.name or node.metadata_props for node in model.graph.node)
+def test_short_forms_name_sizes_and_leave_out_what_is_empty(results: dict[str, Any]) -> None:
+    plan = results["plan"]
+    assert f"sites=<{len(plan.sites)}>" in repr(plan)
+    assert "target='ort'" in repr(plan)
+    assert "refusals" not in repr(plan)
 
 
-def test_variants_are_written_without_them(tmp_path: Path) -> None:
-    overrides = {**FAST, "only": "int8", "notes": "names"}
-    onnxq.variants(residual(), images(), config=write(tmp_path), overrides=overrides, out=tmp_path)
-    made = onnx.load(tmp_path / "onnx" / "model_int8.onnx")
-    assert [entry.key for entry in made.metadata_props] == ["onnxq.bits"]
-    assert all(set(one) == {"bits"} for one in json.loads(made.metadata_props[0].value).values())
-    assert all(node.name and not node.metadata_props for node in made.graph.node)
+def test_every_public_result_has_a_short_form() -> None:
+    kinds = [kind for name in onnxq.__all__ if is_dataclass(kind := getattr(onnxq, name))]
+    assert len(kinds) > 10
+    assert [kind.__name__ for kind in kinds if vars(kind)["__repr__"] is not abbreviate] == []
 
 
-def write(folder: Path) -> Path:
-    """A configuration that quantizes nets as small as these."""
-    (folder / "all.yaml").write_text("rules: [{op: '*', set: {quantize: true}}]\n")
-    return folder / "all.yaml"
+def test_what_is_no_result_has_no_summary() -> None:
+    model: onnx.ModelProto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }'
+    )
+    with pytest.raises(ConfigError, match="ModelProto has no summary") as caught:
+        onnxq.summarize(model)
+    assert caught.value.code == "Q304"

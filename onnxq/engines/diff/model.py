@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from onnxq.annotate import WeightSums
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Refusal
+from onnxq.wording import abbreviate
 
 FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
@@ -155,8 +158,11 @@ class Difference:
     float_model, quantized_model: paths as given ("" when only in memory). top_k: K of the agreement.
     worst: layers by SQNR drop, the largest first. skipped: engines and tensors that were not compared, and why.
     saved: files written. unmet: tolerances not met, in the order of the outputs. missing: engines asked for by name
-    that could not run. divergences: at most one for every run.
+    that could not run. divergences: at most one for every run. choices: by run, how far its own choices are those of
+    the float model, on which outputs and layers are compared.
     """
+
+    __repr__ = abbreviate
 
     float_model: str = ""
     quantized_model: str = ""
@@ -166,6 +172,7 @@ class Difference:
     top_k: int = 1
     runs: tuple[Run, ...] = ()
     outputs: tuple[OutputDiff, ...] = ()
+    choices: Mapping[str, tuple[ChoiceAgreement, ...]] = field(default_factory=dict)
     layers: tuple[LayerDiff, ...] = ()
     worst: tuple[str, ...] = ()
     divergences: tuple[Divergence, ...] = ()

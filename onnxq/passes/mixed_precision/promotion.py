@@ -151,9 +151,7 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
     """Steps by SQNR; the metric looked at after 1, 2, 4, … of them, then halfway between the last two."""
     ctx, state = search.ctx, search.state
     optimize, threads = find_target(search.plan.target).times_itself, ctx.config.verify.threads
-    with ctx.progress(f"running {metric.name} on the float model"):
-        float_value = metric(give_types(state, state.named), optimize=optimize, threads=threads)
-    least = request.max_drop.least(float_value)
+    least = request.max_drop.least(request.float_value)
     values: dict[int, float] = {}
     steps: list[_Step] = []
     more = search.in_time()
@@ -180,7 +178,7 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
     asked = f"{metric.name} at most {request.max_drop} below float"
     note = "" if met else search.end()
     plan, account = search.outcome(steps[:high], asked, note, least)
-    return plan, replace(account, unit=metric.name, met=met, value=values[high], float_value=float_value)
+    return plan, replace(account, unit=metric.name, met=met, value=values[high], float_value=request.float_value)
 
 
 class _Search:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from onnxq.evaluation.metric import Drop, Metric
@@ -14,13 +15,14 @@ FLOAT, UINT16 = "float", "uint16"
 class AccuracyRequest:
     """min_sqnr in dB for every output, or a metric and its allowed drop; neither: only lost outputs are mended.
 
-    to: the type that operators are promoted to, "float" or "uint16".
+    float_value: the metric of the float model. to: the type that operators are promoted to, "float" or "uint16".
     """
 
     min_sqnr: float | None = None
     metric: Metric | None = None
     max_drop: Drop = field(default_factory=lambda: Drop(0.0))
     to: str = FLOAT
+    float_value: float = math.nan
 
     @property
     def asked(self) -> bool:

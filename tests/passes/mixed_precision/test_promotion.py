@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from onnxq.config import Config, Rule, TensorConfig
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.compare import compare_models
 from onnxq.graph import GraphIndex
+from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.pipeline.models import EVERYTHING, images, residual
 
@@ -177,6 +180,21 @@ class TestMetric:
             quantize(metric=f"{tmp_path / 'm.py'}:bad")
         with pytest.raises(DataError, match="no such function"):
             quantize(metric=f"{tmp_path / 'm.py'}:ones")
+
+    def test_a_mistake_in_the_function_shows_before_anything_is_quantized(self) -> None:
+        begun = []
+
+        @contextmanager
+        def progress(title: str, total: int = 0) -> Iterator[object]:
+            begun.append(title)
+            with silent(title, total) as task:
+                yield task
+
+        overrides = {"latency": False, "metric": lambda _: np.nan}
+        with pytest.raises(DataError, match="gave nan"):
+            onnxq.quantize(residual(), images(24), ROUGH, overrides=overrides, progress=progress)
+        assert "<lambda> on the float model" in begun[-1]
+        assert not any("calibrating" in title or "promot" in title for title in begun)
 
     def test_what_does_not_go_together(self) -> None:
         for wanted in ({"max_drop": 1}, {"metric": len, "min_sqnr": 3.0}, {"metric": "m.py"}, {"promote_to": "int4"}):
