@@ -12,9 +12,10 @@ from onnx import TensorProto, helper
 from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
+from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import Runner, compare_models
 from onnxq.evaluation.selections import Selections, find_selections
-from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
 from onnxq.plan import PlacementMethod, Plan
@@ -77,6 +78,7 @@ def check_model(
     # The budget may end the samples early, so that only a count says how many there were.
     found = compare_models(pairs, samples, agreement=agreement, on_sample=lambda: ran.append(None))
     count = len(ran)
+    classes = find_class_scores(index_named(before))
     checks = tuple(
         OutputCheck(
             name=off.name,
@@ -86,6 +88,9 @@ def check_model(
             cosine=(off.cosine, math.nan if without else on.cosine),
             agreement_db=math.nan if without else agree.sqnr_db,
             optimized=not without,
+            top_1=(off.top_k, math.nan if without else on.top_k) if off.name in classes else (math.nan, math.nan),
+            rows=off.rows if off.name in classes else 0,
+            classes=classes.get(off.name, False),
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )

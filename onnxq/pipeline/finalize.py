@@ -27,7 +27,6 @@ from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
 from onnxq.report import Latency, Report, make_site_line, placement_text
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
-from onnxq.report.model import DRIFT_DB
 from onnxq.report.sums import saturation_summary
 from onnxq.runtime import detect_cpu
 from onnxq.sites import Caution
@@ -178,7 +177,7 @@ def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
 
 def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
-    drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
+    drifted = any(one.drifts for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
 
 
