@@ -47,13 +47,14 @@ def check_model(
     exact: ModelLike | None = None,
     threads: int = 0,
     optimized: bool = True,
+    everywhere: bool = False,
 ) -> ModelCheck:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
     few: other samples, where `samples` are too few to tell; they give no figures, but a note if answers are lost.
     exact: computes what `after` says, where ORT does not: in float32, rounded as its narrow types are.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8; the notes say so)
-    or cannot be trusted, their columns are NaN.
+    or cannot be trusted, their columns are NaN. everywhere: they are run though they cannot.
     Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
     agreement = AgreementSums(find_selections(before))
@@ -64,7 +65,7 @@ def check_model(
     notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
-    without = exact is not None and not optimized
+    without = exact is not None and not (optimized or everywhere)
     try:
         fast = plain if without else _open_typed(take_choices(after), threads)
     except ModelError as error:
