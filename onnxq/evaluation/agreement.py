@@ -32,6 +32,11 @@ class ChoiceAgreement:
     chosen: float
     shared: float
 
+    @property
+    def share(self) -> float:
+        """Of what is chosen, as much as the other model chose too; 1 where nothing is."""
+        return self.shared / self.chosen if self.chosen else 1.0
+
 
 @dataclass
 class AgreementSums:
