@@ -11,6 +11,7 @@ from onnxq.engines.diff.model import OFF, ON, label_run
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
+from onnxq.planner import Forced
 from onnxq.report.terminal import format_decibel
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 from onnxq.wording import abbreviate
@@ -266,6 +267,8 @@ class Report:
     promotion: Promotion | None = None
     # Description of the parts that were quantized before; "" for a float model.
     already: str = ""
+    # Operators that only rules of the configuration put into integers.
+    forced: Forced | None = None
     # Nodes of the pairs that the model came with.
     kept: tuple[str, ...] = ()
     # The weights that can overflow 16-bit sums, if runs without and with optimizations drifted apart.
@@ -324,8 +327,7 @@ class Report:
                     "with a rule"
                 )
                 found.append(Caution("W108", text))
-            # Of float types around the pairs, ORT on the CPU computes what it has no kernels for in float32.
-            elif check.drifts and self.float_types is None:
+            elif check.drifts:
                 text = (
                     f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}"

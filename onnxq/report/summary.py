@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from onnxq.engines.diff.model import OFF, ON, label_run
+from onnxq.planner import Forced
 from onnxq.report.columns import Text
 from onnxq.report.document import report_json
 from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, Report, group_reasons, make_verdict, warn_synthetic
@@ -66,6 +67,13 @@ def format_reasons(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]
         yield f"and {len(groups) - _SHOWN} more reasons; {translate_text(MORE)}"
 
 
+def format_forced(forced: Forced) -> str:
+    """Format what rules that force operators cost: number, names, predicted time."""
+    names = ", ".join(forced.names[:2]) + (f" and {len(forced.names) - 2} more" if len(forced.names) > 2 else "")
+    count = f"{len(forced.names)} operator{'' if len(forced.names) == 1 else 's'} by rules ({names})"
+    return f"{count}: predicted {forced.slowdown:.2f}x the time of the choice without them"
+
+
 def format_roles(roles: Sequence[tuple[str, int]]) -> str:
     """Format counts of roles: 60 activations, 50 weights, 1 bias."""
     return ", ".join(f"{count} {role if count == 1 else _PLURALS.get(role, role)}" for role, count in roles if count)
@@ -104,6 +112,8 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
     for label, lines in lists:
         if lines:
             yield label, join_lines(lines, verbose, _SHOWN)
+    if report.forced is not None:
+        yield "forced", Text(format_forced(report.forced))
     if report.refusals:
         yield "refused", Text(*format_reasons(report.refusals, verbose))
     if report.left_float:

@@ -135,7 +135,7 @@ def compare_models(
         top_k=request.top_k,
         runs=tuple(work.runs),
         outputs=outputs,
-        choices={run: sums.results() for run, sums in work.agreement.items()} if selections.nodes else {},
+        choices={run: sums.results() for run, sums in work.agreement.items() if sums.results()},
         layers=layers.layers if request.layers else (),
         worst=layers.worst,
         divergences=tuple(point.divergence for point in points),
