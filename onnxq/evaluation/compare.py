@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -173,21 +173,23 @@ def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
             yield place, array
 
 
-def check_interface(before: ModelLike, after: ModelLike, floats: FloatType | None = None) -> None:
+def check_interface(
+    before: ModelLike, after: ModelLike, floats: FloatType | None = None, *, fixed: Collection[str] = ()
+) -> None:
     """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs.
 
-    floats: the type of all float inputs and outputs of `after`; None: those of `before`.
+    floats: the type of all float inputs and outputs of `after` but those named in `fixed`; None: those of `before`.
     """
     # Up to IR version 3 initializers are listed among the inputs; nobody feeds them.
-    fixed = {tensor.name for tensor in before.graph.initializer}
-    wanted = [value for value in before.graph.input if value.name not in fixed]
+    stored = {tensor.name for tensor in before.graph.initializer}
+    wanted = [value for value in before.graph.input if value.name not in stored]
     for kind, old, new in (("input", wanted, after.graph.input), ("output", before.graph.output, after.graph.output)):
         if [value.name for value in old] != [value.name for value in new]:
             raise VerificationError(
                 kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}", code="Q702"
             )
         for a, b in zip(old, new, strict=True):
-            if _describe_type(a, floats) != _describe_type(b, None):
+            if _describe_type(a, None if a.name in fixed else floats) != _describe_type(b, None):
                 raise VerificationError(f"{kind} {a.name}", "has another type or shape than before", code="Q702")
 
 

@@ -20,7 +20,7 @@ from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import KernelError, Session, UnknownOperatorError, detect_cpu, time_models
+from onnxq.runtime import KernelError, Session, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 
 
@@ -115,9 +115,6 @@ def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[C
             "run, a check computes in float32 and rounds as its types say"
         )
         return (Caution("W116", text),)
-    except UnknownOperatorError:
-        # The summary says that nothing was run, and for want of which operator.
-        return ()
     except ModelError as error:
         fix = "report this model; `high_precision='float32'` writes no other float types"
         raise VerificationError(
@@ -224,7 +221,7 @@ def time_both(
 # Operators that some target quantizes, and those a person asks about even where none of them was.
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool",
           "GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize")  # fmt: skip
-_ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
+ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
 
 
 def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
@@ -234,7 +231,7 @@ def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
     for op in _HEAVY:
         nodes = [node.name for node in index.nodes if node.op_type == op]
         done = sum(name in int8 for name in nodes)
-        if nodes and (done or op in _ALWAYS_SHOWN):
+        if nodes and (done or op in ALWAYS_SHOWN):
             rows.append(OpCount(op=op, quantized=done, total=len(nodes)))
     return tuple(rows)
 
@@ -250,7 +247,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
         tensors = ((k, index.input(node, k)) for k in range(len(node.inputs)))
         data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
-        half = node.op_type in _ALWAYS_SHOWN and len(data) < 2
+        half = node.op_type in ALWAYS_SHOWN and len(data) < 2
         if data and not half and data <= read.get(node.name, set()):
             found.add(node.name)
     return found

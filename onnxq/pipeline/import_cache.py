@@ -18,6 +18,7 @@ from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers
 from onnxq.nearest import suggest_names
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
+from onnxq.pipeline.finalize import describe_rest
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.pipeline.samples import read_data
@@ -93,7 +94,7 @@ def import_calibration(
         unmatched=found.unmatched,
         unused=found.unused,
         missing=absent,
-        notes=(*notes, *found.notes),
+        notes=(*describe_rest(trial.state.rest), *notes, *found.notes),
     )
 
 
