@@ -150,17 +150,14 @@ def _quantize(
     cautions: Iterable[Caution],
     selection: Selection,
 ) -> Result:
-    from onnxq.compat.selection import describe_floats, make_rules
-    from onnxq.config import Command
+    from onnxq.compat.selection import describe_floats, read_selection
     from onnxq.pipeline import quantize as quantize_model
-    from onnxq.pipeline.configuration import make_config
-    from onnxq.targets import find_target
 
-    chosen = make_config(config, overrides | _OF_ALL, Command.QUANTIZE)
-    rules, more = make_rules(model, selection, find_target(chosen.target, chosen.mode))
-    _warn_caller([*cautions, *more])
-    result = quantize_model(model, data, chosen, overrides={"rules": rules}, out=output, force=True)
-    _warn_caller([*result.report.alarms(), *describe_floats(result.report)])
+    wish = read_selection(model, selection)
+    _warn_caller([*cautions, *wish.cautions])
+    chosen = {**overrides, **_OF_ALL, **({"rules": list(wish.rules)} if wish.rules else {})}
+    result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
+    _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])
     return result
 
 
