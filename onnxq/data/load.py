@@ -84,7 +84,7 @@ def _open_source(
 def _open_path(
     text: str, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> tuple[Source, str]:
-    if text == GENERATED and model is not None and not Path(text).exists():
+    if text == GENERATED and model is not None and not os.path.exists(text):
         return spool_samples(
             make_generated_samples(inputs, config, model), inputs, "text", None, tick
         ), "text of its own"
