@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,12 +37,14 @@ class ModelErrors:
     """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
     outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
+    # As of ErrorAccumulator.
+    top_k: int = 0
     _each: dict[str, list[float]] = field(default_factory=dict)
 
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         for name, pairs in pair_outputs(feeds, reference, got):
-            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
+            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k))
             before = sums.noise
             for one, two in pairs:
                 sums.update(one, two)
@@ -117,7 +119,7 @@ def compare_models(
     choices; all other sessions take them.
     """
     agreement = AgreementSums(NO_SELECTIONS) if agreement is None else agreement
-    sums = {label: ModelErrors() for label in pairs}
+    sums = {label: ModelErrors(top_k=1) for label in pairs}
     # By identity: sessions compare by nothing else, and the float model's is in most pairs.
     first, *others = {id(session): session for pair in pairs.values() for session in pair}.values()
     for feeds in samples:
@@ -171,21 +173,23 @@ def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
             yield place, array
 
 
-def check_interface(before: ModelLike, after: ModelLike, floats: FloatType | None = None) -> None:
+def check_interface(
+    before: ModelLike, after: ModelLike, floats: FloatType | None = None, *, fixed: Collection[str] = ()
+) -> None:
     """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs.
 
-    floats: the type of all float inputs and outputs of `after`; None: those of `before`.
+    floats: the type of all float inputs and outputs of `after` but those named in `fixed`; None: those of `before`.
     """
     # Up to IR version 3 initializers are listed among the inputs; nobody feeds them.
-    fixed = {tensor.name for tensor in before.graph.initializer}
-    wanted = [value for value in before.graph.input if value.name not in fixed]
+    stored = {tensor.name for tensor in before.graph.initializer}
+    wanted = [value for value in before.graph.input if value.name not in stored]
     for kind, old, new in (("input", wanted, after.graph.input), ("output", before.graph.output, after.graph.output)):
         if [value.name for value in old] != [value.name for value in new]:
             raise VerificationError(
                 kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}", code="Q702"
             )
         for a, b in zip(old, new, strict=True):
-            if _describe_type(a, floats) != _describe_type(b, None):
+            if _describe_type(a, None if a.name in fixed else floats) != _describe_type(b, None):
                 raise VerificationError(f"{kind} {a.name}", "has another type or shape than before", code="Q702")
 
 

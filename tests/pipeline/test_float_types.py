@@ -20,7 +20,7 @@ from onnxq.plan import KeepReason, to_json
 from onnxq.report import View, show_report
 from onnxq.report.pairs import show_inspection
 from onnxq.runtime import Session
-from tests.passes.kit import parse
+from tests.passes.kit import parse, random_weights
 from tests.targets.graphs import model
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
@@ -40,14 +40,6 @@ def convs() -> onnx.ModelProto:
 
 def images(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(1).standard_normal((count, 32, 14, 14)).astype(np.float32)}
-
-
-def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return {
-        name: (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-        for name, shape in shapes.items()
-    }
 
 
 def with_constants(text: str, weights: dict[str, tuple[int, ...]], **values: Any) -> onnx.ModelProto:
