@@ -6,6 +6,7 @@ by the tables of options.py; docs/from-onnxruntime.md lists all of them.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def quantize_static(
     selection = Selection(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
     plan = None if calibration_cache_path is None else Path(calibration_cache_path)
-    if plan is not None and plan.exists():
+    if plan is not None and os.path.exists(plan):
         return _apply_plan(model_input, model_output, plan, samples, overrides, cautions, selection)
     if calibration_data_reader is None:
         cause = "is None, so that there are no samples to find ranges on"

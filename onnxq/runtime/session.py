@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -157,7 +158,7 @@ def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> tuple[Mod
 def _open_source(model: ModelProto | str | Path) -> Iterator[bytes | str]:
     """The model as ORT takes it: bytes, a path, or for models too large for protobuf a file that is removed again."""
     if isinstance(model, (str, Path)):
-        if not Path(model).is_file():
+        if not os.path.isfile(model):
             raise ModelError(str(model), "there is no such file", code="Q101")
         yield str(model)
     elif count_model_bytes(model) < _LARGE:
