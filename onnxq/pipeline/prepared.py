@@ -97,7 +97,7 @@ def _rewrite(
         proto, rest = find_front(proto)
         named = named if rest is None else proto
     types = replace(read_types(proto), fixed=frozenset() if rest is None else rest.reads)
-    if types.computes:
+    if types.narrow:
         named = proto = widen_model(proto)
     dense = store_densely(proto)
     upgraded = ensure_opset(dense, _MINIMUM_OPSET)
