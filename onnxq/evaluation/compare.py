@@ -37,12 +37,14 @@ class ModelErrors:
     """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
     outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
+    # As of ErrorAccumulator.
+    top_k: int = 0
     _each: dict[str, list[float]] = field(default_factory=dict)
 
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         for name, pairs in pair_outputs(feeds, reference, got):
-            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
+            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k))
             before = sums.noise
             for one, two in pairs:
                 sums.update(one, two)
@@ -117,7 +119,7 @@ def compare_models(
     choices; all other sessions take them.
     """
     agreement = AgreementSums(NO_SELECTIONS) if agreement is None else agreement
-    sums = {label: ModelErrors() for label in pairs}
+    sums = {label: ModelErrors(top_k=1) for label in pairs}
     # By identity: sessions compare by nothing else, and the float model's is in most pairs.
     first, *others = {id(session): session for pair in pairs.values() for session in pair}.values()
     for feeds in samples:

@@ -12,9 +12,10 @@ from onnx import TensorProto, helper
 from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
+from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import Runner, compare_models
 from onnxq.evaluation.selections import Selections, find_selections
-from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
 from onnxq.plan import PlacementMethod, Plan
@@ -46,13 +47,14 @@ def check_model(
     exact: ModelLike | None = None,
     threads: int = 0,
     optimized: bool = True,
+    everywhere: bool = False,
 ) -> ModelCheck:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
     few: other samples, where `samples` are too few to tell; they give no figures, but a note if answers are lost.
     exact: computes what `after` says, where ORT does not: in float32, rounded as its narrow types are.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8; the notes say so)
-    or cannot be trusted, their columns are NaN.
+    or cannot be trusted, their columns are NaN. everywhere: they are run though they cannot.
     Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
     agreement = AgreementSums(find_selections(before))
@@ -63,7 +65,7 @@ def check_model(
     notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
-    without = exact is not None and not optimized
+    without = exact is not None and not (optimized or everywhere)
     try:
         fast = plain if without else _open_typed(take_choices(after), threads)
     except ModelError as error:
@@ -76,6 +78,7 @@ def check_model(
     # The budget may end the samples early, so that only a count says how many there were.
     found = compare_models(pairs, samples, agreement=agreement, on_sample=lambda: ran.append(None))
     count = len(ran)
+    classes = find_class_scores(index_named(before))
     checks = tuple(
         OutputCheck(
             name=off.name,
@@ -85,6 +88,9 @@ def check_model(
             cosine=(off.cosine, math.nan if without else on.cosine),
             agreement_db=math.nan if without else agree.sqnr_db,
             optimized=not without,
+            top_1=(off.top_k, math.nan if without else on.top_k) if off.name in classes else (math.nan, math.nan),
+            rows=off.rows if off.name in classes else 0,
+            classes=classes.get(off.name, False),
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )

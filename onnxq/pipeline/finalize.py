@@ -25,10 +25,10 @@ from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
+from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
 from onnxq.report import Latency, Report, make_site_line, placement_text
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
-from onnxq.report.model import DRIFT_DB
 from onnxq.report.sums import saturation_summary
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution
@@ -80,15 +80,14 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
+        forced=weigh_forced(state.problem) if state.problem is not None else None,
         float_types=plan.precision,
         rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
         accounts=(
             *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
             *(describe_shortage(one) for one in budget.shortened),
         ),
-        promotion=None
-        if state.promotion is None
-        else _decide(replace(state.promotion, required=ctx.request.asked), trial, engine.times_itself),
+        promotion=_decide(ctx, state.promotion, trial, engine.times_itself),
         already=count_existing(state),
         kept=plan.kept,
         saturating=_explain_drift(model, trial),
@@ -194,7 +193,7 @@ def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) 
         narrow = state.planned.precision is not None or bool(state.types.interface)
         return check.check_model(
             state.named, model, samples, exact=emulate_types(model) if narrow else None, few=few, threads=threads,
-            optimized=optimized,
+            optimized=optimized, everywhere=ctx.config.verify.optimized,
         )  # fmt: skip
 
 
@@ -231,12 +230,17 @@ def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
 
 def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
-    drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
+    drifted = any(one.drifts for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
 
 
-def _decide(promotion: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
-    """The account with the finished model's figures on samples that nothing was chosen on."""
+def _decide(
+    ctx: RunContext, promotion: Promotion | None, trial: check.ModelCheck | None, optimized: bool
+) -> Promotion | None:
+    """The account with the finished model's figures on samples that nothing was chosen on; None where there is none."""
+    if promotion is None:
+        return None
+    promotion = replace(promotion, required=ctx.request.asked)
     # A metric was measured on the finished model by the function that decides.
     if promotion.unit != "dB":
         return promotion

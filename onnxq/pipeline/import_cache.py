@@ -26,6 +26,8 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Refusal
 
+# The target where neither the configuration nor an option names one.
+USUAL = "trt"
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -35,7 +37,7 @@ _MAKES_TENSORS = frozenset({"scalars"})
 
 def choose_target(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
-    given = {"target": "trt", **{key: value for key, value in (overrides or {}).items() if value is not None}}
+    given = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
     # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
     fitting = {"activations.scheme": "symmetric", "activations.signed": True} if given["target"] == "ort" else {}
     return {**fitting, **given}

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
+from onnxq.calibrate.constants import check_constants
 from onnxq.config import RuntimeConfig
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
@@ -100,6 +101,8 @@ def _rewrite(
     if types.narrow:
         named = proto = widen_model(proto)
     dense = store_densely(proto)
+    # Before anything runs, where NaN shows far behind its origin; and before passes give weights other names.
+    check_constants(get_index(dense))
     upgraded = ensure_opset(dense, _MINIMUM_OPSET)
     names = frozenset(entry.name for entry in REWRITES)
     left_out = frozenset(skip)

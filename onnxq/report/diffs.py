@@ -13,12 +13,13 @@ from rich.console import Group, RenderableType
 from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
-from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.model import warn_synthetic
+from onnxq.report.document import SCHEMA, describe_verdict, to_json
+from onnxq.report.model import RunFigure, make_verdict, warn_synthetic
 from onnxq.report.sums import explain_saturation
 from onnxq.report.terminal import (
     View,
     format_decibel,
+    format_verdict,
     format_warning,
     list_choices,
     make_sheet,
@@ -42,6 +43,7 @@ def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -
             "schema": SCHEMA,
             "error": error,
             "holds": found.holds,
+            "verdict": describe_verdict(_list_figures(found)),
             **values,
             "messages": [describe_unmet(found, one) for one in found.unmet],
         }
@@ -91,7 +93,23 @@ def _make_title(found: Difference) -> Text:
     return Text(f"{names[1]} against {names[0]}", style="bold").join_text(f"  ({found.data})" if found.data else "")
 
 
+def _list_figures(found: Difference) -> list[RunFigure]:
+    """Every output of every run against float."""
+    labels = _label_runs(found)
+    return [
+        RunFigure(
+            output=output.name + error.part, run=labels[error.run], sqnr_db=error.sqnr_db, top_1=error.top_k,
+            rows=error.rows if output.classes is not None and found.top_k == 1 else 0, classes=bool(output.classes),
+        )
+        for output in found.outputs
+        for error in output.accuracy
+    ]  # fmt: skip
+
+
 def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableType]]:
+    synthetic = ["on made-up inputs, which are not the task's"] if found.synthetic else []
+    grade, text = make_verdict(_list_figures(found), [one for run in found.choices.values() for one in run], synthetic)
+    yield "verdict", format_verdict(grade.name, grade.style, text)
     yield "runs", _make_run_table(found)
     if found.outputs:
         yield "outputs", _make_output_table(found)
@@ -111,7 +129,7 @@ def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableT
         if worst:
             # Worst first, as `found.worst` lists them.
             shown, more = select_rows(worst, view, _WORST)
-            lines = [f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown]
+            lines = [f"{one.name} ({one.op}): drops by {one.drop_db:.1f} dB" for one in shown]
             yield "worst", Text(*lines, *filter(None, [more]))
     if found.skipped:
         yield "not run", Text(*_list_skipped(found))

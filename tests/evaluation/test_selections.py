@@ -230,6 +230,19 @@ def test_a_choice_that_the_other_model_lacks_is_its_own() -> None:
     assert agreement == ()
 
 
+def test_models_older_than_the_operator_that_matches_rows_run_all_the_same() -> None:
+    proto = parser.parse_model("""<ir_version: 7, opset_import: ["" : 10]>
+    g (float[4, 16] x) => (float[4, 3] best, float[4, 3, 16] out) <int64[1] three = {3}>
+    { m = MatMul(x, w) best, at = TopK <axis = 1> (m, three) out = Gather <axis = 0> (w, at) }""")
+    proto.graph.initializer.append(numpy_helper.from_array(SQUARE, "w"))
+    named = name_nodes(proto)
+    found = find_selections(named)
+    feeds = {"x": RNG.standard_normal((4, 16)).astype(np.float32)}
+    outputs = Session(found.expose_choices(named), threads=1).run(feeds)
+    again = Session(found.take_choices(named), threads=1).run(found.add_choices(feeds, outputs))
+    assert all(np.array_equal(again[name], outputs[name]) for name in ("best", "out"))
+
+
 def quantized(proto: ModelProto) -> ModelProto:
     """The weights of a network in int8 pairs."""
     other = ModelProto.FromString(proto.SerializeToString())

@@ -156,7 +156,9 @@ class Net:
         model = helper.make_model(graph, opset_imports=opsets)
         model.ir_version = helper.find_min_ir_version_for([opset for opset in opsets if not opset.domain])
         # Inference names dims that it does not know, and the names of one pass stand for nothing in the next.
-        for known, output in zip(onnx.shape_inference.infer_shapes(model).graph.output, model.graph.output, strict=True):
+        for known, output in zip(
+            onnx.shape_inference.infer_shapes(model).graph.output, model.graph.output, strict=True
+        ):
             output.CopyFrom(known)
             for dim in output.type.tensor_type.shape.dim:
                 if dim.dim_param.startswith("unk__"):

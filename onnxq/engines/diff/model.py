@@ -54,8 +54,9 @@ class Error:
     max_abs: float
     # Largest error over the largest reference value of its sample.
     max_rel: float
-    # Share of the K largest along the last axis that both name; nan where there is none.
+    # Share of the K largest along the last axis that both name, the mean of so many rows; nan where there is none.
     top_k: float = math.nan
+    rows: int = 0
     # Largest error in steps of the tensor's quantizer; nan where it has none.
     levels: float = math.nan
     samples: int = 0
@@ -66,11 +67,15 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputDiff:
-    """One model output: every quantized run against float, and every engine against ORT without optimizations."""
+    """One model output: every quantized run against float, and every engine against ORT without optimizations.
+
+    classes: it holds scores of classes, by its name or Softmax; False: it may; None: it does not look so.
+    """
 
     name: str
     accuracy: tuple[Error, ...]
     engines: tuple[Error, ...]
+    classes: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
