@@ -39,7 +39,8 @@ _ROUNDING = 1e-7
 class SourceTypes:
     """The narrow float types of a model as it was loaded, by onnx.TensorProto number.
 
-    computes: the type that it computes in; 0 for float32. interface: the types of its narrow inputs and outputs. stored: float32 tensors -> the name and type of the narrow initializer that each comes from.
+    computes: the type that it computes in; 0 for float32. interface: the types of its narrow inputs and outputs.
+    stored: float32 tensors -> the name and type of the narrow initializer that each comes from.
     fixed: inputs and outputs that have their types whatever is asked for, for nodes that are not in the model.
     """
 
