@@ -44,4 +44,7 @@ def _measure_array(value: Array) -> tuple[float, ...]:
     if value.dtype.kind != "f" or not value.size:
         return float(value.size), 0.0, 0.0, 0.0
     wide = value.astype(np.float32, copy=False)
-    return float(value.size), -float(wide.min()), float(wide.max()), float(np.mean(np.square(wide)))
+    # A mask's lowest number has no square in float32: inf is extreme enough.
+    with np.errstate(over="ignore"):
+        power = float(np.mean(np.square(wide)))
+    return float(value.size), -float(wide.min()), float(wide.max()), power

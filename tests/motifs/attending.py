@@ -82,7 +82,9 @@ def mask_of_integers(net: Net, x: Value) -> Value:
 def mask_of_booleans(net: Net, x: Value) -> Value:
     """Where(mask, scores, -inf)."""
     length = x.shape[0]
-    mask = net.feed(BOOL, ["N", 1, 1, length], lambda rng: (np.arange(length) % 3 != rng.integers(1, 3))[None, None, None])
+    mask = net.feed(
+        BOOL, ["N", 1, 1, length], lambda rng: (np.arange(length) % 3 != rng.integers(1, 3))[None, None, None]
+    )
     query, key, value = (split_heads(net, x) for _ in range(3))
     scores = net.op("Where", mask, scored(net, query, key), floats(-np.inf).reshape(()))
     return joined(net, scores, value, length)

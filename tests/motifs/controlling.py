@@ -174,9 +174,13 @@ def half_output(net: Net, x: Value) -> Value:
 def image_input(net: Net, x: Value) -> Value:
     """Bytes with the channels last, normalized in the graph."""
     side = x.shape[1:]
-    name = net.feed(TensorProto.UINT8, ["N", *side, 3], lambda rng: rng.integers(0, 256, (1, *side, 3)).astype(np.uint8))
+    name = net.feed(
+        TensorProto.UINT8, ["N", *side, 3], lambda rng: rng.integers(0, 256, (1, *side, 3)).astype(np.uint8)
+    )
     image = net.op("Transpose", net.op("Cast", name, to=FLOAT), perm=[0, 3, 1, 2])
-    scaled = net.op("Div", net.op("Sub", image, floats(124, 116, 104).reshape(3, 1, 1)), floats(58, 57, 57).reshape(3, 1, 1))
+    scaled = net.op(
+        "Div", net.op("Sub", image, floats(124, 116, 104).reshape(3, 1, 1)), floats(58, 57, 57).reshape(3, 1, 1)
+    )
     return Value(net.op("Add", net.conv(Value(scaled, (3, *side)), x.shape[0], 3), x), x.shape)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-SAMPLES = 8
+SAMPLES = 6
 CHANNELS, SIDE, LENGTH = 8, 8, 6
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 MAP, TOKENS = 3, 2
@@ -138,7 +138,7 @@ class Net:
     def body(
         self, build: Callable[[Net], Sequence[tuple[str, int]]], inputs: Sequence[tuple[str, int]] = ()
     ) -> onnx.GraphProto:
-        """The body of If, Loop or Scan. build: appends its nodes; gives its outputs. inputs, outputs: names and types."""
+        """The body of If, Loop or Scan. build: appends its nodes, gives its outputs with their types."""
         outer, self.nodes = self.nodes, []
         outputs = build(self)
         nodes, self.nodes = self.nodes, outer
@@ -156,7 +156,9 @@ class Net:
         model = helper.make_model(graph, opset_imports=opsets)
         model.ir_version = helper.find_min_ir_version_for([opset for opset in opsets if not opset.domain])
         # Inference names dims that it does not know, and the names of one pass stand for nothing in the next.
-        for known, output in zip(onnx.shape_inference.infer_shapes(model).graph.output, model.graph.output, strict=True):
+        for known, output in zip(
+            onnx.shape_inference.infer_shapes(model).graph.output, model.graph.output, strict=True
+        ):
             output.CopyFrom(known)
             for dim in output.type.tensor_type.shape.dim:
                 if dim.dim_param.startswith("unk__"):

@@ -21,7 +21,9 @@ def top_k_head(net: Net, x: Value) -> Value:
     both, scores = boxes(net, x)
     best = net.reduce("ReduceMax", scores, 2, keepdims=0)
     values, indices = net.ops("TopK", 2, best, ints(min(3, x.shape[0])), axis=1)
-    spread = net.op("Expand", net.op("Unsqueeze", indices, ints(2)), net.op("Concat", net.op("Shape", indices), ints(4), axis=0))
+    spread = net.op(
+        "Expand", net.op("Unsqueeze", indices, ints(2)), net.op("Concat", net.op("Shape", indices), ints(4), axis=0)
+    )
     net.give(net.op("GatherElements", both, spread, axis=1))
     net.give(values)
     net.give(indices, INT64)
@@ -84,7 +86,11 @@ def scatter_rows(net: Net, x: Value) -> Value:
 
 
 def scatter_elements(net: Net, x: Value) -> Value:
-    indices = net.feed(INT64, ["N", 2, x.shape[1]], lambda rng: rng.integers(0, x.shape[0], (1, 2, x.shape[1])) * 0 + ints(0, 1)[:, None])
+    indices = net.feed(
+        INT64,
+        ["N", 2, x.shape[1]],
+        lambda rng: rng.integers(0, x.shape[0], (1, 2, x.shape[1])) * 0 + ints(0, 1)[:, None],
+    )
     updates = net.op("Slice", net.linear(x, x.shape[1]), ints(0), ints(2), ints(1))
     return Value(net.op("ScatterElements", x, indices, updates, axis=1), x.shape)
 
