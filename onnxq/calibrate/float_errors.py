@@ -172,9 +172,9 @@ class _TwinWriter:
         if not moved:
             own = self._round(graph, scope, name)
             parts += [sum_squares(), sum_squares(twin) if twin else _ZERO, sum_squares(own)]
-            # A sequence has no size.
-            held = self.index.resolve(read, scope)
-            source = read if held is not None and self.index.dtype(held) else name
+            # Sequences have no size, and ONNX Runtime has no Size of every type.
+            held = self.index.resolve(read, scope) if read else None
+            source = read if held is not None and is_float32(self.index, held) else name
             parts.append(add("Div", *(add("Cast", add("Size", one), to=_FLOAT) for one in (source, name))))
         parts = [part if part == _ZERO else add("Reshape", part, _ONE) for part in parts]
         parts += [_ZERO] * (_COUNT - len(parts))

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.precision.contrib import is_custom
@@ -15,6 +16,21 @@ from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
+_NOT_FLOAT32 = "its data is not float32, which alone has quantized kernels"
+# Arithmetic on shapes and positions, which no rule means.
+_INTEGERS = frozenset(
+    {
+        TensorProto.BOOL,
+        TensorProto.INT8,
+        TensorProto.UINT8,
+        TensorProto.INT16,
+        TensorProto.UINT16,
+        TensorProto.INT32,
+        TensorProto.UINT32,
+        TensorProto.INT64,
+        TensorProto.UINT64,
+    }
+)
 Shape = tuple[int, ...]
 Shapes = Mapping[TensorId, Shape]
 
@@ -87,6 +103,11 @@ class Candidate:
             return len(self.shapes[found])
         declared = self.index.shape(found)
         return None if declared is None else len(declared)
+
+    def list_types(self, inputs: tuple[int, ...]) -> set[int]:
+        """The ONNX types of some inputs, of all for (), as far as they are declared."""
+        tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
+        return {self.index.dtype(tensor) for tensor in tensors if tensor is not None} - {TensorProto.UNDEFINED}
 
     def attr(self, name: str, default: Any) -> Any:
         """An attribute or its default."""
@@ -231,7 +252,10 @@ class Target:
         for rule in self.rules:
             if candidate.node.op_type not in rule.ops or candidate.node.domain not in ("", "ai.onnx"):
                 continue
-            reason = rule.check(candidate)
+            types = candidate.list_types(rule.data)
+            if types & _INTEGERS:
+                continue
+            reason = rule.check(candidate) if types <= {TensorProto.FLOAT} else _NOT_FLOAT32
             loss = rule.unpaid(candidate) if reason is None else None
             if reason is None and loss is None:
                 return rule, None

@@ -22,20 +22,12 @@ from onnxq.targets.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability,
 _CLIPS = ("Relu", "Clip")
 
 
-def _check_float_data(c: Candidate) -> str | None:
-    tensor = c.tensor(0)
-    # 0: not declared, 1: float32, as TensorProto numbers them.
-    if tensor is not None and c.index.dtype(tensor) not in (0, 1):
-        return "its data is not float32, and ORT fuses quantized kernels for float32 graphs only"
-    return None
-
-
 def _check_conv(c: Candidate) -> str | None:
     if not c.is_constant(1):
         return "its weight is computed at run time: no quantized kernel takes it"
     if c.tensor(2) is not None and not c.is_constant(2):
         return "its bias is computed at run time: no quantized kernel takes it"
-    return _check_float_data(c)
+    return None
 
 
 def _check_gemm(c: Candidate) -> str | None:
@@ -52,7 +44,7 @@ def _check_gemm(c: Candidate) -> str | None:
             return "its C input is not a constant bias with beta 1"
         if bias.size != channels:
             return "its C input does not hold one bias a column"
-    return _check_float_data(c)
+    return None
 
 
 def _check_matmul(c: Candidate) -> str | None:
@@ -62,7 +54,7 @@ def _check_matmul(c: Candidate) -> str | None:
     shape = None if weight is None else c.index.shape(weight)
     if c.is_constant(1) and (shape is None or len(shape) != 2):
         return "its weight is not a matrix"
-    return _check_float_data(c)
+    return None
 
 
 def _check_constant_weight(c: Candidate) -> str | None:
@@ -75,7 +67,7 @@ def _check_two_activations(c: Candidate) -> str | None:
         return "one operand is constant"
     if c.node.inputs[0] == c.node.inputs[1]:
         return "both operands are the same tensor"
-    return _check_float_data(c)
+    return None
 
 
 def _check_gate(c: Candidate) -> str | None:
@@ -92,7 +84,7 @@ def _check_gate(c: Candidate) -> str | None:
 def _check_concat(c: Candidate) -> str | None:
     if any(c.is_constant(k) for k in range(len(c.node.inputs))):
         return "one operand is constant"
-    return _check_float_data(c)
+    return None
 
 
 def _check_maxpool(c: Candidate) -> str | None:
@@ -100,22 +92,22 @@ def _check_maxpool(c: Candidate) -> str | None:
         return "its indices are read"
     if c.rank(0) not in (None, 4):
         return "only 2-D pooling has a uint8 kernel"
-    return _check_float_data(c)
+    return None
 
 
 def _check_resize(c: Candidate) -> str | None:
     mode = c.attr("mode", "nearest")
-    return _check_float_data(c) if mode in ("nearest", b"nearest") else "only nearest is done in integers"
+    return None if mode in ("nearest", b"nearest") else "only nearest is done in integers"
 
 
 def _check_first_is_data(c: Candidate) -> str | None:
-    return "its data is constant" if c.is_constant(0) else _check_float_data(c)
+    return "its data is constant" if c.is_constant(0) else None
 
 
 def _check_recurrent(c: Candidate) -> str | None:
     if not c.is_constant(1) or not c.is_constant(2):
         return "its weights are computed at run time: no quantized kernel takes them"
-    return _check_float_data(c)
+    return None
 
 
 def _check_lstm(c: Candidate) -> str | None:
@@ -203,7 +195,6 @@ RULES: tuple[PlacementRule, ...] = (
         ops=("GlobalAveragePool",),
         kernel="QLinearGlobalAveragePool",
         why="pairs on both sides",
-        check=_check_float_data,
     ),
     PlacementRule(
         name="max-pool",
@@ -218,7 +209,6 @@ RULES: tuple[PlacementRule, ...] = (
         ops=("LeakyRelu",),
         kernel="QLinearLeakyRelu",
         why="pairs on both sides: it does not fold into the convolution before it",
-        check=_check_float_data,
     ),
     PlacementRule(
         name="move",

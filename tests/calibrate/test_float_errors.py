@@ -83,3 +83,15 @@ def test_operators_of_onnx_runtime_have_errors_too() -> None:
     text = "g (float[2,8] x) => (float[2,8] y) { y = com.microsoft.QuickGelu (x) }"
     found = measure_float_errors(infer_shapes(parse(text)), FloatType.FLOAT16, samples())
     assert 60 < found[TensorId("y")].inputs_db < 90
+
+
+def test_what_is_read_may_have_any_type() -> None:
+    """A sequence, and bfloat16, of which ONNX Runtime has no Size."""
+    text = """g (float[2,8] x) => (float[2,8] y) {
+        s = SequenceConstruct(x, x)
+        a = SequenceAt(s, first)
+        n = Cast <to=16> (a)
+        y = Cast <to=1> (n)
+    }"""
+    net = infer_shapes(parse(text, opset=17, first=np.array(1)))
+    assert {TensorId("a"), TensorId("y")} <= set(measure_float_errors(net, FloatType.FLOAT16, samples()))

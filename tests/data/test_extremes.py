@@ -27,6 +27,11 @@ def test_names_and_what_is_the_same_everywhere_count_for_nothing() -> None:
     assert find_extremes({"ids": np.array([k]), "rate": np.array(16000.0)} for k in range(4)) == frozenset()
 
 
+def test_masks_of_the_lowest_number_have_no_square_and_warn_of_nothing() -> None:
+    rows = [np.zeros(3, np.float32), np.array([0, 0, np.finfo(np.float32).min], np.float32), np.zeros(3, np.float32)]
+    assert find_extremes({"mask": row} for row in rows) >= {1}
+
+
 def test_where_inputs_are_many_extremes_that_hardly_lead_are_left_out() -> None:
     rng = np.random.default_rng(0)
     samples = [{f"x{k}": rng.standard_normal(500).astype(np.float32) for k in range(40)} for _ in range(32)]

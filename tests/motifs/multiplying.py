@@ -198,8 +198,8 @@ def elman(net: Net, x: Value) -> Value:
 def highway(net: Net, x: Value) -> Value:
     gate = net.op("Sigmoid", net.linear(x, x.shape[-1]))
     inner = net.op("Relu", net.linear(x, x.shape[-1]))
-    kept = net.op("Mul", x, net.op("Sub", floats(1), gate))
-    return Value(net.op("Add", net.op("Mul", inner, gate), kept), x.shape)
+    carried = net.op("Mul", x, net.op("Sub", floats(1), gate))
+    return Value(net.op("Add", net.op("Mul", inner, gate), carried), x.shape)
 
 
 def gated_maps(net: Net, x: Value) -> Value:

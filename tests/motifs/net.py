@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-SAMPLES = 8
+SAMPLES = 6
 CHANNELS, SIDE, LENGTH = 8, 8, 6
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 MAP, TOKENS = 3, 2
@@ -138,7 +138,7 @@ class Net:
     def body(
         self, build: Callable[[Net], Sequence[tuple[str, int]]], inputs: Sequence[tuple[str, int]] = ()
     ) -> onnx.GraphProto:
-        """The body of If, Loop or Scan. build: appends its nodes; gives its outputs. inputs, outputs: names and types."""
+        """The body of If, Loop or Scan. build: appends its nodes, gives its outputs with their types."""
         outer, self.nodes = self.nodes, []
         outputs = build(self)
         nodes, self.nodes = self.nodes, outer

@@ -91,6 +91,17 @@ def test_rules_are_for_operators_of_onnx() -> None:
     assert target(rule("a")).rule_for(Candidate(index.node("conv0"), index, {})) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("double", "its data is not float32, which alone has quantized kernels"), ("int64", None)]
+)
+def test_rules_are_for_float32(kind: str, reason: str | None) -> None:
+    """Integers are shapes and positions, of which no rule need speak."""
+    index = GraphIndex(onnx.parser.parse_model(f'''<ir_version: 8, opset_import: ["" : 17]>
+        g ({kind}[N,4] x) => ({kind}[N,4] y) {{ [add] y = Add(x, x) }}'''))  # fmt: skip
+    taken = target(rule("a", ops=("Add",), data=(0, 1), compute=True)).rule_for(Candidate(index.nodes[0], index, {}))
+    assert taken == (None, None if reason is None else Refusal(index.nodes[0].name, reason, rule="a", code="R102"))
+
+
 def node(op_type: str, domain: str = "") -> NodeRef:
     return replace(candidate("conv0").node, name="n", op_type=op_type, domain=domain)
 

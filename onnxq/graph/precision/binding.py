@@ -15,6 +15,8 @@ from onnxq.sites import TensorId
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Operators on graphs: what goes in and out of bodies stays float32, so that all branches agree.
 CONTROL = ("If", "Loop", "Scan")
+# ONNX Runtime computes it by its definition in other types than float32, and fails.
+_FLOAT32_ONLY = ("AffineGrid",)
 # Their values are those of their inputs: no type rounds them.
 MOVES = frozenset(
     {
@@ -58,7 +60,7 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     contrib = find_contrib(node, opset)
     if contrib is not None:
         return _bind_contrib(index, node, contrib)
-    if node.domain or node.op_type in CONTROL:
+    if node.domain or node.op_type in (*CONTROL, *_FLOAT32_ONLY):
         return fixed
     if node.op_type == "Cast":
         return Binding(node.attrs.get("to") == TensorProto.FLOAT, (None,))

@@ -36,6 +36,8 @@ _SAMPLES = 16
 _MAY_COST_DB = 0.5
 # Above these a loss changes no answers, with pairs and without.
 _GOOD_DB, _GOOD_FLOAT_DB = 50.0, 40.0
+# Of outputs that cannot be compared, since their shapes differ or values are not finite: -inf has no mean.
+_LEAST_DB = -100.0
 
 
 def find_high_precision(config: Config, types: SourceTypes) -> FloatType:
@@ -119,8 +121,12 @@ def _find_worst(each: Sequence[ModelErrors]) -> float:
     found: dict[str, list[float]] = {}
     for errors in each:
         for one in errors.results():
-            found.setdefault(one.name, []).append(one.sqnr_db)
+            found.setdefault(one.name, []).append(max(one.sqnr_db, _LEAST_DB))
     return min((statistics.fmean(values) for values in found.values()), default=math.inf)
+
+
+def _limit(sqnr_db: float, most: float) -> float:
+    return max(min(sqnr_db, most), _LEAST_DB)
 
 
 def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good: float) -> bool:
@@ -131,7 +137,7 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
     tables = [[{one.name: one.sqnr_db for one in errors.results()} for errors in each] for each in (before, after)]
     for name in tables[0][0] if tables[0] else ():
         pairs = [(one[name], other[name]) for one, other in zip(*tables, strict=True) if name in one and name in other]
-        lost = [min(one, good + _MAY_COST_DB) - min(other, good + _MAY_COST_DB) for one, other in pairs]
+        lost = [_limit(one, good + _MAY_COST_DB) - _limit(other, good + _MAY_COST_DB) for one, other in pairs]
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
         if statistics.fmean(lost) > max(_MAY_COST_DB, error):
             return True

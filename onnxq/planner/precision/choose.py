@@ -10,7 +10,7 @@ from onnxq.plan import KeepReason, KeptFloat32, Plan, PrecisionPlan
 from onnxq.planner.build import OnnxPlacement, find_node_ids
 from onnxq.planner.precision.casts import cut_casts
 from onnxq.planner.precision.problem import PrecisionProblem
-from onnxq.planner.precision.reasons import ReasonSearch
+from onnxq.planner.precision.reasons import ReasonSearch, round_figure
 from onnxq.spec import FloatType
 
 
@@ -39,7 +39,7 @@ def find_suspects(problem: PrecisionProblem, chosen: PrecisionPlan) -> Iterable[
         if maker is not None and maker.name in problem.bindings and maker.name not in kept:
             found[maker.name] = min(errors.inputs_db, errors.own_db, found.get(maker.name, math.inf))
     order = sorted(found, key=lambda name: (found[name], name))
-    return [KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=float(f"{found[name]:.3g}")) for name in order]
+    return [KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=round_figure(found[name])) for name in order]
 
 
 # From these opsets on QuantizeLinear takes float16, and convolutions bfloat16.

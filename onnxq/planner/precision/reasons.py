@@ -76,7 +76,7 @@ class ReasonSearch:
 
     def _keep(self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = "") -> None:
         if name in self.problem.bindings and name not in self.kept:
-            self.kept[name] = KeptFloat32(node=name, reason=reason, figure=float(f"{figure:.3g}"), detail=detail)
+            self.kept[name] = KeptFloat32(node=name, reason=reason, figure=round_figure(figure), detail=detail)
 
     def _check_operator(self, node: NodeRef, binding: Binding) -> None:
         """ONNX, the engine, and the person's rules."""
@@ -195,10 +195,15 @@ class ReasonSearch:
         known = [self.problem.errors[held] for held in (tensor, *read) if held in self.problem.errors]
         if maker.name in self.kept or any(self._is_lost(one) for one in known):
             return
-        self._keep(maker.name, KeepReason.PRECISION, min(errors.inputs_db, errors.own_db))
+        worst = min(errors.inputs_db, errors.own_db)
+        reason, figure = KeepReason.PRECISION, worst
+        # Rounded inputs made inf or NaN, such as 0 times a mask's lowest number, whatever the result should be.
+        if math.isinf(worst):
+            reason, figure = KeepReason.OVERFLOW, max(errors.peak, self.problem.kind.largest)
+        self._keep(maker.name, reason, figure)
         for held in read:
             if (before := self.problem.index.producer(held)) is not None:
-                self._keep(before.name, KeepReason.PRECISION, errors.inputs_db)
+                self._keep(before.name, reason, figure)
 
     def _reads_mask(self, tensor: TensorId) -> bool:
         errors = self.problem.errors.get(tensor)
@@ -241,6 +246,12 @@ class ReasonSearch:
             beyond = value is not None and bool(value.size) and float(np.nanmin(value)) < -self.problem.kind.largest
             if beyond or (value is None and self._reads_mask(tensor)):
                 yield Edge(node.name, k, node.scope)
+
+
+def round_figure(figure: float) -> float:
+    """Three digits, for people. Infinity, which a plan's JSON cannot say, becomes float32's greatest number."""
+    most = float(np.finfo(np.float32).max)
+    return float(f"{min(max(figure, -most), most):.3g}")
 
 
 def _ends_mask(node: NodeRef, k: int) -> bool:

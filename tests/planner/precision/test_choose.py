@@ -11,7 +11,7 @@ import pytest
 from onnxq.calibrate import measure_float_errors
 from onnxq.config import load_config
 from onnxq.graph import get_index, infer_shapes
-from onnxq.plan import KeepReason, Plan, PrecisionPlan
+from onnxq.plan import KeepReason, Plan, PrecisionPlan, from_json, to_json
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.planner.requests import Requests
 from onnxq.spec import FloatType
@@ -143,6 +143,20 @@ def test_suspects_begin_with_the_node_that_loses_most() -> None:
     assert order[0].node == "b/Sub"
     more = choose_types(one, more={order[0].node: order[0]})
     assert reasons(more)["b/Sub"] is KeepReason.TRIAL
+
+
+def test_figures_are_finite() -> None:
+    """0 times the lowest number is NaN in float16, where that number is -inf; exact nodes lose nothing at all."""
+    text = (
+        "g (float[4,64] x) => (float[4,64] y) { r = Relu(x) \n z = Mul(r, zero) \n m = Mul(z, low) \n y = Add(x, m) }"
+    )
+    masked = problem(parse(text, opset=17, low=np.finfo(np.float32).min, zero=np.float32(0)), normal(4, 64))
+    chosen = choose_types(masked)
+    assert reasons(chosen)["m/Mul"] is KeepReason.OVERFLOW
+    figures = [one.figure for one in (*chosen.kept, *find_suspects(masked, PrecisionPlan(type=F16)))]
+    assert np.isfinite(figures).all()
+    plan = add_precision(masked.plan, chosen, None)
+    assert from_json(to_json(plan)) == plan
 
 
 @pytest.mark.parametrize(("kind", "opset"), [(F16, 13), (BF16, 22), (FloatType.FLOAT32, 13)])
