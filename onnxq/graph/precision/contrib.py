@@ -31,7 +31,8 @@ def is_custom(node: NodeProto | NodeRef) -> bool:
     """True for an operator that only a library or a plugin knows; TensorRT's plugins may stand in ONNX's domain."""
     if node.domain not in _ONNX:
         return node.domain not in _USUAL
-    return not (node.op_type in _BORROWED or defs.has(node.op_type))
+    # Functions that training lowers to nodes have dotted names, as ONNX's operators and plugins never do.
+    return "." not in node.op_type and not (node.op_type in _BORROWED or defs.has(node.op_type))
 
 
 def set_contrib_apart(model: ModelProto) -> None:
