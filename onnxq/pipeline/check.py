@@ -15,6 +15,7 @@ from onnxq.evaluation.compare import Runner, compare_models
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
+from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import Session, detect_cpu, time_models
@@ -49,20 +50,8 @@ def check_model(
     or cannot be trusted, their columns are NaN.
     Raises ModelError when ORT cannot load or run `after`.
     """
-    reference = Session(before, threads=threads)
-    plain: Runner = Session(after if exact is None else exact, optimize=False, threads=threads)
-    fast = plain
-    notes: tuple[Caution, ...] = ()
-    # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
-    # vanish): they say nothing of another engine.
-    without = exact is not None and not optimized
-    try:
-        fast = plain if without else _open_typed(after, threads)
-    except ModelError as error:
-        if optimized:
-            raise
-        text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
-        notes, without = (Caution("W116", text),), True
+    runners = open_runners(before, after, exact=exact, threads=threads, optimized=optimized)
+    reference, plain, fast, without = runners.reference, runners.plain, runners.fast, not runners.optimized
     ran: list[None] = []
     pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
@@ -82,7 +71,45 @@ def check_model(
     )
     on_others = compare_models({"off": (reference, plain)}, few)["off"]
     lost = _note_losses(checks, on_others, count)
-    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count), *lost))
+    return ModelCheck(checks, count, (*runners.notes, *_note_unchecked(reference, checks, count), *lost))
+
+
+def is_narrow(state: State) -> bool:
+    """True where ONNX Runtime does not compute as the file says: it rounds nothing to narrow types on the way."""
+    return state.planned.precision is not None or bool(state.types.interface)
+
+
+@dataclass(frozen=True, eq=False)
+class Runners:
+    """The float model, and the quantized one as its file says and as ORT's optimizations run it.
+
+    optimized: these can be trusted; `fast` is `plain` where not.
+    """
+
+    reference: Session
+    plain: Runner
+    fast: Runner
+    optimized: bool
+    notes: tuple[Caution, ...] = ()
+
+
+def open_runners(
+    before: ModelLike, after: ModelLike, *, exact: ModelLike | None, threads: int, optimized: bool
+) -> Runners:
+    """Open both models. The arguments are those of `check_model`."""
+    reference = Session(before, threads=threads)
+    plain: Runner = Session(after if exact is None else exact, optimize=False, threads=threads)
+    # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
+    # vanish): they say nothing of another engine.
+    if exact is not None and not optimized:
+        return Runners(reference, plain, plain, False)
+    try:
+        return Runners(reference, plain, _open_typed(after, threads), True)
+    except ModelError as error:
+        if optimized:
+            raise
+        text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
+        return Runners(reference, plain, plain, False, (Caution("W116", text),))
 
 
 def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
