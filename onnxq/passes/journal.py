@@ -90,7 +90,7 @@ class Promotion:
     less, all but surely; NaN where nothing tells. operators: how many were promoted, left: how many stayed. samples:
     those that `value` is of and that the steps were judged on. note: why it stopped, where the request is not met.
     part: the slices of an output that `value` is of, like "output0[:, 4:, :]", "" where it is of a whole output.
-    required: somebody asked for it.
+    headroom: ranges of activations reach so many times as far as the samples. required: somebody asked for it.
     """
 
     asked: str
@@ -106,4 +106,5 @@ class Promotion:
     samples: int = 0
     note: str = ""
     part: str = ""
+    headroom: float = 1.0
     required: bool = False

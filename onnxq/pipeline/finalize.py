@@ -233,10 +233,12 @@ def _measure_folds(ctx: RunContext, state: State) -> ModelErrors:
     """The errors of the finished model, as the file says or as users run it, whichever are larger."""
     folds = split_folds(ctx, state)
     here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
+    headroom = 1.0 if state.promotion is None else state.promotion.headroom
     sums: dict[str, ModelErrors] = {}
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
         for fold in folds:
-            model = build_file(state, fold.narrow_ranges(state.model, state.planned), ctx.progress)
+            plan = fold.narrow_ranges(state.model, state.planned, headroom)
+            model = build_file(state, plan, ctx.progress)
             runners = check.open_runners(
                 state.named, model, exact=emulate_types(model) if narrow else None,
                 threads=ctx.config.verify.threads, optimized=here,

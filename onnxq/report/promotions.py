@@ -18,6 +18,8 @@ def describe_promotion(found: Promotion) -> str:
     done = f"{found.operators} operators" if found.operators != 1 else "1 operator"
     held = "holds" if found.met else "does NOT hold"
     tail = f"; {found.note}" if found.note else ""
+    if found.headroom > 1:
+        tail += f"; ranges reach {found.headroom - 1:.0%} further than on the samples, as the request allows"
     whole = "" if math.isnan(found.float_value) else f" (float {_figure(found, found.float_value)})"
     whole = f" at {found.part}" if found.part else whole
     value = _figure(found, found.value)

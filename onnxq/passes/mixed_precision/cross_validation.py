@@ -7,7 +7,7 @@ a small ResNet has 43 dB on the 32 images it was calibrated with, 41 on each wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +30,8 @@ _MOST = 64
 # What weights that were rounded for some of the samples may gain there and not on new ones, dB: nothing for two nets on
 # Fashion-MNIST, 1.0 for EfficientNet-Lite0, of 32 samples each.
 _ROUNDED_DB = 0.5
+# The observer of all values seen; others clip some of them by intention.
+WHOLE_RANGE = "minmax"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,31 +41,55 @@ class Fold:
     samples: Dataset
     ranges: Mapping[Site, tuple[float, float]]
 
-    def narrow_ranges(self, model: ModelLike, plan: Plan) -> Plan:
+    def narrow_ranges(self, model: ModelLike, plan: Plan, headroom: float = 1.0) -> Plan:
         """The calibrated plan as it would be without these samples: no range reaches further than that of the others.
 
-        Weights keep their numbers; biases get those of the new scales.
+        headroom: so many times as far, which the plan's ranges do. Weights keep their numbers.
         """
-        changed: dict[Site, SitePlan] = {}
+        changed = {}
         for site in plan.sites:
             if not _is_observed(site) or site.site not in self.ranges:
                 continue
-            assert site.qparams is not None
-            (low, high), (least, most) = clip_bounds(site.qparams, site.spec), self.ranges[site.site]
+            (low, high), (least, most) = _read_range(site), self.ranges[site.site]
+            least, most = least * headroom, most * headroom
             if least > low or most < high:
-                origin, ends = site.qparams.origin, (max(float(low), least), min(float(high), most))
-                qparams = qparams_from_range(*ends, site.spec, origin=origin, bound=site.bound)
-                changed[site.site] = replace(site, qparams=qparams)
-        if not changed:
-            return plan
-        moved = [changed.get(site.site, site) for site in plan.sites]
-        bare = (
-            replace(site, qparams=None, values=None)
-            if site.derived is not None and site.derived[0] in changed
-            else site
-            for site in moved
-        )
-        return calibrate(model, plan.with_sites(tuple(bare)))
+                changed[site.site] = _set_range(site, max(low, least), min(high, most))
+        return _move_ranges(model, plan, changed)
+
+
+def widen_ranges(model: ModelLike, plan: Plan, factor: float) -> Plan:
+    """The calibrated plan with ranges that reach so many times as far, where they are those of all values seen."""
+    given = {site.group for site in plan.existing if site.group}
+    changed = {
+        site.site: _set_range(site, *(factor * end for end in _read_range(site)))
+        for site in plan.sites
+        if _is_observed(site) and site.observer.name == WHOLE_RANGE and site.group not in given
+    }
+    return _move_ranges(model, plan, changed)
+
+
+def _move_ranges(model: ModelLike, plan: Plan, changed: Mapping[Site, SitePlan]) -> Plan:
+    """The plan with these sites, and biases on their scales."""
+    if not changed:
+        return plan
+    moved = (changed.get(site.site, site) for site in plan.sites)
+    bare = (
+        replace(site, qparams=None, values=None) if site.derived is not None and site.derived[0] in changed else site
+        for site in moved
+    )
+    return calibrate(model, plan.with_sites(tuple(bare)))
+
+
+def _read_range(site: SitePlan) -> tuple[float, float]:
+    assert site.qparams is not None
+    low, high = clip_bounds(site.qparams, site.spec)
+    return float(low), float(high)
+
+
+def _set_range(site: SitePlan, low: float, high: float) -> SitePlan:
+    assert site.qparams is not None
+    origin = site.qparams.origin
+    return replace(site, qparams=qparams_from_range(low, high, site.spec, origin=origin, bound=site.bound))
 
 
 def split_folds(ctx: RunContext, state: State) -> tuple[Fold, ...]:
@@ -95,15 +121,7 @@ def _observe(ctx: RunContext, state: State, bare: Plan, samples: Dataset) -> dic
     """The ranges of activations on some samples, by the plan's own observers."""
     batch, limit = ctx.config.data.batch, ctx.memory_limit
     plan = calibrate(state.model, bare, samples, batch=batch, memory_limit=limit, crew=ctx.crew, progress=ctx.progress)
-    return dict(_list_ranges(plan.sites))
-
-
-def _list_ranges(sites: Iterable[SitePlan]) -> Iterable[tuple[Site, tuple[float, float]]]:
-    for site in sites:
-        if _is_observed(site):
-            assert site.qparams is not None
-            low, high = clip_bounds(site.qparams, site.spec)
-            yield site.site, (float(low), float(high))
+    return {site.site: _read_range(site) for site in plan.sites if _is_observed(site)}
 
 
 def _is_observed(site: SitePlan) -> bool:

@@ -19,6 +19,7 @@ from onnxq.config import Config, Rule, TensorConfig
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.compare import compare_models
 from onnxq.graph import GraphIndex
+from onnxq.numerics import clip_bounds
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -130,6 +131,18 @@ def test_what_is_not_needed_is_given_back() -> None:
         assert account is not None
         assert account.met
         assert 0 < account.operators < 4
+
+
+@pytest.mark.parametrize(("count", "headroom"), [(32, 1.1), (80, 1.0)])
+def test_ranges_get_headroom_where_samples_are_few_and_the_wish_leaves_decibels(count: int, headroom: float) -> None:
+    done = quantize(EVERYTHING, count=count, min_sqnr=20)
+    assert done.report.promotion is not None
+    assert done.report.promotion.met
+    assert done.report.promotion.headroom == headroom
+    (site,) = (site for site in done.plan.sites if str(site.site) == "x")
+    assert site.qparams is not None
+    assert clip_bounds(site.qparams, site.spec)[1] == pytest.approx(headroom * images(count)["x"].max(), rel=0.01)
+    assert onnxq.apply(residual(), done.plan).model.SerializeToString() == done.model.SerializeToString()
 
 
 def test_the_plan_repeats_it_without_data() -> None:
