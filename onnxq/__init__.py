@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         profile_model,
         prove,
         quantize,
+        summarize,
         variants,
     )
     from onnxq.plan import Plan
@@ -77,6 +78,7 @@ _HOME = {
     "prove": "onnxq.pipeline",
     "quantize": "onnxq.pipeline",
     "strip_markers": "onnxq.interop",
+    "summarize": "onnxq.pipeline",
     "variants": "onnxq.pipeline",
 }
 
@@ -111,6 +113,7 @@ __all__ = [
     "prove",
     "quantize",
     "strip_markers",
+    "summarize",
     "variants",
 ]
 

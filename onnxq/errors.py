@@ -21,9 +21,11 @@ Messages name parameters in backticks (`force=True`); the command line translate
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
+
+from onnxq.escapes import escape_line
 
 Same = TypeVar("Same", bound="OnnxqError")
 
@@ -54,6 +56,9 @@ class OnnxqError(Exception):
     subject: a name; or a path or Location, which also sets `file` and `line`.
     code: an entry of the catalogue; "" for the code of the class.
     file, line: position of the fault; "" and None for a fault that is in no file.
+    details: lines below the others, e.g. further faults.
+
+    Its text is escaped: each part is one line, whatever the names in it hold. The attributes are as given.
     """
 
     kind: ClassVar[str] = "error"
@@ -68,6 +73,7 @@ class OnnxqError(Exception):
         code: str = "",
         file: str = "",
         line: int | None = None,
+        details: Sequence[str] = (),
     ) -> None:
         if isinstance(subject, Location):
             file, line = file or subject.file, line or subject.line
@@ -80,6 +86,7 @@ class OnnxqError(Exception):
         self.code = code or self.default_code
         self.file = file
         self.line = line
+        self.details = tuple(details)
         super().__init__(str(self))
 
     def replace_text(self: Same, subject: str | None = None, cause: str | None = None, fix: str | None = None) -> Same:
@@ -89,26 +96,29 @@ class OnnxqError(Exception):
             self.cause if cause is None else cause,
             self.fix if fix is None else fix,
         )
-        return type(self)(*texts, code=self.code, file=self.file, line=self.line)
+        return type(self)(*texts, code=self.code, file=self.file, line=self.line, details=self.details)
 
     def name_file(self: Same, file: str | os.PathLike[str]) -> Same:
         """A copy whose `file` is this one."""
         texts = (self.subject, self.cause, self.fix)
-        return type(self)(*texts, code=self.code, file=os.fspath(file), line=self.line)
+        return type(self)(*texts, code=self.code, file=os.fspath(file), line=self.line, details=self.details)
 
     def __str__(self) -> str:
-        text = f"{self.subject}: {self.cause} [{self.code}]"
-        return f"{text}\n  fix: {self.fix}" if self.fix else text
+        return self.join_lines(f"{self.subject}: {self.cause} [{self.code}]")
+
+    def join_lines(self, first: str) -> str:
+        """Format the error for people: a first line, and indented the fix and the details, each of them escaped."""
+        fix = (f"fix: {self.fix}",) if self.fix else ()
+        return "\n  ".join(map(escape_line, (first, *fix, *self.details)))
 
     def __reduce__(self) -> tuple[Callable[..., OnnxqError], tuple[Any, ...]]:
         # By default exceptions pickle as class(*args), and here `args` holds the whole message only.
-        return _restore_error, (type(self), self.subject, self.cause, self.fix, self.code, self.file, self.line)
+        where = {"code": self.code, "file": self.file, "line": self.line, "details": self.details}
+        return _restore_error, (type(self), (self.subject, self.cause, self.fix), where)
 
 
-def _restore_error(
-    kind: type[OnnxqError], subject: str, cause: str, fix: str, code: str, file: str, line: int | None
-) -> OnnxqError:
-    return kind(subject, cause, fix, code=code, file=file, line=line)
+def _restore_error(kind: type[OnnxqError], texts: tuple[str, str, str], where: dict[str, Any]) -> OnnxqError:
+    return kind(*texts, **where)
 
 
 class ModelError(OnnxqError):

@@ -12,6 +12,7 @@ from onnxq.annotate.saturation import WeightSums
 from onnxq.plan import PrecisionPlan
 from onnxq.sites import Caution, Role, Site
 from onnxq.spec import ElementType, Granularity, find_element_type
+from onnxq.wording import abbreviate
 
 
 class Origin(str, Enum):
@@ -79,6 +80,8 @@ class PairInfo:
 @dataclass(frozen=True, eq=False)
 class Inspection:
     """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
+
+    __repr__ = abbreviate
 
     model: ModelProto
     pairs: tuple[PairInfo, ...]

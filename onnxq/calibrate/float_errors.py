@@ -172,7 +172,10 @@ class _TwinWriter:
         if not moved:
             own = self._round(graph, scope, name)
             parts += [sum_squares(), sum_squares(twin) if twin else _ZERO, sum_squares(own)]
-            parts.append(add("Div", *(add("Cast", add("Size", one), to=_FLOAT) for one in (read or name, name))))
+            # A sequence has no size.
+            held = self.index.resolve(read, scope)
+            source = read if held is not None and self.index.dtype(held) else name
+            parts.append(add("Div", *(add("Cast", add("Size", one), to=_FLOAT) for one in (source, name))))
         parts = [part if part == _ZERO else add("Reshape", part, _ONE) for part in parts]
         parts += [_ZERO] * (_COUNT - len(parts))
         self.nodes.append(helper.make_node("Concat", parts, [base], name=base, axis=0))

@@ -26,6 +26,7 @@ from onnxq.files import read_text
 from onnxq.observers import create_observer
 from onnxq.runtime.crew import hash_feeds, hash_parts
 from onnxq.spec import ObserverSpec, QuantSpec
+from onnxq.wording import abbreviate
 from onnxq.workers import count_threads, pack_value, unpack_value
 
 _SCHEMA = 1
@@ -44,6 +45,8 @@ class Part:
     hash of each observed one, by its position. wants: the requests, in order; observers: what they saw, one each, as
     attributes by name.
     """
+
+    __repr__ = abbreviate
 
     source: str
     keys: dict[str, str]

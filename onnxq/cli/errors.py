@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from onnxq.cli.options import name_options
 from onnxq.errors import OnnxqError
-from onnxq.files import replace_surrogates
+from onnxq.escapes import dump_json, escape_lines, replace_surrogates
 
 if TYPE_CHECKING:
     from onnxq.report import View
@@ -31,18 +30,19 @@ def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[
         **more,
     }
     # File names may hold bytes that are not UTF-8; JSON must.
-    return {**{key: replace_surrogates(text) for key, text in texts.items()}, "line": error.line, "exit": exit_code}
+    plain: dict[str, Any] = {key: replace_surrogates(text) for key, text in texts.items()}
+    details = [replace_surrogates(name_options(line)) for line in error.details]
+    return {**plain, "details": details, "line": error.line, "exit": exit_code}
 
 
 def error_document(fields: dict[str, Any]) -> str:
     """The JSON document of an error without a report."""
-    return json.dumps({"schema": 1, "error": fields}, indent=1)
+    return dump_json({"schema": 1, "error": fields})
 
 
 def error_text(error: OnnxqError) -> str:
-    """The lines `error[Q303]: subject: cause` and, indented, the fix."""
-    text = f"error[{error.code}]: {error.subject}: {error.cause}"
-    return name_options(f"{text}\n  fix: {error.fix}" if error.fix else text)
+    """The lines `error[Q303]: subject: cause` and, indented, the fix and the details."""
+    return name_options(error.join_lines(f"error[{error.code}]: {error.subject}: {error.cause}"))
 
 
 def print_error(error: OnnxqError, exit_code: int = USER) -> int:
@@ -61,4 +61,4 @@ def show_outcome(
 
 def print_line(text: str) -> None:
     """Print to stderr."""
-    click.echo(replace_surrogates(text), err=True)
+    click.echo(escape_lines(text), err=True)

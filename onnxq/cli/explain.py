@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from onnxq.codes import AREAS, CODES, Area, Code, suggest_code
+from onnxq.escapes import dump_json
 
 
 @click.command("explain")
@@ -37,8 +40,4 @@ def _list_codes(area: Area) -> str:
 
 
 def _write_json(codes: list[Code]) -> str:
-    # Here, since the plain texts need neither.
-    import json
-    from dataclasses import asdict
-
-    return json.dumps({"schema": 1, "codes": [asdict(code) for code in codes]}, indent=1)
+    return dump_json({"schema": 1, "codes": [asdict(code) for code in codes]})

@@ -18,6 +18,7 @@ from onnxq.cli.errors import error_document, error_fields, print_error, print_li
 from onnxq.cli.options import make_options, name_options
 from onnxq.cli.signals import catch_signals
 from onnxq.errors import ModelError, OnnxqError
+from onnxq.escapes import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
 
@@ -183,7 +184,7 @@ def _report_usage(error: click.ClickException) -> OnnxqError:
         return fault
     if ctx is not None:
         print_line(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
-    print_line(f"error[{fault.code}]: {fault.cause}")
+    print_line(f"error[{fault.code}]: {escape_line(fault.cause)}")
     return fault
 
 

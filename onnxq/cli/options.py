@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Arguments of public functions that messages name -> their options.
 ARGUMENTS = {
+    "config": "--config",
     "data": "--data",
     "force": "--force",
     "given": "--bits",

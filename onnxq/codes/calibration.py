@@ -13,7 +13,7 @@ CALIBRATION = (
          "No sample reached a tensor that is to be quantized, or nothing was seen that its observer can use.",
          "Give samples that reach it, or leave it float with a rule."),
     Code("Q503", "a weight holds NaN or inf",
-         "The float model is broken.",
+         "The float model is broken: whatever it is given, an operator makes NaN of this weight.",
          "Repair the float model."),
     Code("Q504", "a range has no scale",
          "The range is empty, in conflict with a Clip, or so small or large that its scale has no value in the "

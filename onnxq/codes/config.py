@@ -84,4 +84,8 @@ CONFIG = (
     Code("Q323", "an execution provider does not start",
          "ONNX Runtime was built with it, but its driver or its libraries are not on this machine.",
          "Install them, or take another provider."),
+    Code("Q324", "a file names code that would be run",
+         "A configuration names a library, a Python function or a scheduler of Dask. Whoever wrote the file could so "
+         "run anything here.",
+         "Look at the code, and name it on the command line, too; or trust the file, as the message says."),
 )  # fmt: skip

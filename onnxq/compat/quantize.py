@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None
 Extras = Mapping[str, Any] | None
+# Overrides of every call: its caller runs the file with ONNX Runtime, whatever it was made for.
+_OF_ALL: Overrides = {"latency": False, "verify.optimized": True}
 # Operators that quantize_dynamic makes MatMuls of before it looks at lists.
 _DYNAMIC_ALSO = {"MatMul": "Gemm"}
 # Arguments of get_qdq_config's `calibrate_args`, as extra options.
@@ -148,14 +150,17 @@ def _quantize(
     cautions: Iterable[Caution],
     selection: Selection,
 ) -> Result:
-    from onnxq.compat.selection import make_rules
+    from onnxq.compat.selection import describe_floats, make_rules
+    from onnxq.config import Command
     from onnxq.pipeline import quantize as quantize_model
+    from onnxq.pipeline.configuration import make_config
+    from onnxq.targets import find_target
 
-    rules, more = make_rules(model, selection)
+    chosen = make_config(config, overrides | _OF_ALL, Command.QUANTIZE)
+    rules, more = make_rules(model, selection, find_target(chosen.target, chosen.mode))
     _warn_caller([*cautions, *more])
-    chosen = {**overrides, "latency": False, **({"rules": rules} if rules else {})}
-    result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
-    _warn_caller(result.report.alarms())
+    result = quantize_model(model, data, chosen, overrides={"rules": rules}, out=output, force=True)
+    _warn_caller([*result.report.alarms(), *describe_floats(result.report)])
     return result
 
 
@@ -177,7 +182,7 @@ def _apply_plan(
         reason = f"{plan} is a plan, in which it stands what is quantized and how"
         cautions = [*cautions, warn_meaningless("all that says so beside calibration_cache_path", reason)]
     _warn_caller(cautions)
-    result = apply(model, plan, data, overrides={**kept, "latency": False}, out=output, force=True)
+    result = apply(model, plan, data, overrides=kept | _OF_ALL, out=output, force=True)
     _warn_caller(result.report.alarms())
     return result
 

@@ -5,9 +5,10 @@ from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
 from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
 from onnxq.config.model import Config
-from onnxq.config.options import Option, expand_names, list_options, parse_setting
+from onnxq.config.options import Option, expand_names, list_code, list_options, parse_setting
 from onnxq.config.presets import list_presets, read_preset
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
+from onnxq.config.trust import check_trust
 from onnxq.config.values import Command, Frozen, Observer, Scheme, matches_any
 from onnxq.nearest import find_nearest, suggest_names
 
@@ -31,8 +32,10 @@ __all__ = [
     "Trained",
     "VerifyConfig",
     "check_limits",
+    "check_trust",
     "expand_names",
     "find_nearest",
+    "list_code",
     "list_options",
     "list_presets",
     "load_config",

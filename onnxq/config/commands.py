@@ -41,7 +41,7 @@ class AccuracyConfig(Section):
     min_sqnr: float | None = option(None, "Promote sites until every output keeps so many dB.", metavar="DB")
     # A file.py:function, or a function, of a `MetricModel`.
     metric: _Metric | None = option(
-        None, "Promote sites until this metric, higher is better, drops no more…", metavar="FILE.py:FUNCTION"
+        None, "Promote sites until this metric, higher is better, drops no more…", metavar="FILE.py:FUNCTION", code=True
     )
     max_drop: _Drop | None = option(None, "…than this: 0.01, or 1% of the float model's. [default: 0]", metavar="X")
     promote_to: Literal["float", "uint16"] = option("float", "Type of promoted sites: float, or uint16 activations.")
@@ -162,7 +162,7 @@ class VariantsConfig(Section):
     name: str = option("", "Name of the files in front of the suffix. [default: that of MODEL]", metavar="NAME")
     keep_broken: bool = option(False, "Also write files whose answers are lost.")
     metric: _Metric | None = option(
-        None, "Also measure this metric, higher is better, of every file.", metavar="FILE.py:FUNCTION"
+        None, "Also measure this metric, higher is better, of every file.", metavar="FILE.py:FUNCTION", code=True
     )
     max_drop: _Drop | None = option(
         None, "Answers are lost, too, where the metric drops more: 0.01, or 1% of the float model's.", metavar="X"

@@ -98,11 +98,11 @@ class RuntimeConfig(Section):
     # Paths in a file are relative to its folder.
     libraries: Files = option(
         (), "A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
-        _LOADING, name="ort_library", metavar="FILE.so",
+        _LOADING, name="ort_library", metavar="FILE.so", code=True,
     )  # fmt: skip
     plugins: Files = option(
         (), "A shared library with plugins, for TensorRT; repeatable.",
-        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so",
+        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so", code=True,
     )  # fmt: skip
     provider: str = option(
         "", "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
@@ -120,7 +120,8 @@ class ScaleConfig(Section):
         0, "Threads of each run of samples; 0: all cores.", name="run_threads", ge=0, le=_MOST_THREADS
     )
     # "": none.
-    dask: str = option("", "Spread them over the workers of this Dask scheduler.", metavar="ADDRESS")
+    # Both sides send each other pickled objects, and unpickling runs code.
+    dask: str = option("", "Spread them over the workers of this Dask scheduler.", metavar="ADDRESS", code=True)
     # A folder; "": none; "auto": beside the model.
     resume: File = option(
         "", "Keep finished pieces in a folder, and go on from those there. [default: MODEL.resume]", metavar="[DIR]",
@@ -138,6 +139,8 @@ class VerifyConfig(Section):
     # None: chosen from the number of samples.
     holdout: int | None = option(None, "Samples kept from calibration to check the result with.", _CHECKING, ge=0)
     latency: bool = option(True, "Do not time float and quantized model.", _CHECKING | Command.PERPLEXITY)
+    # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
+    optimized: bool = False
     threads: int = option(
         1, "Threads for checking, comparing and timing; 0: all.",
         _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, ge=0, le=_MOST_THREADS,
@@ -159,4 +162,8 @@ class OutputConfig(Section):
     external_data: bool = option(
         False, "Write the weights to a file of their own beside the model.", _WRITING | Command.ANNOTATE
     )
+    notes: Literal["full", "names", "none"] = option(
+        "full", "Left in the file. full: the plan and each site's record; names: names of nodes and the bits of sites; "
+        "none: neither. Doc strings and metadata of nodes stay with full.", _CHECKING,
+    )  # fmt: skip
     rename: bool = option(False, "Also name the pairs' nodes after their sites.", Command.ANNOTATE)

@@ -14,11 +14,13 @@ from onnxq.config.document import Document, Path, format_path, parse_yaml
 from onnxq.config.faults import CORRECT, list_faults, suggest_key
 from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
+from onnxq.config.options import list_code
 from onnxq.config.presets import UnreadableConfigError, list_presets, read_preset
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
 from onnxq.errors import ConfigError, Location
-from onnxq.files import describe_os_error, read_input, replace_surrogates
+from onnxq.escapes import replace_surrogates
+from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
 
 DEFAULT = "ort-int8"
@@ -32,7 +34,7 @@ _WHOLE = ("observer", "quantizer")
 _JOINED = ("rules", "libraries", "plugins")
 # Fields that loading sets itself.
 _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
-    Config: frozenset(("source",)),
+    Config: frozenset(("source", "trust")),
     Rule: frozenset(("line", "source")),
 }
 
@@ -51,7 +53,7 @@ def load_config(
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
     try:
-        given = _nest_keys(_to_plain(overrides or {}))
+        given = nest_keys(_to_plain(overrides or {}))
     except RecursionError as error:
         raise ConfigError(_OVERRIDE, "holds a value inside itself", "give plain values", code="Q304") from error
     if isinstance(source, Config):
@@ -85,6 +87,9 @@ def _read_chain(
     _refuse_reserved(document)
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
     _anchor_paths(values, FilePath(document.source).parent)
+    if not _is_preset(document):
+        named = ((tuple(option.path.split(".")), code) for option, code in list_code(values))
+        places |= {(*path, code): places[path] for path, code in named}
     base_name = values.pop("extends", None)
     for index, rule in enumerate(_list_rules(values)):
         if isinstance(rule, dict):
@@ -195,8 +200,8 @@ def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
     return out
 
 
-def _nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values by dotted path to nested ones."""
+def nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values by dotted path to nested ones. Raises ConfigError for keys that are no words."""
     out: dict[str, Any] = {}
     for key, value in overrides.items():
         if not isinstance(key, str):
@@ -204,7 +209,7 @@ def _nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         head, _, rest = key.partition(".")
-        inner = _nest_keys({rest: value}) if rest else _nest_keys(value) if isinstance(value, Mapping) else value
+        inner = nest_keys({rest: value}) if rest else nest_keys(value) if isinstance(value, Mapping) else value
         merged = _merge_values({head: out[head]} if head in out else {}, {head: inner})
         out[head] = merged[head]
     return out
@@ -243,8 +248,8 @@ def _to_plain(value: Any) -> Any:
 def _build_error(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
     found = [(_locate_fault(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
     subject, first = found[0]
-    rest = "".join(f"\n  also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:])
-    return ConfigError(subject, first.cause, (first.fix or CORRECT) + rest, code=first.code)
+    details = [f"also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:]]
+    return ConfigError(subject, first.cause, first.fix or CORRECT, code=first.code, details=details)
 
 
 def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> Location:

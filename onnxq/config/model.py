@@ -23,7 +23,7 @@ from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConf
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
-from onnxq.config.values import Bits, Command, HighPrecision, Seconds, Section, Words, option, wrap_single
+from onnxq.config.values import Bits, Command, Files, HighPrecision, Seconds, Section, Words, option, wrap_single
 from onnxq.errors import ConfigError, Location
 
 
@@ -46,6 +46,11 @@ class Config(Section):
 
     # The preset or file it was read from; "" if made in Python.
     source: str = ""
+    # Never from a file, which could trust itself.
+    trust: Files = option(
+        (), "A configuration that may run the code it names (libraries, metrics); repeatable.", ~Command(0),
+        metavar="FILE.yaml",
+    )  # fmt: skip
     # A name of `onnxq.targets`, which knows whether there is one of this name.
     target: str = option(
         "ort", "The engine that will run the result; virtual: none.", _PLANNING | Command.PROFILE | Command.IMPORT,
@@ -128,12 +133,17 @@ class Config(Section):
     output: OutputConfig = OutputConfig()
     # For the torch front end only.
     torch: FrontEnd = FrontEnd()
-    # Position of each path that was written, for messages. Private, so that dumps leave it out.
+    # Position of each path that was written, and in files of (*path, value) of the code they name. Private, so that
+    # dumps leave it out.
     _places: dict[Path, Location] = PrivateAttr(default_factory=dict)
 
     def find_place(self, path: str) -> Location | None:
         """Find where a dotted path such as "activations.observer" was written; None if it was not."""
         return next((place for parts, place in self._places.items() if format_path(parts) == path), None)
+
+    def find_code(self, path: str, code: str) -> Location | None:
+        """Find where a file names code for a dotted path; None if no file does."""
+        return self._places.get((*path.split("."), code))
 
     def where(self, path: str) -> Location:
         """`file:line: path` of a dotted path; the path alone if it was not written."""

@@ -46,6 +46,12 @@ class Option:
         return str(extra["bare"])
 
     @property
+    def runs_code(self) -> bool:
+        """True if its value names code that is run."""
+        extra: Any = self.field.json_schema_extra
+        return bool(extra["code"])
+
+    @property
     def is_whole(self) -> bool:
         """True for a whole number."""
         return int in (self.field.annotation, *get_args(self.field.annotation))
@@ -101,6 +107,19 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
 def list_options(command: Command | None = None) -> tuple[Option, ...]:
     """List the options of a command, None for all, in the order of the configuration."""
     return tuple(one for one in _walk_fields(Config, "") if command is None or command in one.commands)
+
+
+def list_code(values: Config | Mapping[str, Any]) -> Iterator[tuple[Option, str]]:
+    """List the code that a configuration names, each with its option. Functions of Python have no name in it."""
+    for option in list_options():
+        if not option.runs_code:
+            continue
+        section, key = option.path.split(".")
+        inner = values.get(section) if isinstance(values, Mapping) else getattr(values, section)
+        value = inner.get(key) if isinstance(inner, Mapping) else getattr(inner, key, None)
+        for code in value if isinstance(value, (list, tuple)) else (value,):
+            if code and isinstance(code, str):
+                yield option, code
 
 
 def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[str, Any]:

@@ -121,10 +121,10 @@ def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, er
 def join_faults(faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = "") -> OnnxqError:
     """Make one error of all faults, each with its place. fix: an alternative to the fix of the first."""
     (subject, first), rest = faults[0], faults[1:]
-    more = "".join(f"\n  also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in rest[:_LISTED])
-    more += f"\n  and {len(rest) - _LISTED} more" if len(rest) > _LISTED else ""
+    details = [f"also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in rest[:_LISTED]]
+    details += [f"and {len(rest) - _LISTED} more"] if len(rest) > _LISTED else []
     own = f"{first.fix or CORRECT}, or {fix}" if fix else first.fix or CORRECT
-    return error(subject, first.cause, own + more, code=code)
+    return error(subject, first.cause, own, code=code, details=details)
 
 
 def find_line(text: str, path: Path) -> int:

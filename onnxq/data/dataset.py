@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,9 @@ from onnxq.data.fit import Array, fit_array
 from onnxq.data.sources import Source
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
+
+# Of a sample's number in its source and its inputs: the inputs, and more.
+Extend = Callable[[int, dict[str, Array]], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,7 @@ class Dataset:
     """A selection of a source's samples, in order. Samples are read on request and not kept.
 
     indices: the selected samples of the source. spare: further ones that a split may hold back.
-    synthetic: the samples are random numbers, made because no data was given.
+    synthetic: the samples are random numbers, made because no data was given. extend: see `extended`.
     """
 
     def __init__(
@@ -42,12 +45,13 @@ class Dataset:
         spare: Sequence[int] = (),
         title: str = "data",
         synthetic: bool = False,
+        extend: Extend | None = None,
     ) -> None:
         if not indices:
             raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
         self.inputs: tuple[ValueInfo, ...] = tuple(inputs)
         self.synthetic = synthetic
-        self._source, self._title = source, title
+        self._source, self._title, self._extend = source, title, extend
         self._indices, self._spare = tuple(indices), tuple(spare)
 
     def __len__(self) -> int:
@@ -70,7 +74,8 @@ class Dataset:
         """Read one sample. Raises IndexError past the end."""
         i = self._indices[position]
         raw, where = self._source.sample(i), self._source.name(i)
-        return {value.name: fit_array(raw[value.name], value, where) for value in self.inputs}
+        feeds = {value.name: fit_array(raw[value.name], value, where) for value in self.inputs}
+        return feeds if self._extend is None else dict(self._extend(i, feeds))
 
     def name(self, position: int) -> str:
         """Name a sample for messages: file and number in it."""
@@ -121,6 +126,12 @@ class Dataset:
         taken = frozenset(other._indices)
         return self._of([i for i in self._indices if i not in taken])
 
+    def extended(self, extend: Extend) -> Dataset:
+        """Return the same samples with further inputs, each as `extend` gives it when it is read."""
+        return Dataset(
+            self._source, self.inputs, self._indices, title=self._title, synthetic=self.synthetic, extend=extend
+        )
+
     def describe(self) -> str:
         """Describe the set in one line for reports and plans: number, source and conversions of the samples."""
         total = len(self._source)
@@ -134,7 +145,9 @@ class Dataset:
         return self._of([self._indices[position] for position in positions])
 
     def _of(self, indices: Sequence[int]) -> Dataset:
-        return Dataset(self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic)
+        return Dataset(
+            self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic, extend=self._extend
+        )
 
     def _batch_axes(self) -> dict[str, int] | None:
         """Find each input's axis for joining samples; None if an input has none."""

@@ -35,19 +35,20 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
         raise
     except SystemExit as error:
         code = "" if error.code is None else repr(error.code)
-        cause = f"called sys.exit({code}){_format_calls(error)}"
         fix = "let the function return its result, or raise an exception"
-        raise DataError(where, cause, fix, code="Q213") from error
+        raise DataError(where, f"called sys.exit({code})", fix, code="Q213", details=_format_calls(error)) from error
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-        raise DataError(where, f"raised {text}{_format_calls(error)}", "mend that code", code="Q213") from error
+        first, *rest = text.splitlines()
+        details = (*rest, *_format_calls(error))
+        raise DataError(where, f"raised {first}", "mend that code", code="Q213", details=details) from error
     finally:
         sys.dont_write_bytecode = bytecode
         if added and beside in sys.path:
             sys.path.remove(beside)
 
 
-def _format_calls(error: BaseException) -> str:
+def _format_calls(error: BaseException) -> list[str]:
     """Format the innermost calls in the user's code and below it, one line each with file, line and source."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [k for k, frame in enumerate(frames) if not _is_ours(frame.filename)]
@@ -55,7 +56,7 @@ def _format_calls(error: BaseException) -> str:
     lines = [f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}" for frame in shown[-_CALLS:]]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}: {(error.text or '').strip()}")
-    return "".join(f"\n    at {line.rstrip(': ')}" for line in lines)
+    return [f"at {line.rstrip(': ')}" for line in lines]
 
 
 def _is_ours(file: str) -> bool:

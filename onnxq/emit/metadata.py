@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any, Literal
+
+from onnx import ModelProto, helper
 
 from onnxq.graph import GraphIndex, ModelLike
+from onnxq.graph.light import keep_weights
+from onnxq.graph.scopes import walk_all_graphs
 from onnxq.plan import Plan, SitePlan, to_json
+from onnxq.plan.names import QUANTIZE
 from onnxq.spec import GRAIN_NAMES
 
 # Keys of the model's metadata, which every engine and most tools keep.
 PLAN_KEY = "onnxq.plan"
 BITS_KEY = "onnxq.bits"
+# Fields of ONNX's messages that say nothing to an engine.
+_TEXTS = frozenset({"doc_string", "metadata_props"})
 
 Record = dict[str, str | int]
 
@@ -49,3 +58,41 @@ def read_records(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
     except (json.JSONDecodeError, AttributeError):
         # NOTE: another tool may have damaged the note; `annotate` warns of it, and the pairs do not depend on it.
         return {}
+
+
+@keep_weights
+def leave_out_notes(proto: ModelProto, level: Literal["names", "none"]) -> ModelProto:
+    """A copy of the model without the plan, doc strings, and the metadata of all but the model itself.
+
+    level: "names" keeps the names of nodes, and the bits of sites by them; "none" neither. Entries of the model's
+    metadata that are not onnxq's stay, because programs read them: names of classes, sizes of images, tokens.
+    """
+    notes = {entry.key: entry.value for entry in proto.metadata_props}
+    bits = _keep_bits(proto, notes.get(BITS_KEY, "{}")) if level == "names" else ""
+    kept = {key: value for key, value in notes.items() if key not in (PLAN_KEY, BITS_KEY)}
+    bare = ModelProto()
+    bare.CopyFrom(proto)
+    _clear_fields(bare, _TEXTS)
+    helper.set_model_props(bare, {**kept, BITS_KEY: bits} if bits else kept)
+    for _, graph in walk_all_graphs(bare) if level == "none" else ():
+        for node in graph.node:
+            node.ClearField("name")
+    return bare
+
+
+def _keep_bits(proto: ModelProto, text: str) -> str:
+    """The bits alone of a record of sites, once for each pair; "" where there are none."""
+    halves = {node.name for _, graph in walk_all_graphs(proto) for node in graph.node if node.op_type == QUANTIZE}
+    held = json.loads(text).items()
+    records = {name: {"bits": one["bits"]} for name, one in held if name not in halves and "bits" in one}
+    return json.dumps(records, ensure_ascii=False, separators=(",", ":")) if records else ""
+
+
+def _clear_fields(message: Any, names: Collection[str]) -> None:
+    """Clear the fields of these names in a message of protobuf and in all that it holds."""
+    for field, value in message.ListFields():
+        if field.name in names:
+            message.ClearField(field.name)
+        elif field.type == field.TYPE_MESSAGE:
+            for part in value if hasattr(value, "__len__") else (value,):
+                _clear_fields(part, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,6 +13,8 @@ from onnx import TypeProto, ValueInfoProto
 from onnxq.data import read_mask
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, compute_sqnr
+from onnxq.evaluation.agreement import AgreementSums
+from onnxq.evaluation.selections import NO_SELECTIONS
 from onnxq.evaluation.slices import SliceSums
 from onnxq.graph import ModelLike
 from onnxq.spec import FLOAT_TYPES, FloatType
@@ -38,6 +40,8 @@ class ModelErrors:
     """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
     outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
+    # As of ErrorAccumulator.
+    top_k: int = 0
     # Noise and signal of each sample, by output.
     _noises: dict[str, list[float]] = field(default_factory=dict)
     _signals: dict[str, list[float]] = field(default_factory=dict)
@@ -73,7 +77,7 @@ class ModelErrors:
         return max(map(len, self._noises.values()), default=0)
 
     def _find_sums(self, name: str) -> ErrorAccumulator:
-        return self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
+        return self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k))
 
     def _note_sample(self, name: str, noise: float, signal: float) -> None:
         """Note the last sample of an output. noise, signal: the sums before it."""
@@ -180,6 +184,7 @@ def compare_models(
     pairs: Mapping[str, tuple[Runner, Runner]],
     samples: Iterable[Mapping[str, Array]],
     *,
+    agreement: AgreementSums | None = None,
     on_sample: Callable[[], None] = lambda: None,
 ) -> dict[str, tuple[OutputAccuracy, ...]]:
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
@@ -187,8 +192,11 @@ def compare_models(
     Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
     outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
     count that it does not leave out as padding.
+    agreement: of the choices of the first pair. Its selections are those of the first reference, which exposes its
+    choices; all other sessions take them.
     """
-    return {label: errors.results() for label, errors in sum_errors(pairs, samples, on_sample=on_sample).items()}
+    found = sum_errors(pairs, samples, on_sample=on_sample, agreement=agreement)
+    return {label: errors.results() for label, errors in found.items()}
 
 
 def sum_errors(
@@ -196,14 +204,18 @@ def sum_errors(
     samples: Iterable[Mapping[str, Array]],
     *,
     on_sample: Callable[[], None] = lambda: None,
+    agreement: AgreementSums | None = None,
 ) -> dict[str, ModelErrors]:
     """The sums of `compare_models`."""
-    sums = {label: ModelErrors() for label in pairs}
+    agreement = AgreementSums(NO_SELECTIONS) if agreement is None else agreement
+    sums = {label: ModelErrors(top_k=1) for label in pairs}
+    # By identity: sessions compare by nothing else, and the float model's is in most pairs.
+    first, *others = {id(session): session for pair in pairs.values() for session in pair}.values()
     for feeds in samples:
-        done: dict[int, dict[str, Array]] = {}
-        # By identity: sessions compare by nothing else, and the float model's is in most pairs.
-        for session in {id(s): s for pair in pairs.values() for s in pair}.values():
-            done[id(session)] = session.run(feeds)
+        exact = first.run(feeds)
+        given = agreement.selections.add_choices(feeds, exact)
+        done = {id(first): exact, **{id(session): session.run(given) for session in others}}
+        agreement.update(exact, done[id(next(iter(pairs.values()))[1])])
         for label, (reference, other) in pairs.items():
             sums[label].update(feeds, done[id(reference)], done[id(other)])
         on_sample()
@@ -250,21 +262,23 @@ def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
             yield place, array
 
 
-def check_interface(before: ModelLike, after: ModelLike, floats: FloatType | None = None) -> None:
+def check_interface(
+    before: ModelLike, after: ModelLike, floats: FloatType | None = None, *, fixed: Collection[str] = ()
+) -> None:
     """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs.
 
-    floats: the type of all float inputs and outputs of `after`; None: those of `before`.
+    floats: the type of all float inputs and outputs of `after` but those named in `fixed`; None: those of `before`.
     """
     # Up to IR version 3 initializers are listed among the inputs; nobody feeds them.
-    fixed = {tensor.name for tensor in before.graph.initializer}
-    wanted = [value for value in before.graph.input if value.name not in fixed]
+    stored = {tensor.name for tensor in before.graph.initializer}
+    wanted = [value for value in before.graph.input if value.name not in stored]
     for kind, old, new in (("input", wanted, after.graph.input), ("output", before.graph.output, after.graph.output)):
         if [value.name for value in old] != [value.name for value in new]:
             raise VerificationError(
                 kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}", code="Q702"
             )
         for a, b in zip(old, new, strict=True):
-            if _describe_type(a, floats) != _describe_type(b, None):
+            if _describe_type(a, None if a.name in fixed else floats) != _describe_type(b, None):
                 raise VerificationError(f"{kind} {a.name}", "has another type or shape than before", code="Q702")
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import ModelErrors, Runner
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.runtime import Feeds, Session
@@ -19,21 +20,26 @@ _Run = tuple[Feeds, dict[str, Array], dict[str, Array]]
 
 
 class FloatOutputs:
-    """A float model on the samples of a data set, without optimizations."""
+    """A float model on the samples of a data set, without optimizations.
+
+    Models are compared with it in the form that `selections.take_choices` gives them.
+    """
 
     def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int = 0) -> None:
         self.proto, self.samples = proto, samples
+        self.selections = find_selections(proto)
         self.threads = threads
         self._session: Session | None = None
         self._kept: dict[int, dict[str, Array]] = {}
         self._bytes = 0
 
     def run(self, at: int, feeds: Feeds) -> dict[str, Array]:
-        """Return the outputs for the sample at this position, whose inputs are `feeds`."""
+        """Return the outputs, choices among them, for the sample at this position, whose inputs are `feeds`."""
         if at in self._kept:
             return self._kept[at]
         if self._session is None:
-            self._session = Session(self.proto, optimize=False, threads=self.threads)
+            exposed = self.selections.expose_choices(self.proto)
+            self._session = Session(exposed, optimize=False, threads=self.threads)
         found: dict[str, Array] = self._session.run(feeds)
         # Sequences and maps have no size; they are rare, and small.
         self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
@@ -46,14 +52,17 @@ class FloatOutputs:
     def measure(
         self, model: Runner, *, limit: int | None = None, tick: Callable[[], None] = lambda: None
     ) -> ModelErrors:
-        """Return a model's errors over all samples. limit: the most samples to run. tick: called after each."""
+        """Return the errors of a model, which takes the choices, over all samples.
+
+        limit: the most samples to run. tick: called after each.
+        """
         errors = ModelErrors()
         for run in self._run_both(model, limit, tick):
             errors.update(*run)
         return errors
 
     def measure_each(self, model: Runner, *, tick: Callable[[], None] = lambda: None) -> list[ModelErrors]:
-        """Return a model's errors on each sample alone, in their order."""
+        """Return the errors of a model, which takes the choices, on each sample alone, in their order."""
         found = []
         for run in self._run_both(model, None, tick):
             found.append(ModelErrors())
@@ -62,7 +71,8 @@ class FloatOutputs:
 
     def _run_both(self, model: Runner, limit: int | None, tick: Callable[[], None]) -> Iterator[_Run]:
         for at, feeds in enumerate(islice(self.samples.samples(), limit)):
-            yield feeds, self.run(at, feeds), model.run(feeds)
+            exact = self.run(at, feeds)
+            yield feeds, exact, model.run(self.selections.add_choices(feeds, exact))
             tick()
         # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
         if is_large_model(self.proto):

@@ -14,6 +14,7 @@ from onnxq.errors import DataError
 from onnxq.evaluation.decoder import Array, Decoder
 from onnxq.progress import Progress
 from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
+from onnxq.wording import abbreviate
 
 # Logits of one model held at a time: 64 MB of float32.
 _BLOCK = 2**24
@@ -53,6 +54,8 @@ class Perplexity:
     tokens: predicted, in all windows. length: tokens of a window. prompts: that texts were generated after, of
     `generate` tokens each. data: name of the text. device: kind of CPU, or the provider.
     """
+
+    __repr__ = abbreviate
 
     models: tuple[LanguageScore, ...]
     windows: int

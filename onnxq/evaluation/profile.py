@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Caution, Refusal
+from onnxq.wording import abbreviate
 
 KINDS = ("node", "segment", "site")
 
@@ -53,8 +55,12 @@ class Profile:
     """Errors at the outputs by their causes.
 
     sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
-    fixed: pairs that could not be switched and stayed quantized throughout. data, source, quantized: in words.
+    fixed: pairs that could not be switched and stayed quantized throughout. choices: of the float model, which all
+    figures are measured on, and how far those made with everything quantized are the same. data, source, quantized:
+    in words.
     """
+
+    __repr__ = abbreviate
 
     sqnr_db: float
     samples: int
@@ -62,6 +68,7 @@ class Profile:
     groups: tuple[GroupCost, ...]
     prefixes: tuple[PrefixError, ...] = ()
     fixed: tuple[Refusal, ...] = ()
+    choices: tuple[ChoiceAgreement, ...] = ()
     warnings: tuple[Caution, ...] = ()
     source: str = ""
     quantized: str = ""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from onnx import ValueInfoProto, helper
 
 from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.selections import find_selections, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import list_reads
-from onnxq.graph.subgraph import Cutter
+from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.graph.weights import count_tensor_bytes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
@@ -100,28 +101,39 @@ def compare_segments(
     samples: Sequence[Mapping[str, Array]],
     *,
     limit: int,
+    agreement: AgreementSums | None = None,
     threads: int = 0,
     progress: Progress = silent,
 ) -> list[SegmentErrors]:
     """The errors of `after` against `before`, segment by segment. limit: bytes of weights of one segment.
 
+    agreement: gets the choices of `before`, whose selections it has, and those of `after`.
     All tensors alive between two segments are held, of every sample. Raises ModelError where ORT cannot run a segment.
     """
+    agreement = AgreementSums(find_selections(before)) if agreement is None else agreement
+    choices = {name for one in agreement.selections.nodes for name, _ in one.choices}
+    before = agreement.selections.expose_choices(before)
+    after = agreement.selections.take_choices(after)
     types = get_index(infer_shapes(after))
     reference, other = Cutter(before, computed=True), Cutter(after, computed=True)
     found = []
     alive: list[Values] = [{name: np.asarray(value) for name, value in sample.items()} for sample in samples]
-    segments = cut_segments(before, limit, other.list_tensors())
+    shared = set(other.list_tensors())
+    segments = cut_segments(before, limit, shared)
     last = {tensor: k for k, segment in enumerate(segments) for tensor in reference.list_inputs(segment.nodes)}
     with progress("comparing float and quantized model", len(segments)) as task:
         for k, segment in enumerate(segments):
             wanted = [_run_part(reference, segment.nodes, segment.outputs, alive, threads=threads)]
-            inner = other.list_between(segment.outputs, alive[0])
+            names = (name_own(name) if name in choices else name for name in segment.outputs)
+            outputs = [name for name in names if name in shared]
+            given = [
+                {**values, **{name: exact[name] for name in choices.intersection(exact)}}
+                for values, exact in zip(alive, wanted[0], strict=True)
+            ]
+            inner = other.list_between(outputs, given[0])
             for optimize in (False, True):
-                wanted.append(
-                    _run_part(other, inner, segment.outputs, alive, types=types, optimize=optimize, threads=threads)
-                )
-            found.append(_sum_errors(segment, samples, wanted))
+                wanted.append(_run_part(other, inner, outputs, given, types=types, optimize=optimize, threads=threads))
+            found.append(_sum_errors(segment, samples, wanted, agreement))
             for values, new in zip(alive, wanted[0], strict=True):
                 values.update(new)
                 for name in [name for name in values if last.get(name, -1) <= k and name not in samples[0]]:
@@ -141,22 +153,28 @@ def _run_part(
     threads: int = 0,
 ) -> list[Values]:
     """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
-    fed: dict[str, np.dtype[Any]] = {}
-    for name in cutter.list_inputs(nodes):
-        kind = 0 if types is None else types.dtype(TensorId(name))
-        fed[name] = helper.tensor_dtype_to_np_dtype(kind) if kind else alive[0][name].dtype
-    inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(kind), None) for n, kind in fed.items()]
+    kinds = {name: 0 if types is None else types.dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
+    inputs = [declare_input(name, [values[name] for values in alive], kind) for name, kind in kinds.items()]
     part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
     session = Session(part, optimize=optimize, threads=threads, arena=False)
-    return [session.run({name: values[name].astype(fed[name], copy=False) for name in fed}) for values in alive]
+    return [session.run({name: _convert(values[name], kind) for name, kind in kinds.items()}) for values in alive]
+
+
+def _convert(value: Array, kind: int) -> Array:
+    """The value in an ONNX type; as it is for 0, and in sequences."""
+    return value.astype(helper.tensor_dtype_to_np_dtype(kind), copy=False) if kind else value
 
 
 def _sum_errors(
-    segment: Segment, samples: Sequence[Mapping[str, Array]], runs: Sequence[Sequence[Values]]
+    segment: Segment,
+    samples: Sequence[Mapping[str, Array]],
+    runs: Sequence[Sequence[Values]],
+    agreement: AgreementSums,
 ) -> SegmentErrors:
     """The errors over all samples. runs: of the reference, of the other without and with optimizations."""
     off, on, agree = ModelErrors(), ModelErrors(), ModelErrors()
     for feeds, exact, plain, fast in zip(samples, *runs, strict=True):
+        agreement.update(exact, plain)
         off.update(feeds, exact, plain)
         on.update(feeds, exact, fast)
         agree.update(feeds, plain, fast)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import KINDS, GroupCost, OutputCost, PrefixError, Profile, noise_to_db
+from onnxq.evaluation.selections import Selection, explain_missing
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import ModelLike
 from onnxq.nearest import suggest_names
@@ -141,8 +143,19 @@ def measure_sensitivity(
         groups=tuple(costs),
         prefixes=tuple(prefixes),
         fixed=toggled.fixed,
-        warnings=_gather_warnings(outputs, toggled),
+        choices=_compare_choices(toggled, reference, everything),
+        warnings=_gather_warnings(outputs, toggled, reference.selections.list_missing(quantized)),
     )
+
+
+def _compare_choices(toggled: ToggledModel, reference: FloatOutputs, setting: Setting) -> tuple[ChoiceAgreement, ...]:
+    """How far the model's own choices, with these switches on, are the float model's."""
+    selections = reference.selections
+    sums = AgreementSums(selections)
+    for at, feeds in enumerate(reference.samples.samples() if selections.nodes else ()):
+        exact = reference.run(at, feeds)
+        sums.update(exact, toggled.run(selections.add_choices(feeds, exact), setting))
+    return sums.results()
 
 
 def _make_cost(group: Group, isolated: float, left_out: float, whole: float) -> GroupCost:
@@ -167,7 +180,9 @@ def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:
     return {names[k]: frozenset(one for name in names[: k + 1] for one in nodes[name]) for k in ends}
 
 
-def _gather_warnings(outputs: Sequence[OutputCost], toggled: ToggledModel) -> tuple[Caution, ...]:
+def _gather_warnings(
+    outputs: Sequence[OutputCost], toggled: ToggledModel, missing: Sequence[Selection]
+) -> tuple[Caution, ...]:
     worst = min(outputs, key=lambda one: one.float_db, default=None)
     if toggled.fixed:
         text = (
@@ -179,6 +194,8 @@ def _gather_warnings(outputs: Sequence[OutputCost], toggled: ToggledModel) -> tu
             f"with everything switched off output {worst.name} is {worst.float_db:.1f} dB from the float model's: the "
             "quantized model differs from it in more than its pairs"
         )
+    elif missing:
+        text = explain_missing(missing[0])
     else:
         return ()
     return (Caution("W117", text),)

@@ -77,9 +77,10 @@ def measure_piece(task: SettingsTask) -> list[ModelErrors]:
     found = [ModelErrors() for _ in task.settings]
     for at, feeds in enumerate(reference.samples.samples()):
         wanted = reference.run(at, feeds)
+        given = reference.selections.add_choices(feeds, wanted)
         for errors, setting in zip(found, task.settings, strict=True):
             held = {name: (on if name in setting else off)[name] for name in off}
-            errors.update(feeds, wanted, session.run({**feeds, **held}))
+            errors.update(feeds, wanted, session.run({**given, **held}))
     return found
 
 

@@ -22,6 +22,7 @@ from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.settings import measure_in_pieces
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
 from onnxq.graph.integer_products import read_integer_products
@@ -115,20 +116,22 @@ def measure_settings(
             return [found[setting] for setting in settings]
         for at, feeds in enumerate(reference.samples.samples()):
             wanted = reference.run(at, feeds)
+            given = reference.selections.add_choices(feeds, wanted)
             for setting, errors in found.items():
-                errors.update(feeds, wanted, toggled.run(feeds, setting))
+                errors.update(feeds, wanted, toggled.run(given, setting))
                 task.advance()
     return [found[setting] for setting in settings]
 
 
 def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> ToggledModel:
-    """Put every rounding of `quantized` behind a switch.
+    """Put every rounding of `quantized`, as it takes the float model's choices, behind a switch.
 
     float_model: the same network, nodes named alike where constants are to be switched: it has their float values.
     Raises ModelError when ORT refuses the result.
     """
     named = name_nodes(quantized)
     named = name_nodes(inline_functions(named)) if named.functions else named
+    named = find_selections(float_model).take_choices(named)
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
     named = widen_model(named) if read_types(named).computes else named

@@ -14,6 +14,7 @@ from onnxq.calibrate.chunks import split_evenly
 from onnxq.data.shared import SharedSamples, share_samples
 from onnxq.evaluation.compare import ModelErrors, SampleErrors, measure_sample
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.selections import NO_SELECTIONS, Selections
 from onnxq.evaluation.settings import open_reference
 from onnxq.graph import ModelLike
 from onnxq.graph.dequantized import dequantize_weights
@@ -35,10 +36,10 @@ class TrialModel:
     dequantize: bool = False
     threads: int = 0
 
-    def open(self) -> Session:
-        """The session that runs it."""
+    def open(self, selections: Selections = NO_SELECTIONS) -> Session:
+        """The session that runs it, on the choices of a float model."""
         model = dequantize_weights(self.model) if self.dequantize else self.model
-        return Session(model, optimize=self.optimize, threads=self.threads)
+        return Session(selections.take_choices(model), optimize=self.optimize, threads=self.threads)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def measure_models(
     crew: runs them; the result does not depend on it.
     """
     if crew.plain:
-        return [reference.measure(one.open(), tick=task.advance) for one in models]
+        return [reference.measure(one.open(reference.selections), tick=task.advance) for one in models]
     found = []
     for samples in _try_in_pieces(models, reference, crew, task, pieces):
         found.append(ModelErrors())
@@ -75,7 +76,7 @@ def measure_models(
 def measure_each(model: TrialModel, reference: FloatOutputs, crew: Crew, task: Task) -> list[ModelErrors]:
     """The errors of a model on each sample alone; see `measure_models`."""
     if crew.plain:
-        return reference.measure_each(model.open(), tick=task.advance)
+        return reference.measure_each(model.open(reference.selections), tick=task.advance)
     (samples,) = _try_in_pieces([model], reference, crew, task, TRIAL_PIECES)
     found = [ModelErrors() for _ in samples]
     for errors, one in zip(found, samples, strict=True):
@@ -103,18 +104,20 @@ def _try_in_pieces(
 
 def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
-    session = _open_trial(task.model, task.optimize, task.dequantize, task.threads)
     reference = open_reference(task.reference, task.samples, task.reference_threads)
+    session = _open_trial(task.model, task.optimize, task.dequantize, task.threads, reference.selections)
     found = []
     for at in task.positions:
         feeds = reference.samples[at]
-        found.append(measure_sample(feeds, reference.run(at, feeds), session.run(feeds)))
+        exact = reference.run(at, feeds)
+        outputs = session.run(reference.selections.add_choices(feeds, exact))
+        found.append(measure_sample(feeds, exact, outputs))
     return found
 
 
 @lru_cache(maxsize=1)
-def _open_trial(model: SharedModel, optimize: bool, dequantize: bool, threads: int) -> Session:
-    return TrialModel(open_model(model), optimize, dequantize, threads).open()
+def _open_trial(model: SharedModel, optimize: bool, dequantize: bool, threads: int, selections: Selections) -> Session:
+    return TrialModel(open_model(model), optimize, dequantize, threads).open(selections)
 
 
 def _hash_task(task: TrialTask) -> str:

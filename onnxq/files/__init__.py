@@ -2,7 +2,6 @@
 
 from onnxq.files.atomic import replace_files, write_text
 from onnxq.files.locks import hold_lock
-from onnxq.files.names import replace_surrogates
 from onnxq.files.outputs import check_outputs, guard_outputs, is_stream, prepare_folder, refuse_inputs, register_input
 from onnxq.files.reading import check_input_kind, describe_os_error, read_input, read_text, shorten_error
 from onnxq.files.scratch import ScratchFolder
@@ -21,7 +20,6 @@ __all__ = [
     "refuse_inputs",
     "register_input",
     "replace_files",
-    "replace_surrogates",
     "shorten_error",
     "write_text",
 ]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxq.errors import OutputError
+from onnxq.escapes import replace_surrogates
 from onnxq.files.locks import lock_new_file, make_temporary_name, remove_stale_files
-from onnxq.files.names import replace_surrogates
 from onnxq.files.outputs import EXISTS_FIX, check_output_kind, is_stream, refuse_inputs
 
 

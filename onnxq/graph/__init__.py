@@ -9,12 +9,12 @@ from onnxq.graph.dense import store_densely
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.functions import inline_functions
-from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph
+from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph, index_named
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, find_opset, get_index
 from onnxq.graph.light import LightModel, ModelLike, WeightStore, add_libraries, attach_weights, strip_weights
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
-from onnxq.graph.opset import ensure_opset, upgrade_opset
+from onnxq.graph.opset import ensure_opset, limit_opset, upgrade_opset
 from onnxq.graph.protocol import Graph
 from onnxq.graph.save import save_model
 from onnxq.graph.shapes import infer_shapes
@@ -40,8 +40,10 @@ __all__ = [
     "fold_constants",
     "get_index",
     "hash_graph",
+    "index_named",
     "infer_shapes",
     "inline_functions",
+    "limit_opset",
     "load_model",
     "name_nodes",
     "save_model",

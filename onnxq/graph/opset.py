@@ -1,4 +1,4 @@
-"""Newer opsets: onnx's version converter, with everything it loses put back and its result checked."""
+"""Other opsets: onnx's version converter, with everything it loses put back and its result checked."""
 
 from __future__ import annotations
 
@@ -24,37 +24,52 @@ def ensure_opset(proto: ModelProto, minimum: int) -> ModelProto:
 
 
 @keep_weights
+def limit_opset(proto: ModelProto, newest: int) -> ModelProto:
+    """The model itself when it is no newer than opset `newest`, else lowered; raises as `upgrade_opset` does."""
+    return proto if find_opset(proto) <= newest else _convert_opset(name_nodes(proto), newest)
+
+
+@keep_weights
 def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     """A copy at opset `minimum`, or at its own when that is as new. Nodes are named first if they are not.
 
-    Names, metadata, weights, functions and the types of inputs and outputs stay. Raises ModelError naming the operator
-    that cannot be converted. The numbers are not compared here.
+    Names, metadata, weights, functions and the types of inputs and outputs stay. A model of other domains alone
+    imports this opset beside them. Raises ModelError naming the operator that cannot be converted. The numbers are not
+    compared here.
     """
     named = name_nodes(proto)
     opset = find_opset(named)
-    if not opset or opset >= minimum:
-        return named
+    if opset:
+        return named if opset >= minimum else _convert_opset(named, minimum)
+    result = ModelProto()
+    result.CopyFrom(named)
+    result.opset_import.append(helper.make_opsetid("", minimum))
+    return result
+
+
+def _convert_opset(named: ModelProto, version: int) -> ModelProto:
     light, omitted = omit_weights(named)
     # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()
     copy_fields(light, bare, ("functions",))
     set_contrib_apart(bare)
     try:
-        converted = onnx.version_converter.convert_version(bare, minimum)
+        converted = onnx.version_converter.convert_version(bare, version)
     except Exception as error:
-        raise _explain_failure(named, opset, minimum, error) from error
+        raise _explain_failure(named, version, error) from error
     result = ModelProto()
     copy_fields(light, result, ("graph", "opset_import", "ir_version"))
-    result.opset_import.extend(_list_imports(named, minimum))
+    result.opset_import.extend(_list_imports(named, version))
     result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
     result.graph.CopyFrom(converted.graph)
     _reattach_model(light, result)
     _settle_names(light, result)
     full = restore_weights(result, omitted)
     try:
-        check_structure(full, f"the model at opset {minimum}")
+        check_structure(full, f"the model at opset {version}")
     except ModelError as error:
-        fix = "inline its functions first" if named.functions else "export it at a newer opset"
+        other = "an older" if find_opset(named) > version else "a newer"
+        fix = "inline its functions first" if named.functions else f"export it at {other} opset"
         raise ModelError(error.subject, error.cause, fix, code="Q109") from error
     return full
 
@@ -106,7 +121,7 @@ def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> Non
             tensor.CopyFrom(originals[tensor.name])
 
 
-def _explain_failure(proto: ModelProto, opset: int, minimum: int, error: Exception) -> ModelError:
+def _explain_failure(proto: ModelProto, version: int, error: Exception) -> ModelError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     # The converter names the operator in some of its messages, never the node.
     words = set(re.findall(r"\w+", str(error)))
@@ -115,7 +130,8 @@ def _explain_failure(proto: ModelProto, opset: int, minimum: int, error: Excepti
     ]
     where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
     cause = f"onnx cannot convert the model: {text}{where}"
-    return ModelError(f"opset {opset} to {minimum}", cause, f"export it at opset {minimum}", code="Q109")
+    fix = f"export it at opset {version}"
+    return ModelError(f"opset {find_opset(proto)} to {version}", cause, fix, code="Q109")
 
 
 def _settle_names(before: ModelProto, after: ModelProto) -> None:

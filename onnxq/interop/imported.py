@@ -7,6 +7,7 @@ from enum import Enum
 
 from onnxq.plan import Plan
 from onnxq.sites import Caution
+from onnxq.wording import abbreviate
 
 
 class UnmatchedKind(str, Enum):
@@ -60,6 +61,8 @@ class MissingSite:
 @dataclass(frozen=True, kw_only=True)
 class Imported:
     """A plan with the scales of a cache."""
+
+    __repr__ = abbreviate
 
     plan: Plan
     cache: str

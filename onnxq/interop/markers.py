@@ -34,6 +34,7 @@ from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
 from onnxq.targets import Target
 from onnxq.targets import find_target as engine_of
+from onnxq.wording import abbreviate
 
 # Of the sites, in the plan.
 RULE = "marker"
@@ -44,6 +45,8 @@ _NATIVE_BITS = 4
 @dataclass(frozen=True, eq=False)
 class Marked:
     """The float network without markers, and a calibrated plan for it."""
+
+    __repr__ = abbreviate
 
     model: onnx.ModelProto
     plan: Plan

@@ -19,6 +19,6 @@ def run_compiler(command: list[str], subject: str, if_absent: str, if_failed: st
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingDependencyError(subject, f"{command[0]} does not run: {error}", if_absent, code="Q807") from error
     if done.returncode:
-        output = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_LINES])
+        output = " | ".join((done.stderr or done.stdout).strip().splitlines()[:_LINES])
         raise MissingDependencyError(subject, f"{command[0]} failed: {output}", if_failed, code="Q807")
     return done.stdout

@@ -24,7 +24,7 @@ class Samples:
     They share no sample while there are enough; `validation` is `test` where nothing is chosen. ranges: those that
     activations are observed on, calibration and validation, but no more than were asked for: all plans compared have
     these ranges alike, and a range misses values it has not seen. seen: the other use of the samples in `test`, ""
-    where there was none. first: one sample of `test`.
+    where there was none. first: of them all, which is timed as `bench` does.
     crew: runs plans that are judged.
     """
 

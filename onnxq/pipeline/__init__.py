@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxq.annotate import Inspection
 from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect, make_plan, quantize
-from onnxq.pipeline.result import Result
+from onnxq.pipeline.result import Result, summarize
 
 if TYPE_CHECKING:
     from onnxq.calibrate.parts import Part
@@ -68,6 +68,7 @@ __all__ = [
     "profile_model",
     "prove",
     "quantize",
+    "summarize",
     "variants",
 ]
 

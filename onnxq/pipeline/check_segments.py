@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import OnnxqError
+from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.segments import SegmentErrors, compare_segments
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike, get_index
 from onnxq.graph.light import bare_proto
 from onnxq.graph.weights import count_tensor_bytes
@@ -27,6 +29,7 @@ _SHOWN = 3
 def check_segments(ctx: RunContext, state: State, model: ModelLike) -> ModelCheck:
     """Float and quantized model on a few samples, each segment on the float model's own values; the worst ones."""
     index = get_index(state.named)
+    agreement = AgreementSums(find_selections(state.named))
     largest = max((count_tensor_bytes(tensor) for tensor in bare_proto(state.named).graph.initializer), default=0)
     try:
         held = (
@@ -37,8 +40,9 @@ def check_segments(ctx: RunContext, state: State, model: ModelLike) -> ModelChec
         samples = list(held.take(_MOST_SAMPLES).samples())
         limit = max(int(largest * _BESIDE), _SEGMENT_BYTES)
         found = compare_segments(
-            state.named, model, samples, limit=limit, threads=ctx.config.verify.threads, progress=ctx.progress
-        )
+            state.named, model, samples, limit=limit, agreement=agreement, threads=ctx.config.verify.threads,
+            progress=ctx.progress,
+        )  # fmt: skip
     except OnnxqError as error:
         if ctx.samples is not None:
             raise
@@ -46,7 +50,7 @@ def check_segments(ctx: RunContext, state: State, model: ModelLike) -> ModelChec
         text = f"not checked against the float model, which made-up inputs do not fit: {error.subject}: {error.cause}"
         return ModelCheck((), 0, (Caution("W127", text),))
     rows = sorted((row for one in found for row in _list_rows(one)), key=lambda row: min(row.sqnr_db))
-    return ModelCheck(tuple(rows[:_SHOWN]), len(samples), segments=len(found))
+    return ModelCheck(tuple(rows[:_SHOWN]), len(samples), segments=len(found), choices=agreement.results())
 
 
 def _list_rows(found: SegmentErrors) -> list[OutputCheck]:

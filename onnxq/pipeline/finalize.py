@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxq.annotate import find_saturating
-from onnxq.evaluation.compare import ModelErrors, check_interface, sum_errors
-from onnxq.graph import ModelLike, get_index, name_nodes
+from onnxq.data.synthetic import make_synthetic
+from onnxq.evaluation.compare import ModelErrors, check_interface
+from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
 from onnxq.graph.light import measure_size
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.subgraph import give_outputs
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
@@ -24,12 +26,12 @@ from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
+from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
 from onnxq.report import Latency, Report, make_site_line, placement_text
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
-from onnxq.report.model import DRIFT_DB
 from onnxq.report.sums import saturation_summary
-from onnxq.runtime import detect_cpu
+from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution
 from onnxq.targets import find_target
 
@@ -41,6 +43,8 @@ _FEW, _MORE = 4, 8
 _NO_TIME = "the budget ran out before anything was promoted"
 _ALL_FLOAT = "nothing is quantized: only the float model holds this"
 _CHANGED = "it held where that was decided: before weights were rounded anew, and with optimizations off"
+# Inputs made up for a check where no samples were needed.
+_MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
@@ -48,8 +52,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     """Check the finished model and write the account."""
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
-    # Against the file itself: preparation names nodes and may add types.
-    check_interface(state.source.proto, model, None if plan.precision is None else plan.precision.io)
+    whole = _join_rest(state, state.source.proto, model)
     engine = find_target(plan.target)
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
@@ -63,11 +66,13 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
+        code=_name_code(ctx),
         # Scales of each run need no samples, and the summary says what the check ran on.
         synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
-        output_bytes=measure_size(model),
+        output_bytes=measure_size(whole),
         checks=trial.outputs if trial else (),
+        choices=trial.choices if trial else (),
         checked=trial.samples if trial else 0,
         segments=trial.segments if trial else 0,
         made_up=_name_made_up(ctx, trial),
@@ -81,6 +86,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
+        forced=weigh_forced(state.problem) if state.problem is not None else None,
         float_types=plan.precision,
         rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
         accounts=(
@@ -93,14 +99,51 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         saturating=_explain_drift(model, trial),
         warnings=(
             *state.source.notes,
-            *plan.warnings,
+            *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
             *warn_unmeasured_cpu(plan, detect_cpu()),
             *(trial.notes if trial else ()),
             *describe_journal(ctx.crew),
         ),
         stages=tuple(ctx.timers.costs),
     )
-    return Result(model, plan, account, state.source.files)
+    return Result(whole, plan, account, state.source.files)
+
+
+def _join_rest(state: State, source: ModelLike, model: ModelLike) -> ModelLike:
+    """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
+    plan, rest, whole = state.planned, state.rest, model
+    fixed: tuple[str, ...] = ()
+    if rest is not None:
+        whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
+        verify_graph(whole, kept=(*plan.kept, *rest.nodes))
+    check_interface(source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed)
+    return whole
+
+
+def describe_rest(rest: Rest | None) -> tuple[Caution, ...]:
+    """A warning that names the operators that were not run, what stands behind them, and the outputs not checked."""
+    if rest is None:
+        return ()
+    names = list(rest.stops)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    behind = {op: count for op, count in rest.count_ops().items() if op in check.ALWAYS_SHOWN}
+    products = ", ".join(f"{count} {op}" for op, count in sorted(behind.items()))
+    kinds = " and ".join(sorted(set(rest.stops.values())))
+    among = f", {products} among them" if products else ""
+    count = f"{len(rest.nodes)} node{'' if len(rest.nodes) == 1 else 's'}{among}"
+    text = (
+        f"ONNX Runtime does not have {kinds} (node {names[0]!r}{more}): only the part in front was run, quantized and "
+        f"checked, at the tensors that it gives. All from there on, {count}, "
+        f"is as it came. Not checked: {', '.join(rest.outputs) or 'no output'}"
+    )
+    return (Caution("W131", text),)
+
+
+def _name_code(ctx: RunContext) -> tuple[str, ...]:
+    """The code that was run besides our own, but for functions that gave data."""
+    metric, dask = ctx.request.metric, ctx.config.scale.dask
+    named = (metric.name if metric is not None else "", f"objects of {dask}" if dask else "")
+    return (*ctx.config.runtime.libraries, *filter(None, named))
 
 
 def _measure(
@@ -114,7 +157,8 @@ def _measure(
         with ctx.timers.run("check", "checking the quantized model"):
             return check_segments(ctx, state, model), None
     if ctx.samples is None:
-        return None, None
+        with ctx.timers.run("check", "checking the quantized model"):
+            return _check_unrun(ctx, state, model, here=here), None
     with ctx.timers.run("check", "checking the quantized model"):
         trial = _check(ctx, state, model, optimized=here)
     timed = ctx.config.verify.latency and here and bool(state.planned.sites)
@@ -139,7 +183,7 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
         return check.time_both(
-            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads or 1,
+            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads,
             reason=check.explain_slowness(state.planned),
         )  # fmt: skip
 
@@ -155,8 +199,27 @@ def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) 
         exact = emulate_types(model) if check.is_narrow(state) else None
         return check.check_model(
             state.named, model, samples, exact=exact, few=few, threads=threads,
-            optimized=optimized,
+            optimized=optimized, everywhere=ctx.config.verify.optimized,
         )  # fmt: skip
+
+
+def _check_unrun(ctx: RunContext, state: State, model: ModelLike, *, here: bool) -> check.ModelCheck:
+    """The check without samples: the file is loaded, and the part in front of operators that are lacking is run."""
+    try:
+        before, rest = find_front(state.named)
+        after, _ = find_front(model)
+    except UnknownOperatorError:
+        # Nothing stands in front of it.
+        return check.ModelCheck((), 0)
+    names = {value.name for value in before.graph.output} & {value.name for value in after.graph.output}
+    if rest is None or not names:
+        return check.ModelCheck((), 0, check.load_file(after, optimized=here))
+    before, after = (give_outputs(each, names) for each in (before, after))
+    samples = make_synthetic(get_index(before).inputs, samples=_MADE_UP, seed=ctx.config.data.seed, model=before)
+    narrow = check.is_narrow(state)
+    return check.check_model(
+        before, after, samples.samples(), exact=emulate_types(name_nodes(after)) if narrow else None, optimized=here
+    )
 
 
 def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
@@ -173,7 +236,7 @@ def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
 
 def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
-    drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
+    drifted = any(one.drifts for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
 
 
@@ -239,15 +302,14 @@ def _measure_folds(ctx: RunContext, state: State) -> ModelErrors:
         for fold in folds:
             plan = fold.narrow_ranges(state.model, state.planned, headroom)
             model = build_file(state, plan, ctx.progress)
-            runners = check.open_runners(
-                state.named, model, exact=emulate_types(model) if narrow else None,
+            samples = count_items(fold.samples.samples(), task)
+            found = check.check_model(
+                state.named, model, samples, exact=emulate_types(model) if narrow else None,
                 threads=ctx.config.verify.threads, optimized=here,
             )  # fmt: skip
-            pairs = {"off": (runners.reference, runners.plain)}
-            if here and runners.optimized:
-                pairs["on"] = (runners.reference, runners.fast)
-            for label, errors in sum_errors(pairs, count_items(fold.samples.samples(), task)).items():
-                sums.setdefault(label, ModelErrors()).merge(errors)
+            for label, errors in found.errors.items():
+                if here or label == "off":
+                    sums.setdefault(label, ModelErrors()).merge(errors)
     return min(sums.values(), key=lambda errors: errors.estimate().least_db)
 
 

@@ -14,7 +14,9 @@ from onnxq.data import Dataset
 from onnxq.engines.bench.trt import demand_gpu, time_models_on_gpu
 from onnxq.errors import OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.state import State
@@ -117,8 +119,10 @@ def _build(problem: OnnxPlacement, state: State, samples: Dataset, name: str, ch
         return None
     try:
         model = build_quantized(state, calibrate(state.model, plan, samples))
-        pair = {"q": (Session(state.model), Session(model))}
-        found = compare_models(pair, samples.samples())["q"]
+        agreement = AgreementSums(find_selections(state.model))
+        judged = agreement.selections.expose_choices(state.model), agreement.selections.take_choices(model)
+        pair = {"q": (Session(judged[0]), Session(judged[1]))}
+        found = compare_models(pair, samples.samples(), agreement=agreement)["q"]
     except OnnxqError:
         # One candidate fewer is no reason to fail: the others can be timed, and float can.
         return None

@@ -17,8 +17,8 @@ from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
-from onnxq.files import replace_surrogates
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_file, give_types
@@ -33,13 +33,13 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
-from onnxq.pipeline.finalize import finalize_run, warn_unmeasured_cpu
+from onnxq.pipeline.finalize import describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.scale.crews import open_crew
-from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, quantize_unrun
+from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, quantize_unrun, rounds_alone
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
@@ -165,16 +165,18 @@ def prepare_run(
     running; None also where weights alone of a large model need no run.
     """
     config, progress = ctx.config, ctx.progress
+    running = data is not None
     with ctx.timers.run("prepare", "preparing the model"):
         state = load_state(
             model,
             skip=config.skip,
             target=config.target,
             runtime=config.runtime,
+            # A metric is of all outputs.
+            whole=rounds_alone(config, measuring=running) or config.accuracy.metric is not None,
             journal=ctx.journal,
             progress=progress,
         )
-        running = data is not None
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
             # Before anything that takes long: a mistake in the person's function shows here.
@@ -326,9 +328,17 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
-    state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
-    obstacle = find_obstacle(state, config, measuring=data is not None)
-    if obstacle is not None or needs_no_run(state, config, measuring=data is not None):
+    measuring = data is not None
+    state = load_state(
+        model,
+        skip=config.skip,
+        target=config.target,
+        runtime=config.runtime,
+        whole=rounds_alone(config, measuring=measuring),
+        progress=progress,
+    )
+    obstacle = find_obstacle(state, config, measuring=measuring)
+    if obstacle is not None or needs_no_run(state, config, measuring=measuring):
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
     ctx = RunContext(config=config, skip=frozenset(config.skip), samples=samples, progress=progress)
@@ -342,7 +352,7 @@ def make_plan(
     # Without samples these passes have nothing to go by, and scales of each run need none.
     runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
     left_out = (_warn_left_out(config.effort),) if runs else ()
-    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
+    warnings = (*describe_rest(state.rest), *plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return note_contents(replace(plan, data=samples.description, warnings=warnings), state.model)
 
 

@@ -51,7 +51,6 @@ def read_data(
         trial, held = held.split(max(1, len(held) * holdout // wanted), seed)
     elif choice:
         trial = calibration
-    first = next(iter(held.samples()))
     # Ranges of all compared plans are observed on the same samples, and of no more than were asked for.
     spare = len(calibration) + len(trial) > count
     ranges = calibration if trial is held or spare else calibration.joined(trial)
@@ -60,7 +59,7 @@ def read_data(
     if (config.verify.holdout or 0) > len(held):
         asked = f"{len(held)} samples are held back where {config.verify.holdout} were asked for"
         description += f"; {asked}: ranges hang on the others"
-    return Samples(calibration, ranges, trial, held, seen, first, description, dataset.synthetic, seed)
+    return Samples(calibration, ranges, trial, held, seen, dataset[0], description, dataset.synthetic, seed)
 
 
 def _chooses(config: Config) -> bool:

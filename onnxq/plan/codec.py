@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.config.schema import JsonText, Path, shorten_value
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.files import replace_surrogates
+from onnxq.escapes import escape_json
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.contents import Contents, Feed, NodeContents, contents_dict, read_sketch
@@ -50,7 +50,7 @@ from onnxq.spec import (
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON text; equal plans give equal bytes."""
-    return replace_surrogates(json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False)) + "\n"
+    return escape_json(json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False)) + "\n"
 
 
 def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:

@@ -18,6 +18,7 @@ from onnxq.plan.precision import PrecisionPlan
 from onnxq.plan.scalings import Rotation, Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.wording import abbreviate
 
 # Of the plan's JSON. Plans of another version are refused, not converted.
 SCHEMA = 2
@@ -126,6 +127,8 @@ def _equal_arrays(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Ordered decisions for one model, and everything needed to carry them out again."""
+
+    __repr__ = abbreviate
 
     target: str
     # Name of the model's file.

@@ -7,17 +7,19 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
 from onnxq.engines.builder.library import ORT
 from onnxq.errors import VerificationError
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.terminal import (
     View,
     format_bytes,
     format_milliseconds,
     format_seconds,
+    format_shapes,
+    format_threads,
     format_warning,
     make_sheet,
     make_table,
@@ -96,7 +98,7 @@ def find_failed_model(found: Bench) -> VerificationError | None:
 
 def _make_parts(found: Bench, verbose: bool) -> Iterator[RenderableType]:
     count = f"{len(found.models)} model{'s' if len(found.models) > 1 else ''}"
-    yield Text(count, style="bold").append(f"  ({', '.join(_list_facts(found))})", style="dim")
+    yield Text(count, style="bold").join_text(f"  ({', '.join(_list_facts(found))})", style="dim")
     columns, rows = _make_rows(found)
     yield make_table(columns, rows, right=columns[2:], names=("model",), fold=("heavy nodes",))
     yield Text("")
@@ -110,12 +112,12 @@ def _list_facts(found: Bench) -> Iterator[str]:
     latency = next((one.best for one in found.models if one.best is not None), None)
     if latency is not None and found.engine == ORT:
         if not found.provider:
-            yield f"{CPU_KINDS[found.device]}, {latency.threads or 'all'} thread{'' if latency.threads == 1 else 's'}"
+            yield f"{CPU_KINDS[found.device]}, {format_threads(latency.threads)}"
         else:
             yield found.provider
     elif found.device:
         yield found.device
-    yield ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in found.shapes.items())
+    yield format_shapes(found.shapes)
 
 
 def _make_rows(found: Bench) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -10,7 +10,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
+
+from onnxq.escapes import escape_line
 
 # All in terminal columns. Space between two columns of a table.
 _GAP = 2
@@ -23,6 +25,18 @@ _INDENT = 2
 _FEW = 12
 # Positions at which names may lose letters, as shares of their width; the one that keeps most names distinct is used.
 _CUTS = (0.5, 0.33, 0.67)
+
+
+class Text(RichText):
+    """Text for the terminal: each argument is a line, in which names are escaped. The only text that reports print."""
+
+    def __init__(self, *lines: str, style: str = "") -> None:
+        super().__init__("\n".join(map(escape_line, lines)), style)
+
+    def join_text(self, text: str, style: str = "") -> Text:
+        """Write more text behind it, on the same line; returns itself."""
+        self.append(escape_line(text), style)
+        return self
 
 
 def shorten_name(name: str, width: int, cut: float = 0.5) -> str:
@@ -41,7 +55,7 @@ def _take_columns(name: str, width: int) -> str:
     return name[: max(end, 0)]
 
 
-def fit_words(text: Text, width: int) -> Text:
+def fit_words(text: RichText, width: int) -> RichText:
     """Shorten words longer than `width`, so that the text breaks between words only."""
     if max(map(cell_len, text.plain.split()), default=0) <= width:
         return text
@@ -49,16 +63,16 @@ def fit_words(text: Text, width: int) -> Text:
     # On rich's Text instead of strings, which keeps styles.
     for line in text.split("\n", allow_blank=True):
         words = line.split(" ", allow_blank=True)
-        lines.append(Text(" ").join(_fit_word(word, width) for word in words))
-    return Text("\n", style=text.style).join(lines)
+        lines.append(RichText(" ").join(_fit_word(word, width) for word in words))
+    return RichText("\n", style=text.style).join(lines)
 
 
-def _fit_word(word: Text, width: int) -> Text:
+def _fit_word(word: RichText, width: int) -> RichText:
     short = shorten_name(word.plain, width)
     if short == word.plain:
         return word
     head, tail = short.split("…", 1)
-    return word[: len(head)].append("…").append_text(word[len(word) - len(tail) :] if tail else Text())
+    return word[: len(head)].append("…").append_text(word[len(word) - len(tail) :] if tail else RichText())
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +172,7 @@ class Rows:
         needs = [min(most, _FEW) if name in giving else most for name, most in natural]
         return giving[-1] if giving and sum(needs) + _GAP * (len(needs) - 1) > width else None
 
-    def _cells(self, k: int, width: int) -> list[Text]:
+    def _cells(self, k: int, width: int) -> list[RichText]:
         column = [row[k] for row in self.rows]
         if self.columns[k] in self.names:
             return [Text(name) for name in _shorten_names(column, width)]
@@ -169,8 +183,7 @@ class Rows:
         widths = []
         for k, name in enumerate(self.columns):
             words = [name] if headers else name.split()
-            lines = (line for row in self.rows for line in row[k].split("\n"))
-            widths.append(max([*map(cell_len, words), *map(cell_len, lines)], default=0))
+            widths.append(max([*map(cell_len, words), *(cell_len(row[k]) for row in self.rows)], default=0))
         return widths
 
     def _squeezed(self, width: int) -> list[int]:
@@ -198,7 +211,7 @@ def _wrap_header(header: str, width: int) -> Text:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
-    return Text("\n".join(lines))
+    return Text(*lines)
 
 
 def _shorten_names(names: Iterable[str], width: int) -> list[str]:

@@ -9,17 +9,19 @@ from pathlib import PurePath
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
 from onnxq.errors import VerificationError
-from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.model import warn_synthetic
+from onnxq.report.columns import Text
+from onnxq.report.document import SCHEMA, describe_verdict, to_json
+from onnxq.report.model import RunFigure, make_verdict, warn_synthetic
 from onnxq.report.sums import explain_saturation
 from onnxq.report.terminal import (
     View,
     format_decibel,
+    format_verdict,
     format_warning,
+    list_choices,
     make_sheet,
     make_table,
     part_text,
@@ -41,6 +43,7 @@ def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -
             "schema": SCHEMA,
             "error": error,
             "holds": found.holds,
+            "verdict": describe_verdict(_list_figures(found)),
             **values,
             "messages": [describe_unmet(found, one) for one in found.unmet],
         }
@@ -87,39 +90,60 @@ def _make_parts(found: Difference, view: View) -> Iterator[RenderableType]:
 
 def _make_title(found: Difference) -> Text:
     names = [PurePath(path).name or "model" for path in (found.float_model, found.quantized_model)]
-    return Text(f"{names[1]} against {names[0]}", style="bold").append(f"  ({found.data})" if found.data else "")
+    return Text(f"{names[1]} against {names[0]}", style="bold").join_text(f"  ({found.data})" if found.data else "")
+
+
+def _list_figures(found: Difference) -> list[RunFigure]:
+    """Every output of every run against float."""
+    labels = _label_runs(found)
+    return [
+        RunFigure(
+            output=output.name + error.part, run=labels[error.run], sqnr_db=error.sqnr_db, top_1=error.top_k,
+            rows=error.rows if output.classes is not None and found.top_k == 1 else 0, classes=bool(output.classes),
+        )
+        for output in found.outputs
+        for error in output.accuracy
+    ]  # fmt: skip
 
 
 def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableType]]:
+    synthetic = ["on made-up inputs, which are not the task's"] if found.synthetic else []
+    grade, text = make_verdict(_list_figures(found), [one for run in found.choices.values() for one in run], synthetic)
+    yield "verdict", format_verdict(grade.name, grade.style, text)
     yield "runs", _make_run_table(found)
     if found.outputs:
         yield "outputs", _make_output_table(found)
-    yield "engines", Text(_describe_engines(found))
+    for run, choices in found.choices.items():
+        yield "choices", Group(Text(_label_runs(found).get(run, run)), *list_choices(choices))
+    yield "engines", Text(*_describe_engines(found))
     for piece in found.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
         verdict = f"diverge by themselves at {piece.output} ({_describe_error(piece.sqnr_db, piece.levels)})"
         if piece.failure:
             verdict = f"cannot run by themselves ({piece.failure})"
         text = f"{label_run(piece.run)}: {len(piece.nodes)} nodes {verdict}: {names}"
-        yield "bisected", Text(text + (f"\nwritten to {piece.path}" if piece.path else ""))
+        yield "bisected", Text(text, *([f"written to {piece.path}"] if piece.path else ()))
     if found.worst:
         by_name = {layer.name: layer for layer in found.layers}
         worst = [by_name[name] for name in found.worst if name in by_name]
         if worst:
             # Worst first, as `found.worst` lists them.
             shown, more = select_rows(worst, view, _WORST)
-            lines = [f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown]
-            yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
+            lines = [f"{one.name} ({one.op}): drops by {one.drop_db:.1f} dB" for one in shown]
+            yield "worst", Text(*lines, *filter(None, [more]))
     if found.skipped:
-        reasons = (
-            f"[{s.code}] {label_run(s.subject)}: {s.reason}" + (f"\n    fix: {translate_text(s.fix)}" if s.fix else "")
-            for s in found.skipped
-        )
-        yield "not run", Text("\n".join(reasons))
+        yield "not run", Text(*_list_skipped(found))
     if found.notes:
-        yield "notes", Text("\n".join(found.notes))
+        yield "notes", Text(*found.notes)
     if found.saved:
-        yield "saved", Text("\n".join(found.saved))
+        yield "saved", Text(*found.saved)
+
+
+def _list_skipped(found: Difference) -> Iterator[str]:
+    for skipped in found.skipped:
+        yield f"[{skipped.code}] {label_run(skipped.subject)}: {skipped.reason}"
+        if skipped.fix:
+            yield f"    fix: {translate_text(skipped.fix)}"
 
 
 def _make_run_table(found: Difference) -> RenderableType:
@@ -153,18 +177,18 @@ def _format_error(error: Error) -> tuple[str, str, str, str, str]:
     )
 
 
-def _describe_engines(found: Difference) -> str:
+def _describe_engines(found: Difference) -> list[str]:
     labels = _label_runs(found)
     if found.divergences:
-        return "\n".join(
+        return [
             f"{labels[one.run]}: diverges from the file first at {one.tensor} ({one.op} {one.node}): {_describe(one)}"
             for one in found.divergences
-        )
+        ]
     compared = {error.run for output in found.outputs for error in output.engines}
     if not compared:
         names = ", ".join(label for run, label in labels.items() if run != FLOAT)
-        return f"only one engine ran ({names}): nothing to compare it with"
-    return "all agree within rounding"
+        return [f"only one engine ran ({names}): nothing to compare it with"]
+    return ["all agree within rounding"]
 
 
 def _describe(divergence: Divergence, *, brackets: bool = False) -> str:

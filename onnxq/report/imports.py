@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import PurePath
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.calibrate.parts import Part
 from onnxq.interop import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import Report
 from onnxq.report.terminal import View, format_scale, format_warning, join_lines, make_sheet, make_table, show_result
@@ -62,7 +62,7 @@ def _make_rows(found: Imported, verbose: bool) -> Iterator[tuple[str, Renderable
         if names:
             yield label, Text(f"{len(names)}: ").append_text(join_lines(names, verbose, _SHOWN))
     if found.unused:
-        yield "not used", Text(_group_reasons(found.unused, verbose))
+        yield "not used", Text(*_group_reasons(found.unused, verbose))
 
 
 def _make_match(one: MatchedSite) -> tuple[str, ...]:
@@ -82,15 +82,13 @@ def _describe_left(one: UnusedLine, verbose: bool) -> str:
     return f"{text}: {one.reason}" if verbose else text
 
 
-def _group_reasons(left: Sequence[UnusedLine], verbose: bool) -> str:
+def _group_reasons(left: Sequence[UnusedLine], verbose: bool) -> list[str]:
     """Count lines by reason; with `verbose` also name them."""
     groups: dict[str, list[str]] = {}
     for one in left:
         groups.setdefault(one.reason, []).append(one.name)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    return "\n".join(
-        f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "") for reason, names in ordered
-    )
+    return [f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "") for reason, names in ordered]
 
 
 def show_part(part: Part, output: str, view: View = View()) -> None:

@@ -15,10 +15,10 @@ from typing import IO
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
-from rich.text import Text
 
+from onnxq.escapes import escape_line
 from onnxq.progress import Progress, Task, silent
-from onnxq.report.columns import shorten_name
+from onnxq.report.columns import Text, shorten_name
 from onnxq.report.terminal import format_seconds, write_stream
 
 # Seconds. A command that ends sooner prints nothing; afterwards no step stays unnamed for longer.
@@ -130,11 +130,11 @@ class Lines:
     def _begin(self, description: str, total: int | None) -> _Step:
         with self._changed:
             now, parent = self.clock(), self._open[-1] if self._open else None
-            step = _Step(description, total, now, self._print_due)
+            step = _Step(escape_line(description), total, now, self._print_due)
             main = len(self._open) < 2
             step.due = max(self._born + self.patience, now if main else self._last + _FIRST)
             # A step of its parent's name continues it: one line for both.
-            if parent is not None and parent.description == description and parent.named:
+            if parent is not None and parent.description == step.description and parent.named:
                 step.named, step.due = True, now + _FIRST
             self._open.append(step)
             self._print_due()
@@ -205,7 +205,9 @@ class Bars:
             shown = self._opened()
             if self._open and self._open[-1][1] == description:  # one line for both
                 shown.update(self._open[-1][0], visible=False)
-            title = shorten_name("  " * len(self._open) + description, max(shown.console.width - _COUNT, _COUNT))
+            title = shorten_name(
+                "  " * len(self._open) + escape_line(description), max(shown.console.width - _COUNT, _COUNT)
+            )
             one = shown.add_task(title, total=total)
             self._open.append((one, description))
         try:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.precision import format_precision
 from onnxq.report.sums import make_sums_tables, saturation_summary
@@ -76,7 +76,7 @@ def _make_parts(found: Inspection, view: View) -> Iterator[RenderableType]:
         yield Text("")
         yield Text(_count_widths(found))
     if found.float_types is not None:
-        yield Text("\n".join(("", *format_precision(found.float_types, view.verbose))))
+        yield Text("", *format_precision(found.float_types, view.verbose))
     if found.operators:
         yield Text("")
         yield _make_operators(found)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.evaluation.perplexity import LanguageScore, Perplexity
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.terminal import View, format_bytes, make_sheet, make_table, show_result
 from onnxq.runtime import CPU_KINDS
@@ -28,7 +28,7 @@ def _make_parts(found: Perplexity) -> Iterator[RenderableType]:
     count = f"{len(found.models)} model{'s' if len(found.models) > 1 else ''}"
     machine = CPU_KINDS.get(found.device, found.device)
     threads = f"{found.threads or 'all'} thread{'' if found.threads == 1 else 's'}"
-    yield Text(count, style="bold").append(f"  ({machine}, {threads})", style="dim")
+    yield Text(count, style="bold").join_text(f"  ({machine}, {threads})", style="dim")
     columns = ["model", "size", "perplexity", "bits/byte", "agreement", "KL"]
     generated = any(one.generated is not None for one in found.models)
     timed = any(one.prompt is not None for one in found.models)

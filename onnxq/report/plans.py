@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.plan import PlacementMethod, Plan, SitePlan, to_json
+from onnxq.report.columns import Text
 from onnxq.report.model import SiteLine
 from onnxq.report.precision import format_precision
 from onnxq.report.summary import format_reasons, format_roles
@@ -107,10 +107,10 @@ def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]
         if names:
             yield label, join_lines(names, verbose, _NAMED, ", ")
     if plan.refusals:
-        yield "refused", Text("\n".join(format_reasons(plan.refusals, verbose)))
+        yield "refused", Text(*format_reasons(plan.refusals, verbose))
     if plan.left_float:
-        yield "left float", Text("\n".join(format_reasons(plan.left_float, verbose)))
+        yield "left float", Text(*format_reasons(plan.left_float, verbose))
     if plan.precision is not None:
-        yield "float types", Text("\n".join(format_precision(plan.precision, verbose)))
+        yield "float types", Text(*format_precision(plan.precision, verbose))
     if plan.data:
         yield "data", Text(plan.data)

@@ -7,16 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import PurePath
 
-from rich.console import RenderableType
-from rich.text import Text
+from rich.console import Group, RenderableType
 
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     View,
     format_decibel,
     format_warning,
+    list_choices,
     make_sheet,
     make_table,
     select_rows,
@@ -54,7 +55,7 @@ def _make_parts(found: Profile, view: View) -> Iterator[RenderableType]:
 
 def _make_title(found: Profile) -> Text:
     text = Text(PurePath(found.source).name or "model", style="bold")
-    return text.append(f"  ({found.quantized})" if found.quantized else "", style="dim")
+    return text.join_text(f"  ({found.quantized})" if found.quantized else "", style="dim")
 
 
 def _make_rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
@@ -72,6 +73,8 @@ def _make_rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
                 names=("output",),
             ),
         )
+    if found.choices:
+        yield "choices", Group(*list_choices(found.choices))
     yield (
         "read",
         Text("isolated: only it is quantized; left out: all but it; gain: what leaving it float would bring back"),

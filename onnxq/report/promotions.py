@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from onnxq.errors import VerificationError
 from onnxq.passes.journal import Promotion
+from onnxq.report.columns import Text
 from onnxq.report.model import Report
 from onnxq.report.terminal import format_decibel, make_table
 

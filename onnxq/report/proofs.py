@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.engines.prove.proof import INT8, NodeProof, Proof, Requirement, SiteState, Tensor
 from onnxq.errors import VerificationError
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
@@ -117,7 +117,7 @@ def _make_parts(proof: Proof, view: View) -> Iterator[RenderableType]:
         facts.append(f"compute capability {build.capability}")
     facts.append(f"{build.state} in {format_seconds(build.seconds)}")
     name = PurePath(proof.source).name or "model"
-    yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
+    yield Text(name, style="bold").join_text(f"  ({', '.join(facts)})", style="dim")
     if proof.built:
         yield from _make_tables(proof, view)
     yield make_sheet(_make_rows(proof, view.verbose))
@@ -169,7 +169,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         blamed = f"node {build.node}: " if build.node else ""
         yield str(build.state), Text(f"{blamed}{build.reason}", style="bold red")
         if build.log:
-            yield "last lines", Text("\n".join(build.log if verbose else build.log[-6:]))
+            yield "last lines", Text(*build.log if verbose else build.log[-6:])
     if build.reduced is not None:
         found = build.reduced
         names = ", ".join(f"{name} ({op})" for name, op in zip(found.nodes, found.ops, strict=True))
@@ -203,12 +203,12 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
     if proof.require_exact:
         yield "required", Text(f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}")
     if proof.cost is not None:
-        yield "saturation", Text("\n".join(format_cost(proof.cost)))
+        yield "saturation", Text(*format_cost(proof.cost))
     if proof.compared:
         lines = [str(change) for change in proof.changes] or ["no difference"]
-        yield f"since {PurePath(proof.compared).name}", Text("\n".join(lines))
+        yield f"since {PurePath(proof.compared).name}", Text(*lines)
     if build.saved:
-        yield "saved", Text("\n".join(build.saved))
+        yield "saved", Text(*build.saved)
 
 
 def _describe_requirement(one: Requirement) -> str:

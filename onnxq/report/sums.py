@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
-from rich.text import Text
 
+from onnxq.report.columns import Text
 from onnxq.report.terminal import View, format_decibel, make_table, select_rows
 
 if TYPE_CHECKING:

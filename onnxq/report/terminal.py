@@ -5,21 +5,24 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from onnxq.report.columns import Rows, fit_renderable
+from onnxq.escapes import escape_line, escape_lines
+from onnxq.evaluation.agreement import ChoiceAgreement
+from onnxq.report.columns import Rows, Text, fit_renderable
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 T = TypeVar("T")
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
+# Lines on choices.
+_CHOICES = 3
 MORE = "`verbose=True` lists them all"
 
 
@@ -76,10 +79,10 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, 
 
 
 def write_stream(text: str, stream: IO[str] | None = None) -> None:
-    """Write text unchanged, except that letters the stream cannot encode become "?"."""
+    """Write lines, escaped; letters that the stream cannot encode become "?"."""
     stream = sys.stdout if stream is None else stream
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.write(escape_lines(text).encode(encoding, "replace").decode(encoding))
     stream.flush()
 
 
@@ -91,12 +94,18 @@ def make_table(
     names: Iterable[str] = (),
     fold: Iterable[str] = (),
 ) -> Rows:
-    """Make a table without borders.
+    """Make a table without borders. Each cell is one line, in which names are escaped.
 
     right: columns of numbers. names: columns that lose their middle if space is short. fold: columns of text, which
     breaks between words.
     """
-    return Rows(tuple(columns), [tuple(row) for row in rows], frozenset(right), frozenset(names), frozenset(fold))
+    return Rows(
+        tuple(columns),
+        [tuple(map(escape_line, row)) for row in rows],
+        frozenset(right),
+        frozenset(names),
+        frozenset(fold),
+    )
 
 
 def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tuple[Sequence[T], str]:
@@ -114,7 +123,8 @@ def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tupl
 def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "\n") -> Text:
     """Join lines or names, and the count of the others. usual: their number without `verbose`."""
     shown, more = select_rows(lines, View(verbose=verbose), usual)
-    return Text(between.join((*shown, more) if more else shown))
+    lines = (*shown, more) if more else tuple(shown)
+    return Text(*lines) if between == "\n" else Text(between.join(lines))
 
 
 def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -123,13 +133,18 @@ def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     out.add_column(no_wrap=True, style="bold")
     out.add_column(overflow="fold")
     for label, content in rows:
-        out.add_row(label, fit_renderable(content))
+        out.add_row(Text(label), fit_renderable(content))
     return out
 
 
 def format_warning(warning: Caution, style: str = "yellow") -> Text:
     """Format a warning: `warning[W101]: text`, translated for the reader."""
     return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
+
+
+def format_verdict(word: str, style: str, text: str) -> Text:
+    """Format a verdict, `good: text`, of which the word stands out."""
+    return Text(word, style=style).join_text(f": {text}" if text else "")
 
 
 def format_bytes(count: int) -> str:
@@ -156,6 +171,24 @@ def part_text(name: str, part: str, whole_db: float) -> Text:
     )
 
 
+def list_choices(choices: Sequence[ChoiceAgreement]) -> list[Text]:
+    """Lines on how far the quantized model chooses as the float model does, the worst first."""
+    ranked = sorted(choices, key=lambda one: one.share)
+    lines = [Text(_describe_choice(one), style="dim") for one in ranked[:_CHOICES]]
+    more = len(ranked) - len(lines)
+    return [*lines, *([Text(f"and {more} more choices, no worse", style="dim")] if more else [])]
+
+
+def _describe_choice(choice: ChoiceAgreement) -> str:
+    """The number of those that are the same, and the outputs that are compared on the float model's."""
+    same = f"{choice.shared:.4g} of {choice.chosen:.4g} chosen are the same as in float"
+    if choice.chosen == 1:
+        same = f"{100 * choice.shared:.4g} % of the choices are the same as in float"
+    behind = f"; {', '.join(choice.outputs)}: compared on the float model's choice" if choice.outputs else ""
+    decided = f"; decides {', '.join(choice.decides)}" if choice.decides else ""
+    return f"{choice.node} ({choice.op}): {same}{decided}{behind}"
+
+
 def format_milliseconds(value: float) -> str:
     """Format milliseconds with three significant digits: 0.305 ms, 5.31 ms, 120 ms."""
     if not math.isfinite(value) or value <= 0:
@@ -170,6 +203,23 @@ def format_seconds(value: float) -> str:
         whole = round(value)
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+
+
+def format_threads(count: int) -> str:
+    """Format a number of threads: 1 thread, all threads."""
+    return f"{count or 'all'} thread{'' if count == 1 else 's'}"
+
+
+def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Format the sizes of inputs, those of one size together: x 1x3x224x224, ids and mask 1x192."""
+    names: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        names.setdefault("x".join(map(str, shape)) or "scalar", []).append(name)
+    # Caches come by the dozen.
+    return ", ".join(
+        f"{' and '.join(found) if len(found) < 4 else f'{found[0]} and {len(found) - 1} more'} {size}"
+        for size, found in names.items()
+    )
 
 
 def format_scale(low: float, high: float) -> str:

@@ -10,9 +10,9 @@ from pathlib import PurePath
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from onnxq.errors import VerificationError
+from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
@@ -20,6 +20,8 @@ from onnxq.report.terminal import (
     format_bytes,
     format_decibel,
     format_milliseconds,
+    format_shapes,
+    format_threads,
     format_warning,
     make_sheet,
     make_table,
@@ -27,6 +29,7 @@ from onnxq.report.terminal import (
 )
 from onnxq.runtime import CPU_KINDS, Latency
 from onnxq.sites import Caution
+from onnxq.wording import abbreviate
 
 # The name under which hubs know the float model.
 FLOAT = "fp32"
@@ -55,7 +58,10 @@ class Variant:
     preset, settings: `onnxq.quantize` makes the same file by them, with the options of all variants. reason: of a
     failure. size_bytes: with external data; 0 if it was not made, so that nothing below is known. sqnr_db: of the worst
     output, as the file says and as ONNX Runtime runs it; checked: on so many samples. metric: None if none was given.
+    same_as: another variant whose file has the same bytes.
     """
+
+    __repr__ = abbreviate
 
     dtype: str
     state: State = State.MADE
@@ -68,6 +74,7 @@ class Variant:
     latency: Latency | None = None
     checked: int = 0
     metric: float | None = None
+    same_as: str = ""
     warnings: tuple[Caution, ...] = ()
 
     @property
@@ -83,8 +90,10 @@ class Variants:
     source: its path, "" for one in memory. original: the float model itself. variants: in the order of the table.
     metric: its name, "" for none. checked: samples that the SQNR is of; data: all of them, in words; synthetic: they
     were made up. config: the file or preset that was given; options: the options on top of it. cpu: the kind of CPU
-    that the times are of. versions: of the packages that made the files.
+    that the times are of; shapes: of the inputs timed. versions: of the packages that made the files.
     """
+
+    __repr__ = abbreviate
 
     source: str
     original: Variant
@@ -97,6 +106,7 @@ class Variants:
     config: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     cpu: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -127,6 +137,7 @@ def variants_json(found: Variants, error: Mapping[str, Any] | None = None) -> st
             "checked": found.checked,
             "metric": found.metric,
             "cpu": found.cpu,
+            "shapes": found.shapes,
             "variants": {one.dtype: _describe_variant(found, one) for one in (found.original, *found.variants)},
         }
     )
@@ -145,6 +156,7 @@ def _describe_variant(found: Variants, one: Variant) -> dict[str, Any]:
         "latency": None if latency is None else {"median_ms": latency.median_ms, "threads": latency.threads},
         "speedup": found.speedup(one),
         "metric": one.metric,
+        "same_as": one.same_as,
         "warnings": one.warnings,
     }
 
@@ -172,8 +184,8 @@ def _make_parts(found: Variants) -> Iterator[RenderableType]:
     columns += [*(("latency", "faster") if timed else ()), "SQNR", *((found.metric,) if found.metric else ())]
     title = Text(PurePath(found.source).name or "model", style="bold")
     if found.original.file:
-        title.append(f" -> {PurePath(found.original.file).parent}")
-    yield title.append(f"  ({', '.join(_list_facts(found))})", style="dim")
+        title.join_text(f" -> {PurePath(found.original.file).parent}")
+    yield title.join_text(f"  ({', '.join(_list_facts(found))})", style="dim")
     rows = [_make_row(found, one) for one in (found.original, *found.variants)]
     yield make_table((*columns, ""), rows, right=columns[2:], names=("file",), fold=("",))
     yield Text("")
@@ -183,7 +195,8 @@ def _make_parts(found: Variants) -> Iterator[RenderableType]:
 def _list_facts(found: Variants) -> Iterator[str]:
     latency = found.original.latency
     if latency is not None:
-        yield f"{CPU_KINDS.get(found.cpu, found.cpu)}, {latency.threads or 'all'} thread" + "s" * (latency.threads != 1)
+        yield f"{CPU_KINDS.get(found.cpu, found.cpu)}, {format_threads(latency.threads)}"
+        yield format_shapes(found.shapes)
     yield f"SQNR on {found.checked} sample{'' if found.checked == 1 else 's'}"
 
 
@@ -199,7 +212,8 @@ def _make_row(found: Variants, one: Variant) -> tuple[str, ...]:
     if found.metric:
         cells.append("" if one.metric is None else f"{one.metric:.4g}")
     left_out = " (left out)" if one.state is State.LOST and not one.file else ""
-    return (*cells, "" if one.state is State.MADE else one.state.value.upper() + left_out)
+    twin = f"the same file as {one.same_as}" if one.same_as else ""
+    return (*cells, twin if one.state is State.MADE else one.state.value.upper() + left_out)
 
 
 def _make_lines(found: Variants) -> Iterator[tuple[str, RenderableType]]:

@@ -1,13 +1,14 @@
 """ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
 
 from onnxq.runtime.cpu import CPU_KINDS, detect_cpu
-from onnxq.runtime.faults import NodeError, UnknownOperatorError
+from onnxq.runtime.faults import KernelError, NodeError, UnknownOperatorError
+from onnxq.runtime.fronts import Rest, find_front, has_custom
 from onnxq.runtime.graphs import optimize_graph
 from onnxq.runtime.kernel_types import declare_types
 from onnxq.runtime.libraries import check_libraries
 from onnxq.runtime.memory import trim_memory
 from onnxq.runtime.providers import check_provider
-from onnxq.runtime.session import Feeds, Session
+from onnxq.runtime.session import Feeds, Session, find_runnable_opset
 from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
 from onnxq.runtime.tap import Tapped, tap_tensors
 from onnxq.runtime.timing import Latency, convert_floats, summarize_rounds, time_models
@@ -15,8 +16,10 @@ from onnxq.runtime.timing import Latency, convert_floats, summarize_rounds, time
 __all__ = [
     "CPU_KINDS",
     "Feeds",
+    "KernelError",
     "Latency",
     "NodeError",
+    "Rest",
     "Session",
     "ShapeProbe",
     "Shapes",
@@ -27,6 +30,9 @@ __all__ = [
     "convert_floats",
     "declare_types",
     "detect_cpu",
+    "find_front",
+    "find_runnable_opset",
+    "has_custom",
     "observe_shapes",
     "optimize_graph",
     "summarize_rounds",

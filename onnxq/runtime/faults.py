@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import re
 
+import onnx
+
 from onnxq.errors import DataError, ModelError, OnnxqError
+from onnxq.graph.precision.contrib import MICROSOFT, is_custom
 
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp)(?::\d+)? .*?\) ")
 # The innermost node is named last: an If that failed quotes the node inside that did.
 _RUNNING = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: ")
 _LOADING = (
-    re.compile(r"In Node, \(\"(?P<name>[^\"]*)\", (?P<op>[^,]+),"),
+    re.compile(r"In Node, \(\"(?P<name>[^\"]*)\", (?P<op>[^,]+), \"(?P<domain>[^\"]*)\""),
     re.compile(r"Node ?\((?P<name>[^)]*)\) Op \((?P<op>[^)]*)\)"),
     re.compile(r"(?:for the|for) (?:node )?(?P<op>\w+)\(\d+\) node with name '(?P<name>[^']*)'"),
     re.compile(r"operator \((?P<op>\w+)\) in node \((?P<name>[^)]*)\)"),
     re.compile(r"Optype \((?P<op>\w+)\) bound to .* in node \((?P<name>[^)]*)\)"),
 )
+_NO_KERNEL = " : NOT_IMPLEMENTED : "
 _UNKNOWN = re.compile(r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op")
 # Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.
 _BUILT_IN = frozenset({"ai.onnx", "ai.onnx.ml", "com.microsoft"})
+_CUSTOM = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
 _ANY_LIBRARY = (
     "give the shared library that implements it (`ort_library`, or `libraries` in the section `runtime` of the "
-    "configuration), or quantize weights only (ort-int8-weights), without samples: that needs no run"
+    "configuration), quantize weights only (ort-int8-weights), without samples: that needs no run; or, where it is a "
+    "plugin of TensorRT, give `target='trt'`, which keeps it and all behind it as they are"
 )
 # Libraries that packages bring along, by the domain of their operators.
 _LIBRARIES = {
@@ -36,12 +42,6 @@ _INDEX = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
 _RANK = re.compile(r"Invalid rank for input: (?P<name>.+?) Got: (?P<got>\d+) Expected: (?P<want>\d+)")
 
 
-class UnknownOperatorError(ModelError):
-    """An operator of a domain that ONNX Runtime has no code for; a library may bring it."""
-
-    default_code = "Q113"
-
-
 class NodeError(ModelError):
     """A node that ONNX Runtime cannot load or run. node: its name."""
 
@@ -51,6 +51,20 @@ class NodeError(ModelError):
         """The error itself, which then names a node."""
         self.node = node
         return self
+
+
+class UnknownOperatorError(NodeError):
+    """An operator that ONNX Runtime has no code for; a library may bring it.
+
+    operator: its domain and type, where ONNX Runtime names no node.
+    """
+
+    default_code = "Q113"
+    operator: tuple[str, str] | None = None
+
+
+class KernelError(NodeError):
+    """A node of a legal model that ONNX Runtime has no kernel for, in its types or its version."""
 
 
 def clean_message(error: BaseException) -> str:
@@ -68,15 +82,21 @@ def explain_load_failure(error: Exception, model: str) -> OnnxqError:
     unknown = _UNKNOWN.search(text)
     if unknown and unknown["domain"] not in _BUILT_IN:
         domain, op = unknown["domain"], unknown["op"]
-        cause = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
         fix = _LIBRARIES.get(domain, _ANY_LIBRARY)
-        return UnknownOperatorError(f"operator {op!r} of domain {domain!r}", cause, fix)
+        custom = UnknownOperatorError(f"operator {op!r} of domain {domain!r}", _CUSTOM, fix)
+        custom.operator = domain, op
+        return custom
     cause = f"ONNX Runtime cannot load it: {text}"
+    kind = KernelError if _NO_KERNEL in str(error) else NodeError
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
             subject = f"node {found['name']!r} ({found['op']})"
-            return NodeError(subject, cause, code="Q110").name_node(found["name"])
+            # ONNX Runtime has schemas of some of TensorRT's plugins, in ONNX's domain, and demands what they say.
+            domain = found.groupdict().get("domain", "" if kind is KernelError else MICROSOFT)
+            if is_custom(onnx.NodeProto(op_type=found["op"], domain=domain)):
+                return UnknownOperatorError(subject, _CUSTOM, _ANY_LIBRARY).name_node(found["name"])
+            return kind(subject, cause, code="Q110").name_node(found["name"])
     return ModelError(model, cause, "does onnx.checker accept it? is its opset known?", code="Q110")
 
 

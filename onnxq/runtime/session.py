@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ Feeds = Mapping[str, NDArray[Any]]
 _ROOT = "/"
 # protobuf stops at 2 GiB; models near it go through files.
 _LARGE = 2**31 - 2**24
+# Of onnxruntime 1.23.2, the oldest that is supported: nobody has to ask for it.
+_OLD_OPSET = 23
+_PAIR = """<ir_version: 10, opset_import: ["" : {}]>
+g (float[N] x) => (float[N] y) <float s = {{1}}, uint8 z = {{0}}> {{
+    q = QuantizeLinear(x, s, z)
+    y = DequantizeLinear(q, s, z) }}"""
 
 
 class Session:
@@ -94,13 +101,19 @@ class Session:
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.
         """
         names = [value.name for value in self.outputs] if outputs is None else list(outputs)
-        ready: dict[str, Any] = {name: np.asarray(value) for name, value in feeds.items()}
+        ready: dict[str, Any] = {
+            name: value if self._is_sequence(name) else np.asarray(value) for name, value in feeds.items()
+        }
         self._check(ready)
         try:
             values = self._session.run(names, ready)
         except list_faults() as error:
             raise explain_run_failure(error, self._label) from error
         return dict(zip(names, values, strict=True))
+
+    def _is_sequence(self, name: str) -> bool:
+        """True for an input that takes a list of arrays."""
+        return name in self._types and self._types[name][0].startswith("seq(")
 
     def _check(self, feeds: Feeds) -> None:
         """Name missing, unknown and wrongly typed inputs, which ORT reports without a name."""
@@ -113,7 +126,7 @@ class Session:
                 raise DataError(f"input {name!r}", "was not given a value", suggest_names(name, feeds), code="Q207")
             value = feeds[name]
             # Text has several dtypes in numpy, and sequences and maps have none that could be compared.
-            if value.dtype.kind in "OUS" or not type_name.startswith("tensor("):
+            if not type_name.startswith("tensor(") or value.dtype.kind in "OUS":
                 continue
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if want and got != want:
@@ -151,6 +164,18 @@ def _open_source(model: ModelProto | str | Path) -> Iterator[bytes | str]:
         with ScratchFolder() as folder:
             save_model(model, folder / "model.onnx", external=True)
             yield str(folder / "model.onnx")
+
+
+@cache
+def find_runnable_opset(opset: int) -> int:
+    """This opset, or the next older one at which this ONNX Runtime has kernels for pairs; onnx may know newer ones."""
+    for version in range(opset, _OLD_OPSET, -1):
+        try:
+            Session(onnx.parser.parse_model(_PAIR.format(version)), optimize=False, threads=1)
+        except ModelError:
+            continue
+        return version
+    return min(opset, _OLD_OPSET)
 
 
 def _is_large(model: ModelLike | str | Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.graph import ModelLike
+from onnxq.graph import ModelLike, compute_fingerprint
 from onnxq.runtime.session import Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
@@ -79,19 +79,41 @@ def time_models(
     precision: float = _PRECISION,
     provider: str = "",
 ) -> dict[str, Latency]:
-    """Time models on the same feeds, as `measure_rounds` does.
+    """Time models on the same feeds, as `measure_rounds` does; the same network, by whatever names, once.
 
     feeds: floats are converted to the float type that a model's input has. threads: 1 is what papers call
     single-threaded; spinning is off. provider: of ONNX Runtime, "" for the CPU, whatever the models' own is.
     Raises ModelError for a model ORT refuses, DataError for feeds that do not fit.
     """
-    sessions = {name: Session(model, threads=threads, provider=provider) for name, model in models.items()}
+    leaders = _find_leaders(models)
+    timed = {name: model for name, model in models.items() if leaders[name] == name}
+    sessions = {name: Session(model, threads=threads, provider=provider) for name, model in timed.items()}
     blocks = {}
     for name, session in sessions.items():
         own = convert_floats(feeds, {value.name: value.dtype for value in session.inputs})
         blocks[name] = partial(time_runs, partial(session.run, own), _warm_up_session(session, own))
     found = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
-    return {name: summarize_rounds(one, threads) for name, one in found.items()}
+    latencies = {name: summarize_rounds(one, threads) for name, one in found.items()}
+    return {name: latencies[leader] for name, leader in leaders.items()}
+
+
+def _find_leaders(models: Mapping[str, ModelLike | str | Path]) -> dict[str, str]:
+    """By name, the first model of the same structure and weights."""
+    leaders: dict[str, str] = {}
+    alike: dict[Hashable, list[str]] = {}
+    for name, model in models.items():
+        # Weights are only hashed where operators agree.
+        ops = model if isinstance(model, (str, Path)) else tuple(node.op_type for node in model.graph.node)
+        others = alike.setdefault(ops, [])
+        leaders[name] = next((other for other in others if _is_same(models[other], model)), name)
+        others += [name] if leaders[name] == name else []
+    return leaders
+
+
+def _is_same(one: ModelLike | str | Path, other: ModelLike | str | Path) -> bool:
+    if isinstance(one, (str, Path)) or isinstance(other, (str, Path)):
+        return one == other
+    return compute_fingerprint(one) == compute_fingerprint(other)
 
 
 def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, NDArray[Any]]:

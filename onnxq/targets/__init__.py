@@ -6,7 +6,6 @@ from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.targets.base import (
-    USUAL_DOMAINS,
     Candidate,
     Capability,
     Output,
@@ -59,12 +58,12 @@ def check_target(config: Config) -> None:
     try:
         find_target(config.target, config.mode)
     except ConfigError as error:
-        raise config.locate_error("target", error) from error
+        cause = f"{config.target!r}: {error.cause}"
+        raise ConfigError(config.where("target"), cause, error.fix, code=error.code) from error
 
 
 __all__ = [
     "TARGETS",
-    "USUAL_DOMAINS",
     "Candidate",
     "Capability",
     "Output",

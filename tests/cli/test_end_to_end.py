@@ -1,6 +1,7 @@
 """The commands on a real network with real engines, from file to file."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +193,19 @@ def test_wrong_data_is_the_users_fault(work):
     assert result.exit_code == 1
     assert "fix:" in result.stderr
     assert not (work / "m.q.onnx").exists()
+
+
+def test_code_that_a_file_names_runs_only_where_it_is_trusted_and_is_named_in_the_summary(work):
+    script = work / "score.py"
+    script.write_text("open(__file__ + '.ran', 'w').close()\ndef score(model): return 1.0\n")
+    config = work / "my.yaml"
+    config.write_text(f"accuracy: {{metric: '{script}:score'}}\neffort: fast\n")
+    words = (work / "m.onnx", "--data", work / "d.npz", "--config", config)
+    for command in ("plan", "quantize"):
+        result = run(command, *words)
+        assert (result.exit_code, result.stderr[:12]) == (1, "error[Q324]:")
+        assert not Path(f"{script}.ran").exists()
+    result = run("quantize", *words, "--trust", config, "--no-latency", "-v")
+    assert result.exit_code == 0, result.stderr
+    assert re.search(rf"^ran +{script}:score$", result.stdout, re.MULTILINE)
+    assert Path(f"{script}.ran").exists()

@@ -19,7 +19,7 @@ from onnxq.cli.group import LazyGroup
 from onnxq.codes import CODES
 from tests.codes.kit import gemm
 
-KEYS = {"code", "kind", "subject", "cause", "fix", "file", "line", "exit"}
+KEYS = {"code", "kind", "subject", "cause", "fix", "details", "file", "line", "exit"}
 
 
 def failed(*args: str) -> tuple[int, dict, str]:

@@ -43,6 +43,7 @@ ARGUMENTS = {
 REQUIRED = {"import-calibration": {"--model": ["m.onnx"]}, "perplexity": {"--data": ["t.txt"]}}
 # A value for each option that is neither a flag nor a choice, by the path of its field: (words, value in the field).
 GIVEN: dict[str, tuple[list[str], object]] = {
+    "trust": (["my.yaml"], ("my.yaml",)),
     "target": (["trt"], "trt"),
     "budget": (["90s"], 90),
     "weight_bits_budget": (["8.5"], 8.5),

@@ -39,6 +39,11 @@ def no_gpu_for_the_provider(_: Path):
     check_loaded(Session(gemm()).native, "CUDAExecutionProvider")
 
 
+@reach("Q324")
+def code_in_a_file(folder: Path):
+    onnxq.make_plan(gemm(), None, written(folder, "runtime: {libraries: ops.so}", "my.yaml"))
+
+
 @reach("Q302")
 def no_yaml(folder: Path):
     configured(folder, "target: [")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import find_opset, load_model, name_nodes, upgrade_opset, verify_graph
+from onnxq.graph import find_opset, limit_opset, load_model, name_nodes, upgrade_opset, verify_graph
 from onnxq.graph.values import encode_tensor
 from tests.graph.kit import all_nodes, assert_same, compute, model, models
 
@@ -171,3 +171,29 @@ def test_models_of_ir_version_3_are_upgraded_after_loading() -> None:
     onnx.checker.check_model(result, full_check=True)
     feeds = {"x": np.arange(4, dtype=F)}
     np.testing.assert_array_equal(compute(result, feeds)[0], feeds["x"] + 1)
+
+
+def test_a_newer_model_is_lowered_with_the_same_numbers() -> None:
+    text = "g (float[2,8] x) => (float[2,8] y) { [m] a = MatMul(x, w) [c] b = Celu(a) [t] y = Cast<to = 1>(b) }"
+    proto = model(text, opset=28, ir=10, w=np.random.default_rng(0).standard_normal((8, 8)).astype(F))
+    result = limit_opset(proto, 27)
+    assert find_opset(result) == 27
+    assert [node.name for node in result.graph.node] == ["m", "c", "t"]
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(F)}
+    np.testing.assert_array_equal(compute(result, feeds)[0], compute(proto, feeds)[0])
+    assert limit_opset(proto, 28) is proto
+
+
+def test_what_cannot_be_lowered_is_told_with_the_opset_to_export_at() -> None:
+    proto = model("g (float[2,8] x) => (float[2,8] y) { [s] y = CumProd(x, a) }", opset=28, ir=10, a=np.array(1))
+    with pytest.raises(ModelError, match="opset 28 to 25") as caught:
+        limit_opset(proto, 25)
+    assert caught.value.fix == "export it at opset 25"
+
+
+def test_a_model_of_another_domain_alone_gets_an_import() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) { [b] y = ai.onnx.ml.Binarizer<threshold = 0.0>(x) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["ai.onnx.ml" : 3]> {text}')
+    result = upgrade_opset(proto, 13)
+    assert {one.domain: one.version for one in result.opset_import} == {"ai.onnx.ml": 3, "": 13}
+    assert [node.domain for node in result.graph.node] == ["ai.onnx.ml"]

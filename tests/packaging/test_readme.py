@@ -84,7 +84,7 @@ def test_the_commands_run_from_top_to_bottom(folder: Path) -> None:
 def test_the_python_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
         exec(compile(block, "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("y (")
+    assert "\ny (" in capsys.readouterr().out
     assert (folder / "model.q.onnx").stat().st_size < (folder / "model.onnx").stat().st_size / 2
 
 

@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import TensorProto, numpy_helper, parser
 
 import onnxq
-from onnxq.pipeline.check import check_model, explain_slowness
+from onnxq.errors import VerificationError
+from onnxq.graph import name_nodes
+from onnxq.graph.precision.rounding import emulate_types
+from onnxq.pipeline.check import check_model, explain_slowness, load_file
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
+from onnxq.runtime import KernelError
 from tests.pipeline.models import images, residual
 
 
@@ -41,6 +45,38 @@ def test_answers_lost_on_the_sample_held_back_are_told_once() -> None:
     assert found.notes == ()
 
 
+def _make_typed(dtype: int, inner: int) -> onnx.ModelProto:
+    """y = x * w in a float type between two Casts, of which the first casts to another."""
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,2] y) {{
+            a = Cast <to={inner}>(x)
+            b = Mul(a, w)
+            y = Cast <to=1>(b)
+        }}"""
+    )
+    array = np.ones(2, onnx.helper.tensor_dtype_to_np_dtype(dtype))
+    proto.graph.initializer.append(numpy_helper.from_array(array, "w"))
+    return name_nodes(proto)
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_file_whose_types_do_not_fit_is_an_error_also_where_its_emulation_runs(dtype: int) -> None:
+    fits, clashes = _make_typed(dtype, dtype), _make_typed(dtype, TensorProto.FLOAT)
+    check_model(_network(1, 1), fits, [EASY], exact=emulate_types(fits), optimized=False)
+    with pytest.raises(VerificationError, match="not legal") as caught:
+        check_model(_network(1, 1), clashes, [EASY], exact=emulate_types(fits), optimized=False)
+    assert caught.value.code == "Q701"
+
+
+def test_a_file_without_kernels_is_loaded_and_the_note_says_what_was_run() -> None:
+    proto = _make_typed(TensorProto.BFLOAT16, TensorProto.BFLOAT16)
+    (note,) = load_file(proto, optimized=False)
+    assert (note.code, "b/Mul" in str(note)) == ("W116", True)
+    with pytest.raises(KernelError):
+        load_file(proto, optimized=True)
+    assert load_file(_make_typed(TensorProto.FLOAT16, TensorProto.FLOAT16), optimized=False) == ()
+
+
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
     """Plans of one network by their mode."""
@@ -62,3 +98,38 @@ def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mo
     assert advice in text
     # Placements of pairs on activations are timed, of which weights alone have none.
     assert ("placement='measured'" in text) == (mode == "static")
+
+
+def test_the_sample_that_is_timed_is_the_first_everywhere() -> None:
+    wide = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32, "H", "W"])
+    model = residual()
+    model.graph.input[0].CopyFrom(wide)
+    sizes = (5, 3, 4, 6, 7, 8, 9, 10)
+    data = [{"x": images(1)["x"].repeat(2, 2)[:, :, :size]} for size in sizes]
+    rules = [{"op": "*", "set": {"quantize": True}}]
+    made = onnxq.quantize(model, data, overrides={"effort": "fast", "rules": rules})
+    timed = onnxq.bench([model], data, overrides={"engine": "ort", "seconds": 0.01})
+    assert made.report.latency is not None
+    assert made.report.latency.shapes == timed.shapes == {"x": (1, 32, 5, 8)}
+    assert "1 thread, x 1x32x5x8" in onnxq.summarize(made)
+    assert "1 thread, x 1x32x5x8" in onnxq.summarize(timed)
+
+
+@pytest.mark.parametrize(("name", "sure"), [("logits", True), ("y", False)])
+def test_how_often_the_class_is_the_same_is_told_of_scores(name: str, sure: bool) -> None:
+    body = f"g (float[N,8] x) => (float[N,4] {name}) {{ {name} = MatMul(x, w) }}"
+    model, other = (parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}') for _ in range(2))
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((8, 4)).astype(np.float32)
+    near = weight + 0.2 * rng.standard_normal((8, 4)).astype(np.float32)
+    for one, value in ((model, weight), (other, near)):
+        one.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    x = rng.standard_normal((5, 6, 8)).astype(np.float32)
+    (check,) = check_model(model, other, [{"x": one} for one in x]).outputs
+    same = float(((x @ weight).argmax(2) == (x @ near).argmax(2)).mean())
+    assert 0.3 < same < 1
+    assert (check.rows, check.classes) == (30, sure)
+    assert check.top_1 == pytest.approx((same, same))
+    (found,) = onnxq.diff(model, other, [{"x": one} for one in x], overrides={"engines": ["ort"]}).outputs
+    assert (found.classes, found.accuracy[0].rows) == (sure, 30)
+    assert found.accuracy[0].top_k == pytest.approx(same)

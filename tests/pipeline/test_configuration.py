@@ -33,7 +33,9 @@ def test_options_stand_above_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("data: {samples: 8, seed: 1}\nruntime: {libraries: a.so}\n")
     given = {"samples": 3, "seed": None, "ort_library": "b.so", "data.batch": 2}
-    config = make_config(path, given, Command.QUANTIZE)
+    with pytest.raises(ConfigError, match="names code"):
+        make_config(path, given, Command.QUANTIZE)
+    config = make_config(path, {**given, "trust": path}, Command.QUANTIZE)
     assert (config.data.samples, config.data.seed, config.data.batch) == (3, 1, 2)
     assert config.runtime.libraries == ("b.so", str(tmp_path / "a.so"))
     # Places of the file are still known, those of overrides say so.

@@ -36,7 +36,7 @@ def test_the_summary_names_the_kind_that_timed() -> None:
     out = io.StringIO()
     show_report(result.report, View(stream=out, width=200))
     assert "placement by rules for x86 with AVX2, without VNNI" in out.getvalue()
-    assert f"batch 1, on {CPU_KINDS[detect_cpu()]})" in out.getvalue()
+    assert f"x 1x32x8x8, on {CPU_KINDS[detect_cpu()]})" in out.getvalue()
 
 
 def test_a_measured_placement_is_for_this_machine() -> None:

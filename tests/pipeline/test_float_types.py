@@ -20,6 +20,7 @@ from onnxq.plan import KeepReason, to_json
 from onnxq.report import View, show_report
 from onnxq.report.pairs import show_inspection
 from onnxq.runtime import Session
+from tests.passes.kit import parse, random_weights
 from tests.targets.graphs import model
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
@@ -273,7 +274,7 @@ def test_rules_name_nodes_that_stay_in_float32() -> None:
 def test_narrow_exports_are_quantized_as_float32_ones(kind: int, target: str) -> None:
     """Every pass runs, as accurately; inputs and outputs keep their types; the plan is of the same network."""
     export = narrowed(convs(), kind)
-    wide = onnxq.quantize(convs(), images(), overrides={"target": target, "latency": False})
+    wide = onnxq.quantize(convs(), images(), overrides={"target": target, "latency": False, "min_sqnr": 10})
     result = onnxq.quantize(export, images(), overrides={"target": target, "latency": False, "min_sqnr": 10})
     assert result.report.promotion is not None
     assert result.report.promotion.met
@@ -330,3 +331,21 @@ def test_bfloat16_is_named_and_rounded_as_such() -> None:
     exact = emulate_types(name_nodes(result.model))
     y = Session(exact, optimize=False).run(images())["y"]
     np.testing.assert_array_equal(y, y.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@pytest.mark.parametrize("config", ["trt-int8", "trt-fp16"])
+def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) -> None:
+    text = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+        a = Conv {C3}(x, w, b)
+        n = GroupNormalization <num_groups=8>(a, scale, shift)
+        s = Sigmoid(n)
+        m = Mul(n, s)
+        y = Conv {C3}(m, v, b)
+    }}"""
+    # Before opset 21 it scales groups, not channels.
+    proto = parse(text, opset=21, **random_weights({**CONV_WEIGHTS, "scale": (32,), "shift": (32,)}))
+    result = onnxq.quantize(proto, images(), config, overrides={"effort": "fast"})
+    Session(result.model, optimize=False)
+    assert kept(result) == {}
+    assert sqnr(result) > 25
+    assert emulated_sqnr(result, proto, images()) > 25

@@ -163,6 +163,20 @@ def test_the_rows_of_a_convolutional_network_are_true(tmp_path: Path, forced: Pa
                 assert one.sqnr_db[optimize] == pytest.approx(want, abs=0.2)
 
 
+def test_files_of_the_same_bytes_are_timed_as_one(forced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_variants, "_TIMING_SECONDS", 0.05)
+    weights = np.random.default_rng(0).standard_normal((32, 32, 3, 3))
+    # There is no MatMul to be dynamic, and q8 is what int8 is.
+    model = build("g (float[N,32,8,8] x) => (float[N,32,6,6] y) { y = Conv(x, w) }", w=weights)
+    found = onnxq.variants(model, images(8), forced, overrides={"effort": "fast", "only": ["int8", "q8"]})
+    one, other = found.variants
+    assert (one.same_as, other.same_as) == ("", "int8")
+    assert one.latency is not None
+    assert other.latency is not None
+    assert one.latency.times_ms == other.latency.times_ms
+    assert found.shapes == {"x": (1, 32, 8, 8)}
+
+
 def test_each_is_of_its_kind(made: Any) -> None:
     found, _, _ = made
     ops = {one.dtype: {node.op_type for node in onnx.load(one.file).graph.node} for one in found.variants}

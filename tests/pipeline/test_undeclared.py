@@ -11,6 +11,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 import onnxq
+from onnxq.runtime import find_runnable_opset
 
 HOW: dict[str, Any] = {"latency": False, "effort": "fast"}
 RNG = np.random.default_rng(0)
@@ -102,3 +103,24 @@ def test_old_opsets_are_brought_up_to_date(name: str, opset: int) -> None:
 def test_an_opset_that_onnx_runtime_no_longer_runs_is_refused_in_words() -> None:
     with pytest.raises(onnxq.OnnxqError, match=r"Relu.*ONNX Runtime cannot load it"):
         onnxq.quantize(network(opset=5), {"x": SAMPLES}, overrides=HOW)
+
+
+@pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
+def test_an_opset_without_kernels_for_pairs_is_lowered_and_the_summary_says_so(target: str) -> None:
+    opset = onnx.defs.onnx_opset_version()
+    runnable = find_runnable_opset(opset)
+    if runnable == opset:
+        pytest.skip(f"this ONNX Runtime has kernels for pairs at opset {opset}")
+    result = onnxq.quantize(network(opset=opset, ir=10), {"x": SAMPLES}, overrides={**HOW, "target": target})
+    assert result.report.pairs
+    assert result.model.opset_import[0].version == runnable
+    assert f"opset: {opset} -> {runnable}" in result.report.rewrites
+    runs(result)
+
+
+def test_a_model_of_another_domain_alone_has_nothing_to_quantize() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) { y = ai.onnx.ml.Binarizer<threshold = 0.0>(x) }"
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["ai.onnx.ml" : 3]> {text}')
+    result = onnxq.quantize(proto, {"x": SAMPLES[:8, 0, :2, :3]}, overrides=HOW)
+    assert result.report.pairs == 0
+    np.testing.assert_array_equal(runs(result, SAMPLES[0, 0, :2, :3])[0], SAMPLES[0, 0, :2, :3] > 0)

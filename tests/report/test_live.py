@@ -209,3 +209,15 @@ def test_counted() -> None:
         for _ in count_items("abc", task):
             clock.now += 2
     assert stream.getvalue().splitlines()[-1].startswith("samples: 1/3 (33%), 4.0 s left")
+
+
+def test_names_are_escaped() -> None:
+    shown, clock, stream = lines(0.0)
+    with shown("reading a\x1b[2J\n::x.onnx"):
+        clock.now += 3
+    assert stream.getvalue().splitlines() == ["reading a\\x1b[2J\\n::x.onnx"]
+    terminal = Terminal()
+    with Bars(terminal, 0.0)("reading a\x9b2J\n::x.onnx"):
+        pass
+    assert "\x9b" not in terminal.getvalue()
+    assert "\\x9b2J\\n::x.onnx" in terminal.getvalue()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from onnxq.passes.journal import StageCost
+from onnxq.planner import Forced
 from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, View, show_report, to_json
 from onnxq.report.model import group_reasons
 from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
@@ -25,7 +26,7 @@ REPORT = Report(
     output_bytes=4_800_000,
     checks=(OutputCheck(name=LONG, sqnr_db=(17.04, 16.91), cosine=(0.99012, 0.98976), agreement_db=52.1),),
     checked=8,
-    latency=Latency(float_ms=5.31, int8_ms=2.36),
+    latency=Latency(float_ms=5.31, int8_ms=2.36, shapes={"ids": (1, 192), "mask": (1, 192), "x": (3,)}),
     pairs=118,
     roles=(("activation", 60), ("bias", 1), ("weight", 57)),
     ops=(OpCount(op="Conv", quantized=47, total=49), OpCount(op="Add", quantized=9, total=9)),
@@ -70,7 +71,7 @@ def test_summary_says_everything_once():
     for part in (
         "net.onnx -> /models/net.q.onnx",
         "18.6 MB -> 4.8 MB, 3.9x smaller",
-        "5.31 ms -> 2.36 ms, 2.25x faster (median, 1 thread, batch 1)",
+        "5.31 ms -> 2.36 ms, 2.25x faster (median, 1 thread, ids and mask 1x192, x 3)",
         "SQNR as the file says  SQNR as ORT runs it  cosine as the file says  cosine as ORT runs it  one against",
         "against float on 8 samples (held back, nothing was chosen on them)",
         "118 Q/DQ pairs: 60 activations, 1 bias, 57 weights",
@@ -267,3 +268,19 @@ def test_plain_values():
 )
 def test_numbers_as_people_read_them(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("a",), "1 operator by rules (a): predicted 1.25x the time of the choice without them"),
+        (
+            ("a", "b", "c"),
+            "3 operators by rules (a, b and 1 more): predicted 1.25x the time of the choice without them",
+        ),
+    ],
+)
+def test_what_rules_force_is_told_with_its_cost(names, said):
+    text, _ = shown(replace(REPORT, forced=Forced(names, 1.25)), width=200)
+    assert said in text
+    assert "forced" not in shown(REPORT)[0]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import pytest
-from rich.text import Text
+from rich.console import Group
 
+from onnxq.report import terminal
+from onnxq.report.columns import Text
 from onnxq.report.terminal import (
     View,
     format_bytes,
@@ -18,6 +22,7 @@ from onnxq.report.terminal import (
     join_lines,
     make_sheet,
     make_table,
+    print_renderable,
     show_result,
 )
 from onnxq.report.terminal import write_stream as write_text
@@ -89,7 +94,7 @@ table   a  b
 def test_a_sheet_indents_its_contents_as_one_column() -> None:
     rows = [
         ("size", Text("18.6 MB -> 4.8 MB")),
-        ("passes", Text("one\ntwo")),
+        ("passes", Text("one", "two")),
         ("table", make_table(("a", "b"), [("1", "2")])),
     ]
     assert printed(make_sheet(rows)) == SHEET
@@ -188,3 +193,35 @@ def test_lines_beyond_the_usual_are_counted(lines: list[str], verbose: bool, tex
 
 def test_names_stand_in_one_line() -> None:
     assert join_lines("abcd", False, 3, ", ").plain == "a, b, c, and 1 more; `verbose=True` lists them all"
+
+
+# It clears the screen and begins a line of its own, which CI systems take for a command.
+EVIL = "a\x1b[2J\n::add-mask::x"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_names_are_escaped_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Group(
+        Text(EVIL, EVIL, style="bold").join_text(EVIL, style="dim"),
+        make_table((EVIL, "b"), [(EVIL, EVIL)], names=(EVIL,), fold=("b",)),
+        make_sheet([(EVIL, Text(EVIL)), ("c", join_lines([EVIL] * 3, False, 2))]),
+        format_warning(Caution("W101", EVIL)),
+    )
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for stream, width in ((io.StringIO(), 200), (Terminal(), 200), (Terminal(), 30)):
+        print_renderable(parts, stream, width)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+        assert "\x1b" not in text
+        assert not re.search(r"^\s*::", text, re.MULTILINE)
+        assert text.count("\\x1b[2J\\n::add-mask") >= (10 if width == 200 else 0)
+    assert "\x1b[1m" in stream.getvalue()
+
+
+def test_reports_make_no_text_but_the_escaped_one() -> None:
+    """So that no name can be forgotten."""
+    folder = Path(terminal.__file__).parent
+    assert [path.name for path in folder.glob("*.py") if "rich.text" in path.read_text("utf-8")] == ["columns.py"]

@@ -32,13 +32,14 @@ FOUND = Variants(
     checked=2,
     data="samples.npz: 16 samples",
     cpu="vnni",
+    shapes={"x": (1, 192)},
 )  # fmt: skip
 
 
 def test_the_table() -> None:
     text = shown(show_variants, FOUND, width=None)
     title, columns, *rows = text.splitlines()
-    assert title == "m.onnx -> hub/onnx  (x86 with VNNI, all threads, SQNR on 2 samples)"
+    assert title == "m.onnx -> hub/onnx  (x86 with VNNI, all threads, x 1x192, SQNR on 2 samples)"
     assert columns.split() == [
         "variant",
         "file",
@@ -64,6 +65,12 @@ def test_files_that_are_kept_all_the_same_are_marked() -> None:
     kept = replace(FOUND.variants[2], file="hub/onnx/m_q4.onnx")
     text = shown(show_variants, replace(FOUND, variants=(kept,)), width=None)
     assert "ANSWERS LOST\n" in text
+
+
+def test_a_file_of_the_same_bytes_says_so() -> None:
+    twin = replace(FOUND.variants[0], dtype="q8", same_as="fp16")
+    text = shown(show_variants, replace(FOUND, variants=(FOUND.variants[0], twin)), width=None)
+    assert text.count("the same file as fp16\n") == 1
 
 
 def test_json_names_files_and_not_places() -> None:

@@ -41,6 +41,20 @@ def test_without_rounds_time_is_bounded() -> None:
     assert found["a"].rounds >= 3
 
 
+def test_the_same_network_is_timed_once_whatever_its_names() -> None:
+    renamed = matmuls(2)
+    for node in renamed.graph.node:
+        node.name += "/again"
+        node.metadata_props.add(key="note", value="other")
+    other = matmuls(2)
+    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((192, 192), np.float32), "w"))
+    found = time_models({"a": matmuls(2), "b": renamed, "c": other, "d": matmuls(1)}, X, rounds=3)
+    assert list(found) == ["a", "b", "c", "d"]
+    assert found["a"].times_ms == found["b"].times_ms
+    assert found["a"].speedup(found["b"]) == 1.0
+    assert len({one.times_ms for one in found.values()}) == 3
+
+
 def test_feeds_that_do_not_fit_are_named() -> None:
     with pytest.raises(DataError, match="t0"):
         time_models({"a": matmuls(1)}, {"t0": np.ones((3, 3), np.float32)}, rounds=1)

@@ -10,6 +10,7 @@ from enum import Enum
 from onnxq.engines.prove.proof import Proof
 from onnxq.runtime import Latency
 from onnxq.sites import Caution
+from onnxq.wording import abbreviate
 
 
 class Untimed(str, Enum):
@@ -73,6 +74,8 @@ class Bench:
     device: as of EngineTimes. provider: of ONNX Runtime, "" for other engines. untimed: why nothing was timed, None
     where something was. shapes: of the inputs. data: the samples they are from.
     """
+
+    __repr__ = abbreviate
 
     engine: str
     version: str

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,10 @@ from onnxq.engines.diff.outputs import OutputSums, find_output_step
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
+from onnxq.evaluation.agreement import AgreementSums
+from onnxq.evaluation.class_scores import find_class_scores
+from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.selections import Selections, explain_missing, name_own
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.plan.names import QUANTIZE
@@ -93,19 +98,28 @@ def compare_models(
 ) -> DiffResult:
     """Run float in ORT (optimizations off), quantized in ORT (off, on) and TensorRT, and sum up the differences.
 
+    What the float model chooses by computed values is given to all other runs.
     loaded: results of other runs on the same samples, compared like engines; one called "float" only proves that the
     samples are the same. Raises ModelError for models that do not belong together, DataError for results of other
     samples, MissingDependencyError without ONNX Runtime.
     """
     with progress("indexing both models"):
-        float_index, index = GraphIndex(name_nodes(float_model)), GraphIndex(infer_shapes(name_nodes(quantized)))
-        check_pair(float_index, index)
+        named, other = name_nodes(float_model), name_nodes(quantized)
+        check_pair(GraphIndex(named), GraphIndex(other))
+        reference = FloatOutputs(named, dataset, threads=request.threads)
+        selections = reference.selections
+        missing = selections.list_missing(other)
+        float_index = GraphIndex(selections.expose_choices(named))
+        index = GraphIndex(infer_shapes(selections.take_choices(other)))
+    if selections.nodes:
+        dataset = dataset.extended(lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds)))
     with ScratchFolder() as folder:
         engines = Engines(
             float_index, index, dataset, request.engines, request.threads, folder, progress, request.provider,
             request.plugins,
         )  # fmt: skip
-        work = _Comparison(engines, request, Recorder(request.keep))
+        work = _Comparison(engines, request, Recorder(request.keep), selections)
+        work.notes += [explain_missing(one) for one in missing]
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if request.inside else LayerResults()
         points = _find_first_points(work, layers, outputs)
@@ -121,6 +135,7 @@ def compare_models(
         top_k=request.top_k,
         runs=tuple(work.runs),
         outputs=outputs,
+        choices={run: sums.results() for run, sums in work.agreement.items() if sums.results()},
         layers=layers.layers if request.layers else (),
         worst=layers.worst,
         divergences=tuple(point.divergence for point in points),
@@ -151,6 +166,8 @@ class _Comparison:
     engines: Engines
     request: DiffRequest
     recorder: Recorder
+    selections: Selections
+    agreement: dict[str, AgreementSums] = field(default_factory=dict)
     loaded: Mapping[str, LoadedRun] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     skipped: list[Refusal] = field(default_factory=list)
@@ -176,14 +193,17 @@ class _Comparison:
         self.sums = sums = OutputSums(names, steps, Tallies(self.request.top_k, sliced=True))
         with self.engines.open_runners(alone=not loaded) as runners:
             # Only now is it known which engines run, and so which names are taken.
-            self.loaded = _label_loaded(loaded, self.engines.names)
+            self.loaded = _label_loaded([self._leave_out_rows(one) for one in loaded], self.engines.names)
+            own = [value.name for value in self.dataset.inputs]
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
                     if self.recorder.wants(at):
-                        self.recorder.add(feeds, values, {runner.name: runner.seconds for runner in runners})
+                        given = {name: feeds[name] for name in own}
+                        self.recorder.add(given, values, {runner.name: runner.seconds for runner in runners})
                     # A file may hold fewer samples than were run here.
                     values |= {run: one.samples[at] for run, one in self.loaded.items() if at < len(one.samples)}
+                    self._compare_choices(values)
                     sums.add(values)
                     task.advance()
         self.skipped += [
@@ -192,7 +212,30 @@ class _Comparison:
         ]
         self._describe_runs(sums.seen)
         self._check_same_samples(sums)
-        return sums.make_results([run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)])
+        runs = [run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)]
+        return sums.make_results(runs, find_class_scores(self.engines.float_index))
+
+    def _compare_choices(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """How far the choices of each run are those of float, on one sample."""
+        for run, outputs in values.items():
+            if run != FLOAT and not self._proves(run):
+                sums = self.agreement.setdefault(run, AgreementSums(self.selections))
+                sums.update(values[FLOAT], dict(outputs))
+
+    def _leave_out_rows(self, loaded: LoadedRun) -> LoadedRun:
+        """The run without the outputs that hold rows as it chose itself, which nothing can be compared with."""
+        outputs = frozenset(loaded.samples[0]) if loaded.samples else frozenset[str]()
+        unmatched = {
+            name: one
+            for one in self.selections.nodes if loaded.name != FLOAT and name_own(one.name) not in outputs
+            for name in one.outputs if name in outputs
+        }  # fmt: skip
+        for name, one in unmatched.items():
+            cause = f"{loaded.path} holds the rows that its run chose in {one.node}, and they need not be float's"
+            fix = "save that run with `onnxq diff` and `out=…`, which gives every run the same choices"
+            self.skipped.append(Refusal(f"output {name} of {loaded.name}", cause, fix, code="R111"))
+        kept = ({name: value for name, value in row.items() if name not in unmatched} for row in loaded.samples)
+        return replace(loaded, samples=tuple(kept)) if unmatched else loaded
 
     def _proves(self, run: str) -> bool:
         """True for a float run from a file: it only proves that the samples are the same."""

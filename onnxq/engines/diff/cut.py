@@ -8,7 +8,7 @@ from onnx import ValueInfoProto, helper
 
 from onnxq.engines.diff.levels import Array
 from onnxq.graph import GraphIndex, ModelLike
-from onnxq.graph.subgraph import Cutter
+from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.sites import TensorId
 
 
@@ -28,9 +28,8 @@ class Parts(Cutter[ModelLike]):
         return model, {name: arrays[name] for name in crossing}
 
     def _declare(self, name: str, array: Array) -> ValueInfoProto:
-        """Declared as in the model where it says so: fusions look at shapes."""
-        shape = self._index.shape(TensorId(name))
-        if shape is None or len(shape) != array.ndim:
-            shape = array.shape
-        dtype = self._index.dtype(TensorId(name)) or helper.np_dtype_to_tensor_dtype(array.dtype)
+        """Declared as in the model where it says so, as fusions look at shapes; vectors, perhaps of sizes, as fed."""
+        dtype, shape = self._index.dtype(TensorId(name)), self._index.shape(TensorId(name))
+        if not dtype or shape is None or len(shape) != array.ndim or len(shape) == 1:
+            return declare_input(name, [array], dtype)
         return helper.make_tensor_value_info(name, dtype, list(shape))

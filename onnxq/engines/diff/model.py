@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from onnxq.annotate import WeightSums
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Refusal
+from onnxq.wording import abbreviate
 
 FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
@@ -51,8 +54,9 @@ class Error:
     max_abs: float
     # Largest error over the largest reference value of its sample.
     max_rel: float
-    # Share of the K largest along the last axis that both name; nan where there is none.
+    # Share of the K largest along the last axis that both name, the mean of so many rows; nan where there is none.
     top_k: float = math.nan
+    rows: int = 0
     # Largest error in steps of the tensor's quantizer; nan where it has none.
     levels: float = math.nan
     samples: int = 0
@@ -63,11 +67,15 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputDiff:
-    """One model output: every quantized run against float, and every engine against ORT without optimizations."""
+    """One model output: every quantized run against float, and every engine against ORT without optimizations.
+
+    classes: it holds scores of classes, by its name or Softmax; False: it may; None: it does not look so.
+    """
 
     name: str
     accuracy: tuple[Error, ...]
     engines: tuple[Error, ...]
+    classes: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +163,11 @@ class Difference:
     float_model, quantized_model: paths as given ("" when only in memory). top_k: K of the agreement.
     worst: layers by SQNR drop, the largest first. skipped: engines and tensors that were not compared, and why.
     saved: files written. unmet: tolerances not met, in the order of the outputs. missing: engines asked for by name
-    that could not run. divergences: at most one for every run.
+    that could not run. divergences: at most one for every run. choices: by run, how far its own choices are those of
+    the float model, on which outputs and layers are compared.
     """
+
+    __repr__ = abbreviate
 
     float_model: str = ""
     quantized_model: str = ""
@@ -166,6 +177,7 @@ class Difference:
     top_k: int = 1
     runs: tuple[Run, ...] = ()
     outputs: tuple[OutputDiff, ...] = ()
+    choices: Mapping[str, tuple[ChoiceAgreement, ...]] = field(default_factory=dict)
     layers: tuple[LayerDiff, ...] = ()
     worst: tuple[str, ...] = ()
     divergences: tuple[Divergence, ...] = ()

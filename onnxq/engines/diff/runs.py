@@ -53,7 +53,8 @@ class OrtRunner:
     def infer(self, feeds: Feeds) -> Mapping[str, Any]:
         """One sample: arrays by name, lists for sequences."""
         start = time.perf_counter()
-        values = self._session.run(feeds, self._outputs)
+        # Samples hold the float model's choices too, which it does not take itself.
+        values = self._session.run({value.name: feeds[value.name] for value in self._session.inputs}, self._outputs)
         self.seconds = time.perf_counter() - start
         return values
 

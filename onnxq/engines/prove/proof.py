@@ -11,6 +11,7 @@ from onnxq.annotate import WeightSums
 from onnxq.engines.builder.process import BuildState
 from onnxq.engines.saturation.model import Cost
 from onnxq.sites import Caution
+from onnxq.wording import abbreviate
 
 INT8, FLOAT8 = "int8", "float8"
 UNSEEN = "unseen"
@@ -187,6 +188,8 @@ class Proof:
     Runtime, with the sums that can overflow on CPUs without VNNI. cost: of those, on samples; None without samples.
     require_exact: nothing may overflow.
     """
+
+    __repr__ = abbreviate
 
     source: str
     build: Build

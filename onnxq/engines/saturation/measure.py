@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from onnx import TensorProto
 
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
+from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
@@ -35,7 +37,9 @@ def measure_saturation(
     nodes: as of `emulate_saturation`. Raises DataError for samples that do not fit.
     """
     found = emulate_saturation(proto, nodes)
-    run = SaturatingRun(found, threads=threads)
+    agreement = AgreementSums(find_selections(found.exact))
+    taking = replace(found, saturating=agreement.selections.take_choices(found.saturating))
+    run = SaturatingRun(taking, threads=threads)
     seen = 0
 
     def count() -> None:
@@ -43,8 +47,9 @@ def measure_saturation(
         seen += 1
         on_sample()
 
-    exact = Session(found.exact, optimize=False, threads=threads, arena=False)
-    errors = compare_models({"saturation": (exact, run)}, samples, on_sample=count)["saturation"]
+    exposed = agreement.selections.expose_choices(found.exact)
+    exact = Session(exposed, optimize=False, threads=threads, arena=False)
+    errors = compare_models({"saturation": (exact, run)}, samples, agreement=agreement, on_sample=count)["saturation"]
     return Cost(
         samples=seen,
         nodes=run.nodes(),

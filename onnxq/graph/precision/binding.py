@@ -78,7 +78,11 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
             return fixed
         follows.append(formal if dtype == TensorProto.FLOAT else None)
     made = [k for k, name in enumerate(node.outputs) if name]
-    floats = [k for k in made if index.dtype(TensorId(node.outputs[k], node.scope)) in (0, TensorProto.FLOAT)]
+    kinds = {k: index.dtype(TensorId(node.outputs[k], node.scope)) for k in made}
+    if not all(kinds.values()):
+        # Its readers cannot tell what they would get either, and stay float32 with it.
+        return fixed
+    floats = [k for k in made if kinds[k] == TensorProto.FLOAT]
     if not floats and follows.count(True) == 1:
         # Shape, ArgMax, IsNaN and their like take a tensor as it comes.
         return Binding(False, tuple(None for _ in follows))

@@ -1,7 +1,7 @@
-"""Operators of ONNX Runtime that transformers and decoders are exported with, of which onnx knows nothing.
+"""Operators that transformers, decoders and U-Nets are exported with, of whose outputs onnx infers nothing.
 
-Most are of com.microsoft. Two stand in ONNX's own domain: SimplifiedLayerNormalization, and LayerNormalization in front
-of opset 17. onnx's tools refuse those, and infer nothing behind either.
+Most are ONNX Runtime's, of com.microsoft. Two of them stand in ONNX's own domain: SimplifiedLayerNormalization, and
+LayerNormalization in front of opset 17; onnx's tools refuse those. GroupNormalization is ONNX's own.
 """
 
 from __future__ import annotations
@@ -10,33 +10,44 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, defs, helper
 
 from onnxq.graph.index import NodeRef, find_opset
 from onnxq.graph.scopes import replace_items, walk_graphs
 
 MICROSOFT = "com.microsoft"
+# Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
+_USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
 _ONNX = ("", "ai.onnx")
 # Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
 _BORROWED: Mapping[str, float] = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
+# Functions of ONNX whose body depends on the node: onnx's inference looks into no such body.
+_UNINFERRED = frozenset({"GroupNormalization"})
 # A tensor that is nowhere: a Reshape to a shape of which nothing is known.
 _NOWHERE = "onnxq/nowhere"
 
 
+def is_custom(node: NodeProto | NodeRef) -> bool:
+    """True for an operator that only a library or a plugin knows; TensorRT's plugins may stand in ONNX's domain."""
+    if node.domain not in _ONNX:
+        return node.domain not in _USUAL
+    return not (node.op_type in _BORROWED or defs.has(node.op_type))
+
+
 def set_contrib_apart(model: ModelProto) -> None:
-    """Give ONNX Runtime's operators in ONNX's domain that of com.microsoft, in place, for tools of onnx."""
+    """Give operators in ONNX's domain that onnx does not have that of com.microsoft, in place, for tools of onnx."""
     opset = find_opset(model)
     nodes = (node for _, graph in walk_graphs(model.graph) for node in graph.node if node.domain in _ONNX)
-    borrowed = [node for node in nodes if _BORROWED.get(node.op_type, 0) > opset]
-    for node in borrowed:
+    strange = [node for node in nodes if _BORROWED.get(node.op_type, 0) > opset or is_custom(node)]
+    for node in strange:
         node.domain = MICROSOFT
-    if borrowed and all(entry.domain != MICROSOFT for entry in model.opset_import):
+    if strange and all(entry.domain != MICROSOFT for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
 
 
 @dataclass(frozen=True)
 class Contrib:
-    """The float tensors of an operator of ONNX Runtime, all in one type but for those that are always float32.
+    """The float tensors of such an operator, all in one type but for those that are always float32.
 
     alike: outputs of the shape and type of input 0. typed: outputs -> the input whose type they have. wide: inputs and
     outputs in float32. packed: an input that is left out where input 0 holds what it would; output 0 is smaller then.
@@ -74,6 +85,7 @@ OPERATORS: Mapping[str, Contrib] = {
     "SkipLayerNormalization": _SKIPPING,
     "SkipSimplifiedLayerNormalization": _SKIPPING,
     "EmbedLayerNormalization": Contrib(alike=(), typed={0: 2, 2: 2}),
+    "GroupNormalization": _POINTWISE,
     "RotaryEmbedding": _POINTWISE,
     "Gelu": _POINTWISE,
     "FastGelu": _POINTWISE,
@@ -92,13 +104,14 @@ OPERATORS: Mapping[str, Contrib] = {
 
 
 def find_contrib(node: NodeProto | NodeRef, opset: int) -> Contrib | None:
-    """The entry of an operator of ONNX Runtime; None for any other."""
-    own = node.domain == MICROSOFT or (node.domain in _ONNX and _BORROWED.get(node.op_type, 0) > opset)
+    """The entry of an operator of whose outputs onnx infers nothing; None for any other."""
+    missing = node.op_type in _UNINFERRED or _BORROWED.get(node.op_type, 0) > opset
+    own = node.domain == MICROSOFT or (node.domain in _ONNX and missing)
     return OPERATORS.get(node.op_type) if own else None
 
 
 def write_stand_ins(model: ModelProto) -> None:
-    """Put nodes of ONNX that have the same types and shapes in the place of ONNX Runtime's, in place.
+    """Replace in place the nodes of which onnx infers nothing by nodes of the same types and shapes.
 
     Only for inference: the model computes something else afterwards.
     """

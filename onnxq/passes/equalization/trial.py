@@ -36,7 +36,8 @@ def check_equivalent(ctx: RunContext, after: State, report: PassReport) -> PassR
     """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
-        found = floats.measure(Session(after.model, optimize=False), limit=_PROOF, tick=task.advance).results()
+        other = Session(floats.selections.take_choices(after.model), optimize=False)
+        found = floats.measure(other, limit=_PROOF, tick=task.advance).results()
     worst = max((one.max_abs for one in found), default=0.0)
     # An output of zeros has no decibels, and rounding alone makes it another.
     if all(one.whole_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in found):

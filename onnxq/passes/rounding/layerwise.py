@@ -7,11 +7,12 @@ tensors are in files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,14 +22,17 @@ from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
-from onnxq.graph.subgraph import Cutter
+from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
+R = TypeVar("R")
 Tensor = Array | TensorFile
+# Of a name between two pieces: a tensor, or those of a sequence.
+Value = Tensor | list[Tensor]
 Sample = Mapping[str, Array] | Mapping[str, TensorFile]
 # (node, input index) -> what it reads instead of its own constant.
 Changes = dict[tuple[str, int], Array]
@@ -39,7 +43,7 @@ class LayerwiseRunner:
 
     proto: nodes named, functions inlined. feeds: the samples. changes: constants to use in place of the model's,
     read when a piece is built; callers may add to them for nodes still ahead.
-    Raises ModelError where a tensor between two pieces is no array (a sequence).
+    Raises ModelError where a value between two pieces is neither a tensor nor a sequence of tensors.
     """
 
     def __init__(self, proto: ModelLike, feeds: Sequence[Sample], changes: Changes) -> None:
@@ -60,7 +64,7 @@ class LayerwiseRunner:
         self._at = self._ran = 0
         # Places passed by, to run to when a value is asked for: the pieces are the same then as without passing by.
         self._ahead: list[int] = []
-        self._live: list[dict[str, Tensor]] = [
+        self._live: list[dict[str, Value]] = [
             {name: value if isinstance(value, TensorFile) else np.asarray(value) for name, value in sample.items()}
             for sample in feeds
         ]
@@ -94,7 +98,9 @@ class LayerwiseRunner:
         """The tensor's value for each sample, here; empty arrays where its branch did not run."""
         if not tensor.scope:
             for live in self._live:
-                yield live[tensor.name]
+                value = live[tensor.name]
+                assert not isinstance(value, list)
+                yield value
             return
         # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
         whole = infer_shapes(self._piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n]))
@@ -103,7 +109,9 @@ class LayerwiseRunner:
             raise ModelError(str(tensor), tapped.refusals[0].reason)
         name = tapped.outputs[tensor]
         for found in self._evaluate(tapped.proto, [name]):
-            yield found[name]
+            value = found[name]
+            assert not isinstance(value, list)
+            yield value
 
     def _run(self, place: int) -> None:
         """Run from where the values are to a place."""
@@ -126,10 +134,10 @@ class LayerwiseRunner:
         """True for a tensor that is made before this place and read behind it."""
         return self._made.get(name, self._at) < self._at <= self._last.get(name, -1)
 
-    def _release(self, value: Tensor) -> None:
+    def _release(self, value: Value) -> None:
         """Let go of a value that no node ahead reads."""
 
-    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Tensor]]:
+    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
         session = Session(piece, optimize=False)
         for live in self._live:
@@ -144,10 +152,8 @@ class LayerwiseRunner:
         for node in part if self.changes else ():
             changed[node.name] = onnx.NodeProto.FromString(node.SerializeToString())
             self._change(changed[node.name], tensors)
-        live = [(name, self._live[0][name]) for name in self._cutter.list_inputs(names) if name in self._live[0]]
-        # Without shapes, which differ from sample to sample.
-        kinds = ((name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype)) for name, value in live)
-        inputs = [onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds]
+        read = [name for name in self._cutter.list_inputs(names) if name in self._live[0]]
+        inputs = [declare_input(name, [live[name] for live in self._live]) for name in read]
         outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
         return self._cutter.cut(names, inputs, outputs, changed=changed, tensors=tensors)
 
@@ -174,13 +180,20 @@ def _list_names(node: onnx.NodeProto) -> Iterator[str]:
             yield from _list_names(inner)
 
 
-def _run_piece(session: Session, live: Mapping[str, Tensor], names: Sequence[str]) -> Mapping[str, Array]:
-    """These outputs of a piece for one sample. Raises ModelError for one that is no array."""
-    values = session.run({v.name: read_tensor(live[v.name]) for v in session.inputs}, names)
+def _run_piece(session: Session, live: Mapping[str, Value], names: Sequence[str]) -> Mapping[str, Any]:
+    """These outputs of a piece for one sample. Raises ModelError for one that holds other than tensors."""
+    feeds: dict[str, Any] = {v.name: _map_value(read_tensor, live[v.name]) for v in session.inputs}
+    values: Mapping[str, Any] = session.run(feeds, names)
     for name, value in values.items():
-        if not isinstance(value, np.ndarray):
-            raise ModelError(name, "is a sequence, which cannot be handed from one piece of the model to the next")
+        parts = value if isinstance(value, list) else [value]
+        if not all(isinstance(part, np.ndarray) for part in parts):
+            raise ModelError(name, "is no tensor, and cannot be handed from one piece of the model to the next")
     return values
+
+
+def _map_value(function: Callable[[Any], R], value: Value) -> R | list[R]:
+    """The function's result for a tensor, or for each of a sequence."""
+    return [function(part) for part in value] if isinstance(value, list) else function(value)
 
 
 class SharedRunner(LayerwiseRunner):
@@ -195,9 +208,10 @@ class SharedRunner(LayerwiseRunner):
         self._tapped: list[Tensor] = []
         super().__init__(proto, feeds, changes)
 
-    def _release(self, value: Tensor) -> None:
-        if isinstance(value, TensorFile):
-            Path(value.path).unlink(missing_ok=True)
+    def _release(self, value: Value) -> None:
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, TensorFile):
+                Path(part.path).unlink(missing_ok=True)
 
     def values(self, tensor: TensorId) -> Iterator[Tensor]:
         """The files of the tensor's values. Those from inside a body go with the next ones."""
@@ -208,7 +222,7 @@ class SharedRunner(LayerwiseRunner):
             self._tapped = found
         yield from found
 
-    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Tensor]]:
+    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
         model, inputs = self._work.crew.share_model(piece), [value.name for value in bare_proto(piece).graph.input]
         tasks = [
             RunTask(model, {name: live[name] for name in inputs}, tuple(names), self._work.make_path())
@@ -223,15 +237,16 @@ class RunTask:
     """One sample to run through a piece. path: of the files of its outputs, to be followed by their numbers."""
 
     model: SharedModel
-    feeds: Mapping[str, Tensor]
+    feeds: Mapping[str, Value]
     names: tuple[str, ...]
     path: str
 
 
-def run_sample(task: RunTask) -> dict[str, TensorFile]:
+def run_sample(task: RunTask) -> dict[str, Value]:
     """The files of the outputs of one sample."""
     values = _run_piece(_open_session(task.model), task.feeds, task.names)
-    return {name: write_tensor(f"{task.path}-{k}", values[name]) for k, name in enumerate(task.names)}
+    paths = (f"{task.path}-{k}" for k in count())
+    return {name: _map_value(lambda part: write_tensor(next(paths), part), values[name]) for name in task.names}
 
 
 # A worker has the float and the quantized piece in turn.

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onnxq.engines.diff.cut import Parts
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.runtime import Session
+from onnxq.runtime import Session, tap_tensors
+from onnxq.sites import TensorId
 from tests.engines.diff.models import chain, pairs, samples
+from tests.graph.shape_nets import ShapeNet, shape_nets
+
+_SEQUENCES = ("SplitToSequence", "SequenceInsert")
+
+
+@settings(max_examples=15, deadline=None)
+@given(shape_nets(), st.data())
+def test_parts_carry_sizes_ranks_and_sequences(net: ShapeNet, data: st.DataObject) -> None:
+    proto, (feeds,) = net.model(), net.feeds((6, 11))
+    made = [name for node in proto.graph.node for name in node.output if node.op_type not in _SEQUENCES]
+    session = Session(
+        tap_tensors(proto, [TensorId(n) for node in proto.graph.node for n in node.output]).proto, optimize=False
+    )
+    values = {**feeds, **session.run(feeds)}
+    parts = Parts(GraphIndex(proto), lambda wanted: {name: values[name] for name in wanted})
+    output = data.draw(st.sampled_from(made))
+    ends = data.draw(st.sets(st.sampled_from([*values]), max_size=4))
+    model, inputs = parts.cut_fed(parts.list_between([output], ends - {output}), output)
+    np.testing.assert_array_equal(Session(model, optimize=False, threads=1).run(inputs)[output], values[output])
 
 
 def test_a_part_is_a_model_that_computes_the_same() -> None:

@@ -12,6 +12,7 @@ from onnxq.graph.precision.binding import bind_types
 from onnxq.graph.precision.narrow import write_types
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
+from tests.passes.kit import parse
 
 F16 = int(TensorProto.FLOAT16)
 MICROSOFT = "com.microsoft"
@@ -51,6 +52,39 @@ def test_types_and_shapes_go_through_them() -> None:
     index = get_index(infer_shapes(name_nodes(make_norms())))
     for name in ("a", "b", "c", "sum", "d"):
         assert (index.dtype(TensorId(name)), index.shape(TensorId(name))) == (TensorProto.FLOAT, ("N", 8))
+
+
+def test_types_and_shapes_go_through_group_normalization_of_which_onnx_infers_nothing() -> None:
+    index = get_index(infer_shapes(make_group_norm()))
+    for name in ("n", "y"):
+        assert (index.dtype(TensorId(name)), index.shape(TensorId(name))) == (TensorProto.FLOAT, ("N", 4, 3, 3))
+
+
+def make_group_norm() -> onnx.ModelProto:
+    text = """g (float[N,4,3,3] x) => (float[N,4,3,3] y) {
+        n = GroupNormalization <num_groups=2>(x, scale, shift)
+        y = Sigmoid(n)
+    }"""
+    return name_nodes(parse(text, opset=21, scale=np.ones(4, np.float32), shift=np.ones(4, np.float32)))
+
+
+@pytest.mark.parametrize("wide", [(), ("n/GroupNormalization",), ("y/Sigmoid",)])
+def test_group_normalization_computes_in_either_type(wide: tuple[str, ...]) -> None:
+    narrow = write_types(make_group_norm(), F16, wide)
+    x = np.random.default_rng(0).standard_normal((2, 4, 3, 3)).astype(np.float32)
+    expected, found = (Session(model, optimize=False).run({"x": x})["y"] for model in (make_group_norm(), narrow))
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_around_an_operator_of_unknown_types_everything_stays_float32() -> None:
+    model = parse("g (float[N,4,3,3] x) => (float[N,4,3,3] y) { a = Relu(x) f = Neg(a) b = Neg(f) y = Relu(b) }")
+    model.graph.node[1].op_type, model.graph.node[1].domain = "FusedConv", MICROSOFT
+    model.graph.node[1].input.append("w")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w"))
+    model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    narrow = write_types(name_nodes(model), F16, ())
+    Session(narrow, optimize=False)
+    assert [node.op_type for node in narrow.graph.node] == ["Cast", "Relu", "Cast", "FusedConv", "Neg", "Relu"]
 
 
 def test_they_compute_in_float16() -> None:

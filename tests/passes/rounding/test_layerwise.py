@@ -15,6 +15,7 @@ from onnxq.graph import GraphIndex, infer_shapes
 from onnxq.passes.rounding.layerwise import Array, Changes, LayerwiseRunner
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
+from tests.graph.shape_nets import shape_nets
 from tests.passes.kit import body, parse
 
 NET = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) {
@@ -139,13 +140,34 @@ def test_constants_of_nodes_in_a_body_are_changed_too():
     np.testing.assert_allclose(next(at.values(TensorId("o"))), np.maximum(2 * FEEDS[0]["x"], 0), rtol=1e-6)
 
 
-def test_a_sequence_between_two_pieces_is_refused():
-    proto = parse("g (float[4,4] x) => (float[4,4] y) { s = SplitToSequence(x, two) r = Relu(x) "
-                  "a = SequenceAt(s, zero) b = Add(a, r) y = Neg(b) }",
-                  two=np.int64(2), zero=np.int64(0))  # fmt: skip
+@settings(max_examples=40, deadline=None)
+@given(shape_nets(), st.data())
+def test_pieces_carry_sizes_ranks_and_sequences(net, data):
+    proto, feeds = net.model(), net.feeds((8, 8), (6, 11))
+    at = runner(proto=proto, feeds=feeds)
+    places = range(1, len(proto.graph.node))
+    stops = sorted(data.draw(st.sets(st.sampled_from(places), min_size=1, max_size=5)))
+    for place in stops:
+        at.advance(place)
+    read = {name for node in proto.graph.node[stops[-1] :] for name in node.input}
+    alive = [t for node in proto.graph.node[: stops[-1]] for t in node.output if t in read]
+    wanted = Session(tap_tensors(proto, [TensorId(t) for t in alive]).proto, optimize=False)
+    for k, sample in enumerate(feeds):
+        for t, value in wanted.run(sample, alive).items():
+            if not isinstance(value, list):
+                np.testing.assert_array_equal([*at.values(TensorId(t))][k], value)
+
+
+def test_a_value_that_holds_no_tensor_is_refused():
+    proto = parse("g (float[4,4] x) => (float[4,4] y) { r = Relu(x) "
+                  "o = Optional(x) h = OptionalHasElement(o) f = Cast <to: int = 1> (h) y = Add(r, f) }",
+                  opset=18)  # fmt: skip
+    tensor = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+    proto.graph.node[1].attribute.append(onnx.helper.make_attribute("type", tensor))
+    del proto.graph.node[1].input[:]
     at = runner(proto=proto, feeds=[{"x": np.ones((4, 4), np.float32)}])
-    with pytest.raises(ModelError, match="s: is a sequence"):
-        at.advance(at.place(name("a", proto)))
+    with pytest.raises(ModelError, match="o: is no tensor"):
+        at.advance(at.place(name("h", proto)))
 
 
 def test_without_samples_there_is_nothing():

@@ -20,6 +20,7 @@ from onnxq.progress import silent
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Piece, Workers, count_threads
 from onnxq.workers.base import Finished, R, T, run_guarded
+from tests.graph.shape_nets import ShapeNet
 from tests.passes.rounding.kit import ALL, FOUR, calibrated
 from tests.passes.rounding.test_sequential import branching, flags, matmuls, tokens
 from tests.pipeline.models import images, residual
@@ -36,13 +37,19 @@ class Twice(Workers):
             yield k, run_guarded(function, piece.task, count_threads())
 
 
+SIZES = ShapeNet(4, ["sequence", "resize_to_earlier", "resize_given"])
 WEIGHTS = Config(mode="weight-only", weights=TensorConfig(granularity="channel", bits=8), rules=ALL)
 
 
 @pytest.mark.parametrize(
     ("proto", "data", "config"),
-    [(residual(), images(8), FOUR), (branching(), flags(), FOUR), (matmuls(), tokens(24), WEIGHTS)],
-    ids=["pooled", "branch", "weights"],
+    [
+        (residual(), images(8), FOUR),
+        (branching(), flags(), FOUR),
+        (matmuls(), tokens(24), WEIGHTS),
+        (SIZES.model(), SIZES.feeds(*[(8, 8), (6, 11)] * 4), FOUR),
+    ],
+    ids=["pooled", "branch", "weights", "sizes and sequences"],
 )
 def test_who_does_it_does_not_show(proto: Any, data: Any, config: Config) -> None:
     prepared, plan, samples = calibrated(proto, data, config)

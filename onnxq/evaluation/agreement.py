@@ -1,0 +1,104 @@
+"""How many of a float model's choices another model makes too, where both are judged on the float model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.evaluation.selections import Array, Selection, Selections, name_own
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceAgreement:
+    """One selection of the float model, and how far another model's own choice is the same.
+
+    chosen, shared: the mean numbers of items in one choice, and of those that the other model chose too; a choice is a
+    row of a TopK, one position of an ArgMax, all that NonMaxSuppression or a comparison leave of a sample. values: the
+    names that the values chosen by are judged under. outputs: of the model, behind it; decides: those of them that
+    hold nothing but choices, and are not judged.
+    """
+
+    node: str
+    op: str
+    values: tuple[str, ...]
+    outputs: tuple[str, ...]
+    decides: tuple[str, ...]
+    chosen: float
+    shared: float
+
+    @property
+    def share(self) -> float:
+        """Of what is chosen, as much as the other model chose too; 1 where nothing is."""
+        return self.shared / self.chosen if self.chosen else 1.0
+
+
+@dataclass
+class AgreementSums:
+    """Choices counted sample by sample."""
+
+    selections: Selections
+    # By node: rows, items chosen, items shared.
+    _counts: dict[str, Integers] = field(default_factory=dict)
+
+    def update(self, reference: Mapping[str, object], outputs: dict[str, Array]) -> None:
+        """Add one sample, and take the other model's own choices out of its outputs.
+
+        A choice that it does not make is left out.
+        """
+        for one in self.selections.nodes:
+            made = {name: outputs.pop(name_own(name), None) for name, _ in one.choices}
+            choice, own = reference.get(one.name), made[one.name]
+            if isinstance(choice, np.ndarray) and isinstance(own, np.ndarray):
+                rows, mine, theirs = _number_items(one, choice, own)
+                shared = np.isin(mine, theirs).sum()
+                counts = self._counts.setdefault(one.node, np.zeros(3, np.int64))
+                counts += np.array([rows, mine.size, shared], np.int64)
+
+    def results(self) -> tuple[ChoiceAgreement, ...]:
+        """The agreement in each selection over the samples so far."""
+        found = []
+        settled = self.selections.settled
+        for one in self.selections.nodes:
+            rows, chosen, shared = self._counts.get(one.node, np.zeros(3, np.int64))
+            if rows:
+                found.append(
+                    ChoiceAgreement(
+                        node=one.node, op=one.op_type, values=tuple(name for name, _ in one.values),
+                        outputs=tuple(name for name in one.outputs if name not in settled),
+                        decides=tuple(name for name in one.outputs if name in settled),
+                        chosen=float(chosen / rows), shared=float(shared / rows),
+                    )
+                )  # fmt: skip
+        return tuple(found)
+
+
+def _number_items(selection: Selection, choice: Array, own: Array) -> tuple[int, Integers, Integers]:
+    """The number of choices, and the items of both sides as numbers that are equal where the items are."""
+    if choice.dtype.kind not in "iu":
+        return 1, np.flatnonzero(choice), np.flatnonzero(own)
+    if selection.op_type in ("NonMaxSuppression", "NonZero"):
+        # An item is a position of several coordinates: a row of the one, a column of the other.
+        points, others = (array if selection.op_type == "NonMaxSuppression" else array.T for array in (choice, own))
+        sizes = tuple(np.concatenate([points, others]).max(axis=0, initial=0) + 1)
+        return 1, np.ravel_multi_index(tuple(points.T), sizes), np.ravel_multi_index(tuple(others.T), sizes)
+    mine, theirs = (_list_rows(selection, array) for array in (choice, own))
+    span = max(int(array.max(initial=0)) for array in (mine, theirs)) + 1
+    return len(mine), _number_rows(mine, span), _number_rows(theirs, span)
+
+
+def _list_rows(selection: Selection, array: Array) -> Integers:
+    """One choice a row: along its axis a TopK chooses several, and any other integer is a choice of its own."""
+    if selection.op_type != "TopK":
+        return array.reshape(-1, 1)
+    rows = np.moveaxis(array, selection.axis, -1)
+    return rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+
+
+def _number_rows(rows: Integers, span: int) -> Integers:
+    return (rows + span * np.arange(len(rows))[:, None]).ravel()

@@ -1,0 +1,176 @@
+"""Small networks that choose by values they compute: detectors, a decoder of queries, labels, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import ModelProto, numpy_helper, parser
+
+from onnxq.graph import name_nodes
+
+TOKENS, WIDTH = 96, 16
+
+# By name: the graph behind a backbone, `f` [1, 96, 16], and the operators that choose in it.
+HEADS = {
+    # An end-to-end head: boxes of the 12 best scores.
+    "detector": """(float[1, 96, 16] x) => (float[1, 12, 5] out) {
+        BODY
+        boxes = MatMul(f, w_box)
+        logits = MatMul(f, w_score)
+        scores = Sigmoid(logits)
+        flat = Squeeze(scores, last)
+        best, at = TopK <axis = 1> (flat, twelve)
+        column = Unsqueeze(at, last)
+        places = Expand(column, box_shape)
+        picked = GatherElements <axis = 1> (boxes, places)
+        confidence = Unsqueeze(best, last)
+        out = Concat <axis = 2> (picked, confidence)
+    }""",
+    "suppression": """(float[1, 96, 16] x) => (float[K, 4] out) {
+        BODY
+        boxes = MatMul(f, w_box)
+        logits = MatMul(f, w_score)
+        scores = Sigmoid(logits)
+        by_class = Transpose <perm = [0, 2, 1]> (scores)
+        kept = NonMaxSuppression(boxes, by_class, twelve, half, half)
+        column = Slice(kept, two, three, one)
+        flat = Squeeze(column, one)
+        rows = Squeeze(boxes, zero)
+        out = Gather(rows, flat)
+    }""",
+    # Those above a threshold, however many there are.
+    "threshold": """(float[1, 96, 16] x) => (float[K, 4] out) {
+        BODY
+        boxes = MatMul(f, w_box)
+        logits = MatMul(f, w_score)
+        flat = Squeeze(logits, last)
+        sure = Greater(flat, half)
+        columns = NonZero(sure)
+        places = Transpose(columns)
+        out = GatherND(boxes, places)
+    }""",
+    # A label of each token, and what a table has for it.
+    "labels": """(float[1, 96, 16] x) => (float[1, 96, 16] out, int64[1, 96] label, float[1, 96] number) {
+        BODY
+        logits = MatMul(f, w_class)
+        label = ArgMax <axis = 2, keepdims = 0> (logits)
+        number = Cast <to = 1> (label)
+        row = Gather(w_class, label)
+        out = MatMul(row, w_box_back)
+    }""",
+    # Queries that are chosen by a score, a decoder over them, and the best classes of all.
+    "queries": """(float[1, 96, 16] x) => (float[1, 6, 4] out, int64[1, 6] label) {
+        BODY
+        logits = MatMul(f, w_score)
+        flat = Squeeze(logits, last)
+        best, at = TopK <axis = 1> (flat, twelve)
+        column = Unsqueeze(at, last)
+        places = Expand(column, query_shape)
+        queries = GatherElements <axis = 1> (f, places)
+        turned = Transpose <perm = [0, 2, 1]> (f)
+        heat = MatMul(queries, turned)
+        cool = Mul(heat, small)
+        attention = Softmax <axis = -1> (cool)
+        seen = MatMul(attention, f)
+        sum = Add(queries, seen)
+        mixed = MatMul(sum, w_class)
+        decoded = Relu(mixed)
+        boxes = MatMul(decoded, w_box)
+        class_map = MatMul(decoded, w_class)
+        classes = Reshape(class_map, long)
+        top, place = TopK <axis = 1> (classes, six)
+        sixteen = Constant <value_int = 16> ()
+        query = Div(place, sixteen)
+        label = Mod(place, sixteen)
+        query_column = Unsqueeze(query, last)
+        query_places = Expand(query_column, out_shape)
+        out = GatherElements <axis = 1> (boxes, query_places)
+    }""",
+    # Two of sixteen experts for each token.
+    "experts": """(float[1, 96, 16] x) => (float[1, 96, 16] out) {
+        BODY
+        router = MatMul(f, w_class)
+        best, at = TopK <axis = 2> (router, two)
+        share = Softmax <axis = -1> (best)
+        none = Mul(router, zero_float)
+        gates = ScatterElements <axis = 2> (none, at, share)
+        spread = Unsqueeze(gates, three)
+        rows = Unsqueeze(f, inner)
+        worked = MatMul(rows, w_expert)
+        flat = Squeeze(worked, three)
+        weighed = Mul(flat, spread)
+        out = ReduceSum <keepdims = 0> (weighed, last)
+    }""",
+}
+# Nothing in these is chosen by a value that is computed from weights.
+PLAIN = {
+    "ids": """(int64[1, 8] ids) => (float[1, 16] out) {
+        rows = Gather(w_class, ids)
+        y = MatMul(rows, w_body)
+        end = ArgMax <axis = 1, keepdims = 0> (ids)
+        column = Unsqueeze(end, one)
+        out_row = GatherND <batch_dims = 1> (y, column)
+        out = Relu(out_row)
+    }""",
+    "shapes": """(float[1, 96, 16] x) => (float[1, 96, 16] out) {
+        y = MatMul(x, w_body)
+        shape = Shape(y)
+        numbers = Cast <to = 1> (shape)
+        bent = Mul(numbers, one_float)
+        sizes = Cast <to = 7> (bent)
+        z = Reshape(y, sizes)
+        out = Relu(z)
+    }""",
+    # Each value by itself: no row changes places.
+    "elementwise": """(float[1, 96, 16] x) => (float[1, 96, 16] out) {
+        y = MatMul(x, w_body)
+        positive = Greater(y, zero_float)
+        out = Where(positive, y, zero_float)
+    }""",
+    # The input itself is sorted, and computed with afterwards.
+    "sorted": """(float[1, 96, 16] x) => (float[1, 12, 16] out) {
+        best, at = TopK <axis = 1> (x, twelve)
+        out = MatMul(best, w_body)
+    }""",
+    # The order of the values alone, which nothing else follows.
+    "best": """(float[1, 96, 16] x) => (float[1, 12, 16] out) {
+        y = MatMul(x, w_body)
+        out, at = TopK <axis = 1> (y, twelve)
+    }""",
+}
+_BODY = "h = MatMul(x, w_body) g = Relu(h) k = MatMul(g, w_body) r = Relu(k) f = MatMul(r, w_body)"
+_NUMBERS = {
+    "last": [2], "inner": [2, 3], "zero": [0], "one": [1], "two": [2], "three": [3], "six": [6], "twelve": [12],
+    "box_shape": [1, 12, 4], "query_shape": [1, 12, 16], "out_shape": [1, 6, 4], "long": [1, 192],
+}  # fmt: skip
+
+
+def network(name: str, noise: float = 0.0, seed: int = 0, **weights: np.ndarray) -> ModelProto:
+    """One of HEADS or PLAIN. noise: relative, of its weights, as rounding makes it. weights: in place of some."""
+    rng, off = np.random.default_rng(0), np.random.default_rng(1 + seed)
+    shapes = {"w_body": (16, 16), "w_box": (16, 4), "w_score": (16, 1), "w_class": (16, 16), "w_box_back": (16, 16)}
+    arrays: dict[str, np.ndarray] = {
+        key: rng.standard_normal(shape).astype(np.float32) / 3 for key, shape in shapes.items()
+    }
+    arrays["w_expert"] = rng.standard_normal((16, 16, 16)).astype(np.float32) / 4
+    arrays |= weights
+    for key in arrays:
+        arrays[key] = (arrays[key] * (1 + noise * off.standard_normal(arrays[key].shape))).astype(np.float32)
+    arrays |= {key: np.array(value, np.int64) for key, value in _NUMBERS.items()}
+    scalars = {"half": 0.5, "small": 0.05, "zero_float": 0.0, "one_float": 1.0}
+    arrays |= {key: np.float32(value) for key, value in scalars.items()}
+    text = {**HEADS, **PLAIN}[name].replace("BODY", _BODY)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {name} {text}')
+    used = {tensor for node in proto.graph.node for tensor in node.input}
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), key) for key, value in arrays.items() if key in used
+    )
+    onnx.checker.check_model(proto)
+    return name_nodes(proto)
+
+
+def samples(count: int = 8, seed: int = 2) -> Mapping[str, np.ndarray]:
+    """Inputs of the networks."""
+    return {"x": np.random.default_rng(seed).standard_normal((count, TOKENS, WIDTH)).astype(np.float32)}

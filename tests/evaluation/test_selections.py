@@ -1,0 +1,305 @@
+"""Where a float model chooses by computed values, another model is judged on the same choices, row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+from onnxq.data import load_data
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
+from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.segments import compare_segments
+from onnxq.evaluation.selections import NO_SELECTIONS, find_selections, name_own
+from onnxq.evaluation.toggled import measure_settings, toggle_model
+from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
+from onnxq.graph import GraphIndex, inline_functions, name_nodes, strip_weights
+from onnxq.progress import silent
+from onnxq.runtime import Session
+from onnxq.runtime.crew import Crew
+from onnxq.workers import Journal, Workers
+from tests.evaluation.selecting import HEADS, PLAIN, network, samples
+
+Array = np.ndarray
+NOISE = 0.02
+# What each network goes by: the operators, the values in front of them, the outputs behind.
+FOUND = {
+    "detector": [("TopK", ("flat",), ("out",))],
+    "suppression": [("NonMaxSuppression", ("boxes", "by_class"), ("out",))],
+    "threshold": [("Greater", ("flat",), ("out",))],
+    "labels": [("ArgMax", ("logits",), ("out", "label", "number"))],
+    "queries": [("TopK", ("flat",), ("out", "label")), ("TopK", ("classes",), ("out", "label"))],
+    "experts": [("TopK", ("router",), ("out",))],
+}
+
+
+def measure(proto: ModelProto, other: ModelProto) -> tuple[dict[str, float], tuple[ChoiceAgreement, ...]]:
+    """SQNR by judged tensor, and the agreement."""
+    agreement = AgreementSums(find_selections(proto))
+    pair = agreement.selections.expose_choices(proto), agreement.selections.take_choices(other)
+    rows = [{"x": row[None]} for row in samples()["x"]]
+    sessions = tuple(Session(model, optimize=False, threads=1) for model in pair)
+    found = compare_models({"": (sessions[0], sessions[1])}, rows, agreement=agreement)[""]
+    return {one.name: one.sqnr_db for one in found}, agreement.results()
+
+
+def run_free(proto: ModelProto, other: ModelProto) -> float:
+    """SQNR of the worst output, each model with its own choices."""
+    rows = [{"x": row[None]} for row in samples()["x"]]
+    sessions = [Session(model, optimize=False, threads=1) for model in (proto, other)]
+    return min(one.sqnr_db for one in compare_models({"": (sessions[0], sessions[1])}, rows)[""])
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_selections_of_a_network(name: str) -> None:
+    proto = network(name)
+    found = find_selections(proto)
+    values = [tuple(value.split(" in front of ")[0] for value, _ in one.values) for one in found.nodes]
+    assert [(one.op_type, names, one.outputs) for one, names in zip(found.nodes, values, strict=True)] == FOUND[name]
+    assert found.settled == {"labels": {"label", "number"}, "queries": {"label"}}.get(name, set())
+    light = strip_weights(proto)
+    assert find_selections(light) == found
+    assert find_selections(light) is find_selections(light)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_nothing_changes_for_a_network_that_does_not_choose(name: str) -> None:
+    proto = network(name)
+    found = find_selections(proto)
+    assert found == NO_SELECTIONS
+    assert found.expose_choices(proto) is proto
+    assert found.take_choices(proto) is proto
+    feeds = samples(1)
+    assert found.add_choices(feeds, {}) is feeds
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_model_on_its_own_choices_is_itself(name: str) -> None:
+    proto = network(name)
+    found = find_selections(proto)
+    exposed = Session(found.expose_choices(proto), optimize=False, threads=1)
+    taking = Session(found.take_choices(proto), optimize=False, threads=1)
+    for row in samples()["x"]:
+        feeds = {"x": row[None]}
+        plain, outputs = Session(proto, optimize=False, threads=1).run(feeds), exposed.run(feeds)
+        again = taking.run(found.add_choices(feeds, outputs))
+        assert all(np.array_equal(outputs[output], value) for output, value in plain.items())
+        assert plain.keys() - again.keys() == found.settled
+        assert all(np.array_equal(again[output], plain[output]) for output in plain.keys() & again.keys())
+        assert all(np.array_equal(again[name_own(one.name)], outputs[one.name]) for one in found.nodes)
+    onnx.checker.check_model(found.take_choices(proto))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_rounding_is_told_by_the_rows_that_match(name: str) -> None:
+    """Weights 34 dB from exact: the outputs are lost where rows change places, and near where they match."""
+    proto, other = network(name), network(name, NOISE)
+    assert run_free(proto, other) < 15
+    judged, agreement = measure(proto, other)
+    assert set(judged) == {
+        *(value for one in find_selections(proto).nodes for value, _ in one.values),
+        *({value.name for value in proto.graph.output} - find_selections(proto).settled),
+    }
+    assert all(20 < db < 45 for db in judged.values())
+    assert [one.op for one in agreement] == [op for op, _, _ in FOUND[name]]
+    assert all(0.9 * one.chosen < one.shared < one.chosen for one in agreement)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "lost"),
+    [
+        ("detector", {"w_score": 0.2 * np.ones((16, 1), np.float32)}, "flat in front of best/TopK"),
+        ("detector", {"w_box": 0.2 * np.ones((16, 4), np.float32)}, "out"),
+        ("suppression", {"w_box": 0.2 * np.ones((16, 4), np.float32)}, "boxes in front of kept/NonMaxSuppression"),
+        ("threshold", {"w_score": 0.2 * np.ones((16, 1), np.float32)}, "flat in front of sure/Greater"),
+        ("labels", {"w_class": np.eye(16, dtype=np.float32)}, "logits in front of label/ArgMax"),
+        ("queries", {"w_box": 0.2 * np.ones((16, 4), np.float32)}, "out"),
+        ("experts", {"w_expert": 0.2 * np.ones((16, 16, 16), np.float32)}, "out"),
+    ],
+)
+def test_what_is_broken_is_told(name: str, broken: Mapping[str, Array], lost: str) -> None:
+    judged, _ = measure(network(name), network(name, **broken))
+    assert judged[lost] < 10
+
+
+def test_a_score_that_is_an_output_too_is_judged_once() -> None:
+    proto = network("labels")
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [1, 96, 16]))
+    judged, _ = measure(proto, network_with(proto, NOISE))
+    assert sorted(judged) == ["logits", "out"]
+
+
+def network_with(proto: ModelProto, noise: float) -> ModelProto:
+    """The same network with noise in its weights."""
+    other, rng = ModelProto.FromString(proto.SerializeToString()), np.random.default_rng(3)
+    for tensor in other.graph.initializer:
+        value = numpy_helper.to_array(tensor)
+        if value.dtype == np.float32 and value.ndim:
+            value = (value * (1 + noise * rng.standard_normal(value.shape))).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return other
+
+
+def parse(graph: str, **weights: Array) -> ModelProto:
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {graph}')
+    proto.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in weights.items())
+    return name_nodes(proto)
+
+
+RNG = np.random.default_rng(5)
+SQUARE = RNG.standard_normal((16, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("graph", "op", "settled"),
+    [
+        # The place of each maximum, and the values there again.
+        ("""(float[1, 16, 16] x) => (float[1, 1, 16, 16] out) {
+            m = MatMul(x, w) four = Unsqueeze(m, zero)
+            high, at = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (four)
+            out = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (high, at) }""", "MaxPool", set()),
+        ("(float[1, 16, 16] x) => (float[1, 16, 16] out) { m = MatMul(x, w) h = Hardmax(m) out = MatMul(h, w) }",
+         "Hardmax", set()),
+        ("(float[1, 16, 16] x) => (bool[1, 16, 16] out) { m = MatMul(x, w) out = GreaterOrEqual(m, bound) }",
+         "GreaterOrEqual", {"out"}),
+        # A length that the network predicts.
+        ("""(float[1, 16, 16] x) => (float[K, 16] out) {
+            m = MatMul(x, w) sum = ReduceMax <keepdims = 0> (m) count = Cast <to = 7> (sum)
+            end = Unsqueeze(count, zero) rows = Squeeze(m, zero) out = Slice(rows, zero, end, zero) }""",
+         "Cast", set()),
+        ("""(float[1, 16, 16] x) => (float[K, 16] out) {
+            m = MatMul(x, w) flat = Squeeze(m, zero) sum = ReduceSum <keepdims = 0> (flat, one) sure = Less(sum, bound)
+            out = Compress <axis = 0> (flat, sure) }""", "Less", set()),
+    ],
+)  # fmt: skip
+def test_other_operators_that_choose(graph: str, op: str, settled: set[str]) -> None:
+    weights = {"w": SQUARE, "zero": np.array([0]), "one": np.array([1]), "bound": np.array(0.25, np.float32)}
+    proto = parse(graph, **{key: np.asarray(value) for key, value in weights.items() if key in graph or key == "w"})
+    found = find_selections(proto)
+    assert [one.op_type for one in found.nodes] == [op]
+    assert found.settled == settled
+    other = network_with(proto, NOISE)
+    sessions = Session(found.expose_choices(proto), threads=1), Session(found.take_choices(other), threads=1)
+    agreement = AgreementSums(found)
+    rows = [{"x": row} for row in RNG.standard_normal((6, 1, 16, 16)).astype(np.float32)]
+    judged = compare_models({"": sessions}, rows, agreement=agreement)[""]
+    assert min(one.sqnr_db for one in judged) > 20
+    assert 0.8 * agreement.results()[0].chosen < agreement.results()[0].shared <= agreement.results()[0].chosen
+
+
+def test_numbers_rounded_to_integers_are_no_choice() -> None:
+    """An image of bytes is judged as it comes."""
+    graph = "(float[1, 16, 16] x) => (uint8[1, 16, 16] out) { m = MatMul(x, w) out = Cast <to = 2> (m) }"
+    assert find_selections(parse(graph, w=SQUARE)) == NO_SELECTIONS
+
+
+def test_choices_inside_functions_are_found_where_the_function_runs() -> None:
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+    g (float[1, 16, 16] x) => (float[1, 4, 16] out) <int64[1] four = {4}, int64[3] shape = {1, 4, 16}>
+    { m = MatMul(x, w) out = own.pick (m, four, shape) }
+    <domain: "own", opset_import: ["" : 17]> pick (m, four, shape) => (out) {
+        score = ReduceMean <axes = [2], keepdims = 1> (m) best, at = TopK <axis = 1> (score, four)
+        places = Expand(at, shape) out = GatherElements <axis = 1> (m, places) }""")
+    proto.graph.initializer.append(numpy_helper.from_array(SQUARE, "w"))
+    named = name_nodes(proto)
+    found = find_selections(named)
+    assert [one.op_type for one in found.nodes] == ["TopK"]
+    feeds = {"x": RNG.standard_normal((1, 16, 16)).astype(np.float32)}
+    outputs = Session(found.expose_choices(named), threads=1).run(feeds)
+    taking = found.take_choices(network_with(inline_functions(named), NOISE))
+    again = Session(taking, threads=1).run(found.add_choices(feeds, outputs))
+    assert np.abs(again["out"] - outputs["out"]).max() < 0.2 * np.abs(outputs["out"]).max()
+
+
+def test_a_choice_that_the_other_model_lacks_is_its_own() -> None:
+    """Another tool's names: outputs are compared as they come."""
+    proto, other = network("detector"), network("detector", NOISE)
+    for node in other.graph.node:
+        node.input[:] = [f"{name}_" if name == "at" else name for name in node.input]
+        node.output[:] = [f"{name}_" if name == "at" else name for name in node.output]
+    found = find_selections(proto)
+    assert [one.node for one in found.list_missing(other)] == ["best/TopK"]
+    assert found.list_missing(network("detector", NOISE)) == ()
+    judged, agreement = measure(proto, other)
+    assert judged == {"out": pytest.approx(run_free(proto, other))}
+    assert agreement == ()
+
+
+def test_models_older_than_the_operator_that_matches_rows_run_all_the_same() -> None:
+    proto = parser.parse_model("""<ir_version: 7, opset_import: ["" : 10]>
+    g (float[4, 16] x) => (float[4, 3] best, float[4, 3, 16] out) <int64[1] three = {3}>
+    { m = MatMul(x, w) best, at = TopK <axis = 1> (m, three) out = Gather <axis = 0> (w, at) }""")
+    proto.graph.initializer.append(numpy_helper.from_array(SQUARE, "w"))
+    named = name_nodes(proto)
+    found = find_selections(named)
+    feeds = {"x": RNG.standard_normal((4, 16)).astype(np.float32)}
+    outputs = Session(found.expose_choices(named), threads=1).run(feeds)
+    again = Session(found.take_choices(named), threads=1).run(found.add_choices(feeds, outputs))
+    assert all(np.array_equal(again[name], outputs[name]) for name in ("best", "out"))
+
+
+def quantized(proto: ModelProto) -> ModelProto:
+    """The weights of a network in int8 pairs."""
+    other = ModelProto.FromString(proto.SerializeToString())
+    kept = []
+    for tensor in list(other.graph.initializer):
+        value = numpy_helper.to_array(tensor)
+        if value.dtype != np.float32 or value.ndim < 2:
+            kept.append(tensor)
+            continue
+        scale = np.float32(np.abs(value).max() / 20)
+        stored = np.round(value / scale).astype(np.int8)
+        kept += [
+            numpy_helper.from_array(stored, f"{tensor.name}_q"),
+            numpy_helper.from_array(scale, f"{tensor.name}_s"),
+            numpy_helper.from_array(np.zeros((), np.int8), f"{tensor.name}_z"),
+        ]
+        names = [f"{tensor.name}_{end}" for end in "qsz"]
+        other.graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", names, [tensor.name], f"{tensor.name}_d"))
+    del other.graph.initializer[:]
+    other.graph.initializer.extend(kept)
+    return other
+
+
+@pytest.mark.parametrize("name", ["detector", "queries", "experts"])
+def test_all_judges_agree(name: str, tmp_path) -> None:
+    """Trials, trials in pieces, switches, and segments: the same figures, those of the model on float's choices."""
+    proto = network(name)
+    other = quantized(proto)
+    judged, _ = measure(proto, other)
+    assert min(judged.values()) > 12
+    floats = FloatOutputs(proto, load_data(dict(samples()), GraphIndex(proto).inputs), threads=1)
+    models = [TrialModel(other, threads=1), TrialModel(other, dequantize=True, threads=1)]
+    pieces = Crew(Workers(Journal(tmp_path)))
+    with silent("") as task:
+        found = [*measure_models(models, floats, Crew(), task), *measure_models(models, floats, pieces, task, pieces=2)]
+        each = measure_each(models[0], floats, Crew(), task)
+    toggled = toggle_model(proto, other, threads=1)
+    everything = frozenset(toggled.switches)
+    off, on = measure_settings(toggled, floats, [frozenset(), everything], progress=silent)
+    many = [everything - {one} for one in toggled.switches] + [frozenset({one}) for one in toggled.switches]
+    ways = [measure_settings(toggled, floats, many, progress=silent, crew=crew) for crew in (None, pieces)]
+    assert [one.results() for one in ways[0]] == [one.results() for one in ways[1]]
+    for errors in (*found, on):
+        assert {one.name: one.sqnr_db for one in errors.results()} == pytest.approx(judged, abs=0.05)
+    assert len(each) == 8
+    assert off.worst_db() > 100
+
+
+def test_segments_take_the_choices_made_in_them_and_before() -> None:
+    proto = network("queries")
+    rows = [{"x": row[None]} for row in samples(3)["x"]]
+    agreement = AgreementSums(find_selections(proto))
+    found = compare_segments(proto, quantized(proto), rows, limit=1, agreement=agreement, threads=1)
+    assert len(found) > 2
+    figures = {one.name: one.sqnr_db for segment in found for one in segment.off.results()}
+    assert {"flat in front of best/TopK", "classes in front of top/TopK", "out"} <= figures.keys()
+    assert min(figures.values()) > 15
+    assert not any(name.endswith("/own") for name in figures)
+    assert [one.chosen for one in agreement.results()] == [12, 6]
+    assert not any(math.isinf(one.shared) for one in agreement.results())
