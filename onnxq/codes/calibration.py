@@ -7,7 +7,7 @@ CALIBRATION = (
          "Statistics of a tensor do not give usable numbers; the message names the tensor.",
          "Do as the message says, or leave the tensor float with a rule."),
     Code("Q501", "an activation is NaN or infinite",
-         "The float model itself makes NaN or inf on a sample, so no range is right.",
+         "The float model makes NaN or inf on a sample, so no range is right. Tensors that hold -inf stay float.",
          "Find the node or the sample that makes it; the message names the first one."),
     Code("Q502", "a tensor was never seen",
          "No sample reached a tensor that is to be quantized, or nothing was seen that its observer can use.",

@@ -6,6 +6,7 @@ by the tables of options.py; docs/from-onnxruntime.md lists all of them.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def quantize_static(
     selection = Selection(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
     plan = None if calibration_cache_path is None else Path(calibration_cache_path)
-    if plan is not None and plan.exists():
+    if plan is not None and os.path.exists(plan):
         return _apply_plan(model_input, model_output, plan, samples, overrides, cautions, selection)
     if calibration_data_reader is None:
         cause = "is None, so that there are no samples to find ranges on"
@@ -150,17 +151,14 @@ def _quantize(
     cautions: Iterable[Caution],
     selection: Selection,
 ) -> Result:
-    from onnxq.compat.selection import describe_floats, make_rules
-    from onnxq.config import Command
+    from onnxq.compat.selection import describe_floats, read_selection
     from onnxq.pipeline import quantize as quantize_model
-    from onnxq.pipeline.configuration import make_config
-    from onnxq.targets import find_target
 
-    chosen = make_config(config, overrides | _OF_ALL, Command.QUANTIZE)
-    rules, more = make_rules(model, selection, find_target(chosen.target, chosen.mode))
-    _warn_caller([*cautions, *more])
-    result = quantize_model(model, data, chosen, overrides={"rules": rules}, out=output, force=True)
-    _warn_caller([*result.report.alarms(), *describe_floats(result.report)])
+    wish = read_selection(model, selection)
+    _warn_caller([*cautions, *wish.cautions])
+    chosen = {**overrides, **_OF_ALL, **({"rules": list(wish.rules)} if wish.rules else {})}
+    result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
+    _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])
     return result
 
 

@@ -13,8 +13,6 @@ from onnx import TypeProto, ValueInfoProto
 from onnxq.data import read_mask
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, compute_sqnr
-from onnxq.evaluation.agreement import AgreementSums
-from onnxq.evaluation.selections import NO_SELECTIONS
 from onnxq.evaluation.slices import SliceSums
 from onnxq.graph import ModelLike
 from onnxq.spec import FLOAT_TYPES, FloatType
@@ -184,7 +182,6 @@ def compare_models(
     pairs: Mapping[str, tuple[Runner, Runner]],
     samples: Iterable[Mapping[str, Array]],
     *,
-    agreement: AgreementSums | None = None,
     on_sample: Callable[[], None] = lambda: None,
 ) -> dict[str, tuple[OutputAccuracy, ...]]:
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
@@ -192,11 +189,8 @@ def compare_models(
     Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
     outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
     count that it does not leave out as padding.
-    agreement: of the choices of the first pair. Its selections are those of the first reference, which exposes its
-    choices; all other sessions take them.
     """
-    found = sum_errors(pairs, samples, on_sample=on_sample, agreement=agreement)
-    return {label: errors.results() for label, errors in found.items()}
+    return {label: errors.results() for label, errors in sum_errors(pairs, samples, on_sample=on_sample).items()}
 
 
 def sum_errors(
@@ -204,18 +198,14 @@ def sum_errors(
     samples: Iterable[Mapping[str, Array]],
     *,
     on_sample: Callable[[], None] = lambda: None,
-    agreement: AgreementSums | None = None,
 ) -> dict[str, ModelErrors]:
     """The sums of `compare_models`."""
-    agreement = AgreementSums(NO_SELECTIONS) if agreement is None else agreement
     sums = {label: ModelErrors(top_k=1) for label in pairs}
-    # By identity: sessions compare by nothing else, and the float model's is in most pairs.
-    first, *others = {id(session): session for pair in pairs.values() for session in pair}.values()
     for feeds in samples:
-        exact = first.run(feeds)
-        given = agreement.selections.add_choices(feeds, exact)
-        done = {id(first): exact, **{id(session): session.run(given) for session in others}}
-        agreement.update(exact, done[id(next(iter(pairs.values()))[1])])
+        done: dict[int, dict[str, Array]] = {}
+        # By identity: sessions compare by nothing else, and the float model's is in most pairs.
+        for session in {id(s): s for pair in pairs.values() for s in pair}.values():
+            done[id(session)] = session.run(feeds)
         for label, (reference, other) in pairs.items():
             sums[label].update(feeds, done[id(reference)], done[id(other)])
         on_sample()

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
-from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
+from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
-from onnxq.evaluation.selections import Selections, find_selections
+from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
@@ -60,36 +60,36 @@ def check_model(
     or cannot be trusted, their columns are NaN. everywhere: they are run though they cannot.
     Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
-    agreement = AgreementSums(find_selections(before))
-    take_choices = agreement.selections.take_choices
-    reference = Session(agreement.selections.expose_choices(before), threads=threads)
-    plain: Runner = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
-    fast = plain
+    reference = ReferenceRunner(before, threads=threads)
+    take_choices = reference.selections.take_choices
+    file = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
+    fast = plain = MatchedRunner(reference, file)
     notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
     without = exact is not None and not (optimized or everywhere)
     try:
-        fast = plain if without else _open_typed(take_choices(after), threads)
+        fast = plain if without else MatchedRunner(reference, _open_typed(take_choices(after), threads))
     except ModelError as error:
         if optimized:
             raise
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
         notes, without = (*notes, Caution("W116", text)), True
     ran: list[None] = []
-    pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
+    exact_run: Runner = reference
+    pairs = {"off": (exact_run, plain), "on": (exact_run, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
-    sums = sum_errors(pairs, samples, agreement=agreement, on_sample=lambda: ran.append(None))
+    sums = sum_errors(pairs, samples, on_sample=lambda: ran.append(None))
     found = {label: errors.results() for label, errors in sums.items()}
-    count = len(ran)
+    count, choices = len(ran), plain.agreement.results()
     classes = find_class_scores(index_named(before))
     rows = zip(found["off"], found["on"], found["agree"], strict=True)
     checks = tuple(_make_check(off, None if without else on, agree, classes) for off, on, agree in rows)
-    on_others = compare_models({"off": (reference, plain)}, few, agreement=AgreementSums(agreement.selections))["off"]
-    unchecked = _note_unchecked(reference, checks, agreement.selections) if count else ()
+    on_others = compare_models({"off": (reference, plain)}, few)["off"]
+    unchecked = _note_unchecked(reference, checks) if count else ()
     notes = (*notes, *unchecked, *_note_losses(checks, on_others, count))
     errors = {label: sums[label] for label in (("off",) if without else ("off", "on"))}
-    return ModelCheck(checks, count, notes, choices=agreement.results(), errors=errors)
+    return ModelCheck(checks, count, notes, choices=choices, errors=errors)
 
 
 def _make_check(
@@ -175,8 +175,9 @@ def _open_typed(model: ModelLike, threads: int) -> Runner:
     return _TypedRunner(Session(widen_model(model) if TensorProto.BFLOAT16 in kinds else model, threads=threads))
 
 
-def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], selections: Selections) -> tuple[Caution, ...]:
+def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> tuple[Caution, ...]:
     """A note for each output in which no sample had a number to compare, and which no choice decides."""
+    selections = reference.selections
     checked = selections.settled.union(name for one in selections.nodes for name, _ in one.choices)
     checked |= {check.name for check in checks}
     return tuple(
@@ -184,7 +185,7 @@ def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], selection
             "W120",
             f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's",
         )
-        for arg in reference.native.get_outputs()
+        for arg in reference.session.native.get_outputs()
         if arg.name not in checked
     )
 

@@ -66,7 +66,7 @@ def open_run(
     with guard_outputs(name, out, force=force):
         chosen = make_config(config, overrides, command, usual=usual)
         files = list(_list_outputs(chosen, command, out))
-        refuse_inputs(files)
+        refuse_inputs(map(Path, files))
         with guard_outputs(name, *files, force=force):
             given = chosen.runtime
             ready = {
@@ -78,13 +78,13 @@ def open_run(
             yield chosen.model_copy(update={"runtime": given.model_copy(update=ready)})
 
 
-def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[Path]:
+def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[str | Path]:
     """The files that a command writes. Sections of the configuration that it does not take are left out."""
     taken = {one.path for one in list_options(command)}
     if out is not None:
-        yield Path(out)
+        yield out
         if config.output.external_data and "output.external_data" in taken:
             check_data_name(Path(out))
             yield name_data_file(out)
     if config.output.plan and "output.plan" in taken:
-        yield Path(config.output.plan)
+        yield config.output.plan

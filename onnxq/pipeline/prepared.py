@@ -98,7 +98,7 @@ def _rewrite(
         proto, rest = find_front(proto)
         named = named if rest is None else proto
     types = replace(read_types(proto), fixed=frozenset() if rest is None else rest.reads)
-    if types.computes:
+    if types.narrow:
         named = proto = widen_model(proto)
     dense = store_densely(proto)
     # Before anything runs, where NaN shows far behind its origin; and before passes give weights other names.

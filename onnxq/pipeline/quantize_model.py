@@ -16,13 +16,14 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.errors import ConfigError, ModelError
 from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import FloatReference, Pass, RunContext, Stage
+from onnxq.passes.mixed_precision.candidates import leave_missing_float
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
@@ -264,7 +265,7 @@ def _demand_float(state: State, name: str, mode: str) -> None:
 
 
 def _calibrate(ctx: RunContext, state: State) -> State:
-    """The state with numbers at every site. CalibrationError for the first site that calibration left without."""
+    """The state with numbers at every site, and float where calibration had none."""
 
     ranges = ctx.config.scale.ranges
     observed = read_part(ranges) if ranges else None
@@ -281,12 +282,8 @@ def _calibrate(ctx: RunContext, state: State) -> State:
         ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
         if observed is None else work(ctx.data.ranges, ctx.progress)
     )  # fmt: skip
-    missing = [site for site in plan.sites if not site.complete]
-    if missing:
-        reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
-        subject = str(missing[0].site)
-        cause = reasons.get(subject, "no sample of the calibration data reached it")
-        raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
+    state = leave_missing_float(ctx, replace(state, plan=plan))
+    plan = state.planned
     # Before calibration made-up inputs only gave shapes, which are right.
     if ctx.data.synthetic and any(site.role is not Role.WEIGHT and not site.spec.dynamic for site in plan.sites):
         plan = replace(plan, warnings=(SYNTHETIC, *plan.warnings))

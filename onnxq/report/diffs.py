@@ -10,7 +10,17 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
+from onnxq.engines.diff.model import (
+    FLOAT,
+    OFF,
+    Difference,
+    Divergence,
+    Error,
+    LayerDiff,
+    Unmet,
+    explain_absence,
+    label_run,
+)
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, describe_verdict, to_json
@@ -76,7 +86,7 @@ def find_unmet_tolerance(found: Difference) -> VerificationError | None:
         return VerificationError(f"output {first.output}", f"{describe_unmet(found, first)}{rest}", code="Q703")
     for name in found.missing:
         refusal = next(one for one in found.skipped if one.subject == name)
-        return VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix, code="Q704")
+        return explain_absence(refusal)
     return None
 
 

@@ -123,7 +123,7 @@ def test_by_default_it_says_what_stays_float_and_why(tmp_path) -> None:
     (warning,) = [one.message for one in caught]
     assert warning.code == "W135"
     assert "1 operator stays float: 1 x int8 would not pay" in str(warning)
-    assert "(Gemm_7); those that have a kernel are forced by nodes_to_quantize" in str(warning)
+    assert "(Gemm_7); nodes_to_quantize and op_types_to_quantize force those that have a kernel" in str(warning)
     assert [one.subject for one in done.report.left_float] == ["Gemm_7"]
 
 
@@ -145,6 +145,22 @@ def test_what_has_no_place_among_float_operators_is_refused_with_its_reason(tmp_
     assert [one.message.code for one in caught] == ["W111", "W135"]
     assert "quantized only between quantized nodes" in str(caught[1].message)
     assert "force what it reads as well" in str(caught[1].message)
+
+
+@pytest.mark.parametrize("op", ["Sigmoid", "Relu"])
+def test_a_named_operator_without_a_pair_is_said(op: str, tmp_path) -> None:
+    proto = scripts.make_net(scripts.ENCODER)
+    proto.graph.node[2].op_type, proto.graph.node[2].name = op, "act"
+    samples = [{"x": x} for x in scripts.make_inputs(proto, 8)]
+    with pytest.warns(CompatWarning) as caught:
+        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=[op])
+    assert [one.message.code for one in caught] == ["W111", "W135"]
+    assert "1 operator stays float: 1 x pairs are placed where a kernel" in str(caught[1].message)
+    assert "gives nothing (act) [W135]" in str(caught[1].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Between products a pair stands behind it.
+        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=[op, "MatMul"])
 
 
 def narrow(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxq.annotate import WeightSums
+from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Refusal
 from onnxq.wording import abbreviate
@@ -192,3 +193,9 @@ class Difference:
     def holds(self) -> bool:
         """True when every tolerance is met and every engine asked for by name has run."""
         return not self.unmet and not self.missing
+
+
+def explain_absence(refusal: Refusal) -> VerificationError:
+    """Make the error of an engine that must run and did not. refusal: why it is skipped."""
+    cause = f"must run, and did not: {refusal.reason}"
+    return VerificationError(f"engine {refusal.subject}", cause, refusal.fix, code="Q704")

@@ -39,8 +39,8 @@ _ROUNDING = 1e-7
 class SourceTypes:
     """The narrow float types of a model as it was loaded, by onnx.TensorProto number.
 
-    computes: the type that it computes in; 0 for float32. interface: the types of its narrow inputs and outputs, where
-    it computes in one. stored: float32 tensors -> the name and type of the narrow initializer that each comes from.
+    computes: the type that it computes in; 0 for float32. interface: the types of its narrow inputs and outputs.
+    stored: float32 tensors -> the name and type of the narrow initializer that each comes from.
     fixed: inputs and outputs that have their types whatever is asked for, for nodes that are not in the model.
     """
 
@@ -49,13 +49,18 @@ class SourceTypes:
     stored: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
 
+    @property
+    def narrow(self) -> bool:
+        """True for a model that is widened: its samples are float32 then."""
+        return bool(self.computes or self.interface)
+
 
 def read_types(model: ModelLike) -> SourceTypes:
     """The narrow types of a model whose nodes are named and whose functions are inlined."""
     computes = _find_compute_type(model)
     values = (*model.graph.input, *model.graph.output)
-    narrow = {value.name: int(value.type.tensor_type.elem_type) for value in values}
-    interface = {name: kind for name, kind in narrow.items() if kind in NARROW} if computes else {}
+    kinds = {value.name: int(value.type.tensor_type.elem_type) for value in values}
+    interface = {name: kind for name, kind in kinds.items() if kind in NARROW}
     return SourceTypes(computes, interface, _map_stored(model))
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from onnxq.calibrate import calibrate
+from onnxq.errors import CalibrationError
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel
 from onnxq.graph import GraphIndex
 from onnxq.passes.base import RunContext
@@ -22,7 +23,7 @@ from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
-from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
+from onnxq.sites import Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 from onnxq.targets.costs import list_cpu_costs
 
@@ -46,7 +47,7 @@ class Candidate:
 class Ways:
     """How a calibrated plan can be promoted. attention: its rules are on. to: "float" or "uint16".
 
-    reason: why operators that become float do.
+    reason: why operators that become float do; refusals: of those that have one of their own, by name.
     """
 
     problem: OnnxPlacement
@@ -54,6 +55,7 @@ class Ways:
     to: str = FLOAT
     attention: bool = False
     reason: str = "promoted to float: it cost the outputs most"
+    refusals: Mapping[str, Unquantized] = field(default_factory=dict)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Single operators, the operators around one tensor, and segments of the network; no two alike."""
@@ -77,6 +79,10 @@ class Ways:
         for site in self.plan.sites:
             if site.role in (Role.ACTIVATION, Role.OUTPUT) and isinstance(site.site, TensorId):
                 yield Candidate(str(site.site), frozenset(self._touching(site.site)).intersection(computing))
+
+    def list_operators(self, site: SitePlan) -> list[str]:
+        """The operators that would read or write the site's integers."""
+        return [site.site.node] if isinstance(site.site, Edge) else self._touching(site.quantized_tensor)
 
     def _touching(self, tensor: TensorId) -> list[str]:
         ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.consumers(tensor))]
@@ -113,7 +119,8 @@ class Ways:
 
     def left(self, keys: frozenset[str]) -> OnnxPlacement:
         """The placement problem with these operators left float."""
-        refused = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
+        promoted = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
+        refused = {name: self.refusals.get(name, one) for name, one in promoted.items()}
         left = replace(self.problem, refused={**self.problem.refused, **refused})
         # The model is the same, so its structural ids are; they take longer than planning does.
         vars(left)["ids"] = self.problem.ids
@@ -254,6 +261,36 @@ def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     node = index.node(edge.node)
     makers = (index.maker(node, k) for k in range(len(node.inputs)) if node.op_type == "Add")
     return {node.name, *(maker.name for maker in makers if maker is not None)}
+
+
+def leave_missing_float(ctx: RunContext, state: State) -> State:
+    """The state with float in place of the operators at sites that calibration left without numbers.
+
+    Their sites may move to other tensors then, so it is repeated. Raises CalibrationError for a site that no operator
+    of the planner's stands at.
+    """
+    problem, plan, known = state.problem, state.planned, frozenset[str]()
+    assert problem is not None
+    left, reasons = problem, dict[str, Refusal]()
+    while missing := [site for site in plan.sites if not site.complete]:
+        causes = {refusal.subject: refusal for refusal in plan.refusals}
+        # A bias goes with the operator whose input has no scale.
+        for site in [site for site in missing if site.derived is None]:
+            cause = causes.get(str(site.site), Refusal(str(site.site), "no sample reached it"))
+            text = f"its tensor {site.quantized_tensor} {cause.reason}"
+            for name in Ways(problem, plan).list_operators(site):
+                reasons.setdefault(name, Refusal(name, text, cause.fix, "calibrate", "R106"))
+        if reasons.keys() <= known:
+            subject = str(missing[0].site)
+            cause = causes.get(subject, Refusal(subject, "no sample of the calibration data reached it"))
+            fix = "give samples that reach it, or leave it float with a rule"
+            raise CalibrationError(subject, cause.reason, fix, code="Q502")
+        known = frozenset(reasons)
+        ways = Ways(problem, plan, attention=ctx.config.attention != FLOAT, refusals=reasons)
+        left, plan = ways.left(known), calibrate_missing(ctx, state, ways.placed(known))
+    plain = None if state.plain is None else left.default()
+    same = plain is not None and {site.site for site in plain.sites} == {site.site for site in plan.sites}
+    return replace(state, plan=plan, problem=left, plain=None if same else plain)
 
 
 def calibrate_missing(ctx: RunContext, state: State, plan: Plan) -> Plan:
