@@ -148,6 +148,11 @@ class Dataset:
         """Join two parts of one set; a sample of both counts once."""
         return self._of(sorted({*self._indices, *other._indices}))
 
+    def without(self, other: Dataset) -> Dataset:
+        """Leave out the samples of another part of the same set; at least one must remain."""
+        taken = frozenset(other._indices)
+        return self._of([i for i in self._indices if i not in taken])
+
     def extended(self, extend: Extend) -> Dataset:
         """Return the same samples with further inputs, each as `extend` gives it when it is read."""
         return Dataset(

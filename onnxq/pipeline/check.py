@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -13,11 +13,12 @@ from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
-from onnxq.evaluation.compare import Runner, compare_models
+from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
 from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
+from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import KernelError, Session, detect_cpu, time_models
@@ -28,7 +29,8 @@ from onnxq.sites import Caution, Role
 class ModelCheck:
     """Float and quantized model side by side. segments: of which `outputs` has the worst; 0 for whole models.
 
-    choices: of the float model, and how far the quantized one's are the same.
+    choices: of the float model, and how far the quantized one's are the same. errors: the sums behind `outputs`, with
+    optimizations off ("off") and, where they can be trusted, on ("on").
     """
 
     outputs: tuple[OutputCheck, ...]
@@ -36,6 +38,7 @@ class ModelCheck:
     notes: tuple[Caution, ...] = ()
     segments: int = 0
     choices: tuple[ChoiceAgreement, ...] = ()
+    errors: Mapping[str, ModelErrors] = field(default_factory=dict)
 
 
 def check_model(
@@ -76,28 +79,41 @@ def check_model(
     exact_run: Runner = reference
     pairs = {"off": (exact_run, plain), "on": (exact_run, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
-    found = compare_models(pairs, samples, on_sample=lambda: ran.append(None))
+    sums = sum_errors(pairs, samples, on_sample=lambda: ran.append(None))
+    found = {label: errors.results() for label, errors in sums.items()}
     count, choices = len(ran), plain.agreement.results()
     classes = find_class_scores(index_named(before))
-    checks = tuple(
-        OutputCheck(
-            name=off.name,
-            sqnr_db=(off.sqnr_db, math.nan if without else on.sqnr_db),
-            whole_db=(off.whole_db, math.nan if without else on.whole_db),
-            parts=(off.part, "" if without else on.part),
-            cosine=(off.cosine, math.nan if without else on.cosine),
-            agreement_db=math.nan if without else agree.sqnr_db,
-            optimized=not without,
-            top_1=(off.top_k, math.nan if without else on.top_k) if off.name in classes else (math.nan, math.nan),
-            rows=off.rows if off.name in classes else 0,
-            classes=classes.get(off.name, False),
-        )
-        for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
-    )
+    rows = zip(found["off"], found["on"], found["agree"], strict=True)
+    checks = tuple(_make_check(off, None if without else on, agree, classes) for off, on, agree in rows)
     on_others = compare_models({"off": (reference, plain)}, few)["off"]
     unchecked = _note_unchecked(reference, checks) if count else ()
     notes = (*notes, *unchecked, *_note_losses(checks, on_others, count))
-    return ModelCheck(checks, count, notes, choices=choices)
+    errors = {label: sums[label] for label in (("off",) if without else ("off", "on"))}
+    return ModelCheck(checks, count, notes, choices=choices, errors=errors)
+
+
+def _make_check(
+    off: OutputAccuracy, on: OutputAccuracy | None, agree: OutputAccuracy, classes: Mapping[str, bool]
+) -> OutputCheck:
+    """The figures of one output. on: with optimizations, where they can be trusted; NaN stands for them elsewhere."""
+    unknown = math.nan, math.nan
+    return OutputCheck(
+        name=off.name,
+        sqnr_db=(off.sqnr_db, on.sqnr_db if on else math.nan),
+        whole_db=(off.whole_db, on.whole_db if on else math.nan),
+        parts=(off.part, on.part if on else ""),
+        cosine=(off.cosine, on.cosine if on else math.nan),
+        agreement_db=agree.sqnr_db if on else math.nan,
+        optimized=on is not None,
+        top_1=(off.top_k, on.top_k if on else math.nan) if off.name in classes else unknown,
+        rows=off.rows if off.name in classes else 0,
+        classes=classes.get(off.name, False),
+    )
+
+
+def is_narrow(state: State) -> bool:
+    """True where ONNX Runtime does not compute as the file says: it rounds nothing to narrow types on the way."""
+    return state.planned.precision is not None or bool(state.types.interface)
 
 
 def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[Caution, ...]:

@@ -6,18 +6,19 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq import targets
 from onnxq.annotate import find_saturating
 from onnxq.data.synthetic import make_synthetic
-from onnxq.evaluation.compare import check_interface
+from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
 from onnxq.graph.light import measure_size
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.graph.subgraph import give_outputs
+from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
+from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
 from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.check_segments import check_segments
@@ -32,25 +33,30 @@ from onnxq.report.journal import describe_pass, describe_rewrite, describe_short
 from onnxq.report.sums import saturation_summary
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution
+from onnxq.targets import find_target
 
 # Seconds that timing both models takes, about.
 _TIMING_SECONDS = 4.0
 # Of eight samples one is held back, which may be an easy one: three of four others were lost beside 22 dB. So below
 # the first number as many of those that were calibrated with as the second are looked at too.
 _FEW, _MORE = 4, 8
+_NO_TIME = "the budget ran out before anything was promoted"
+_ALL_FLOAT = "nothing is quantized: only the float model holds this"
+_CHANGED = "it held where that was decided: before weights were rounded anew, and with optimizations off"
 # Inputs made up for a check where no samples were needed.
 _MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
 def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: object) -> Result:
-    """Check the finished model and write the account; the check decides whether a request is met."""
+    """Check the finished model and write the account."""
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     whole = _join_rest(state, state.source.proto, model)
-    engine = targets.find_target(plan.target)
+    engine = find_target(plan.target)
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
+    promotion = _answer_request(ctx, state, model, trial)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
     account = Report(
@@ -87,7 +93,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
             *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
             *(describe_shortage(one) for one in budget.shortened),
         ),
-        promotion=_decide(ctx, state.promotion, trial, engine.times_itself),
+        promotion=promotion,
         already=count_existing(state),
         kept=plan.kept,
         saturating=_explain_drift(model, trial),
@@ -190,9 +196,9 @@ def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) 
         few = ctx.data.calibration.take(_MORE).samples() if len(held) < _FEW and not ctx.data.seen else ()
         threads = ctx.config.verify.threads
         # ONNX Runtime rounds nothing to narrow types between operators, and may not have them at all.
-        narrow = state.planned.precision is not None or bool(state.types.interface)
+        exact = emulate_types(model) if check.is_narrow(state) else None
         return check.check_model(
-            state.named, model, samples, exact=emulate_types(model) if narrow else None, few=few, threads=threads,
+            state.named, model, samples, exact=exact, few=few, threads=threads,
             optimized=optimized, everywhere=ctx.config.verify.optimized,
         )  # fmt: skip
 
@@ -210,7 +216,7 @@ def _check_unrun(ctx: RunContext, state: State, model: ModelLike, *, here: bool)
         return check.ModelCheck((), 0, check.load_file(after, optimized=here))
     before, after = (give_outputs(each, names) for each in (before, after))
     samples = make_synthetic(get_index(before).inputs, samples=_MADE_UP, seed=ctx.config.data.seed, model=before)
-    narrow = state.planned.precision is not None or bool(state.types.interface)
+    narrow = check.is_narrow(state)
     return check.check_model(
         before, after, samples.samples(), exact=emulate_types(name_nodes(after)) if narrow else None, optimized=here
     )
@@ -234,16 +240,81 @@ def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
     return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
 
 
-def _decide(
-    ctx: RunContext, promotion: Promotion | None, trial: check.ModelCheck | None, optimized: bool
+def _answer_request(
+    ctx: RunContext, state: State, model: ModelLike, trial: check.ModelCheck | None
 ) -> Promotion | None:
-    """The account with the finished model's figures on samples that nothing was chosen on; None where there is none."""
-    if promotion is None:
-        return None
-    promotion = replace(promotion, required=ctx.request.asked)
-    # A metric was measured on the finished model by the function that decides.
-    if promotion.unit != "dB":
-        return promotion
+    """The account of promotion with the finished model's figures; None where nothing was asked for or done.
+
+    trial: the check on samples held back. Without a request, and where the time or the memory is not for more, its
+    figures decide, else all samples do, each on ranges that it had no part in.
+    """
+    account, request, plan = state.promotion, ctx.request, state.planned
+    if account is None:
+        if not request.asked:
+            return None
+        least = request.max_drop.least(request.float_value) if request.min_sqnr is None else request.min_sqnr
+        account = Promotion(asked=request.describe(), unit=request.unit, met=False, value=math.nan, least=least)
+        account = replace(account, note=_NO_TIME if plan.sites else "", float_value=request.float_value)
+    account = replace(account, required=request.asked)
+    if request.metric is not None:
+        account = _measure_metric(ctx, state, model, account)
+    elif request.min_sqnr is None or ctx.samples is None or (trial and trial.segments) or ctx.budget.left() <= 0:
+        account = _read_check(account, trial, find_target(plan.target).times_itself)
+    else:
+        account = _estimate(ctx, state, account)
+    if not (plan.sites or plan.kept or plan.precision is not None):
+        return replace(account, met=False, note=account.note or _ALL_FLOAT)
+    return account
+
+
+def _measure_metric(ctx: RunContext, state: State, model: ModelLike, account: Promotion) -> Promotion:
+    """The account with the metric of the finished model, where passes have changed it since it was measured."""
+    metric, config = ctx.request.metric, ctx.config
+    assert metric is not None
+    if math.isnan(account.value) or account.steps or state.planned.precision is not None:
+        with ctx.progress(f"running {metric.name} on the quantized model"):
+            optimize = find_target(config.target).times_itself
+            value = metric(give_types(state, model), optimize=optimize, threads=config.verify.threads)
+        account = replace(account, value=value, met=value >= account.least)
+    return account
+
+
+def _estimate(ctx: RunContext, state: State, account: Promotion) -> Promotion:
+    """The account with the SQNR that new samples will have."""
+    found = _measure_folds(ctx, state)
+    if not found.outputs:
+        # No output holds numbers: nothing is known.
+        return replace(account, value=math.nan, met=False)
+    best = found.estimate(find_optimism(state))
+    part = "" if best.name in found.outputs else best.name
+    account = replace(account, value=best.sqnr_db, spread=best.spread_db, part=part, samples=found.count)
+    met = best.sqnr_db >= account.least
+    return replace(account, met=met, note=account.note or ("" if met else _CHANGED))
+
+
+def _measure_folds(ctx: RunContext, state: State) -> ModelErrors:
+    """The errors of the finished model, as the file says or as users run it, whichever are larger."""
+    folds = split_folds(ctx, state)
+    here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
+    headroom = 1.0 if state.promotion is None else state.promotion.headroom
+    sums: dict[str, ModelErrors] = {}
+    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
+        for fold in folds:
+            plan = fold.narrow_ranges(state.model, state.planned, headroom)
+            model = build_file(state, plan, ctx.progress)
+            samples = count_items(fold.samples.samples(), task)
+            found = check.check_model(
+                state.named, model, samples, exact=emulate_types(model) if narrow else None,
+                threads=ctx.config.verify.threads, optimized=here,
+            )  # fmt: skip
+            for label, errors in found.errors.items():
+                if here or label == "off":
+                    sums.setdefault(label, ModelErrors()).merge(errors)
+    return min(sums.values(), key=lambda errors: errors.estimate().least_db)
+
+
+def _read_check(account: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
+    """The account with the figures of samples that nothing was chosen on."""
     checks = trial.outputs if trial is not None else ()
     values = [
         (db, one.name + part if part else "")
@@ -251,7 +322,6 @@ def _decide(
         for db, part in list(zip(one.sqnr_db, one.parts, strict=True))[: 2 if optimized and one.optimized else 1]
     ]
     if not values:
-        # No output holds numbers: nothing is known.
-        return replace(promotion, value=math.nan, met=False)
+        return replace(account, value=math.nan, met=False)
     worst, part = min(values, key=lambda one: one[0])
-    return replace(promotion, value=worst, part=part, met=worst >= promotion.least)
+    return replace(account, value=worst, part=part, met=worst >= account.least)

@@ -7,8 +7,11 @@ promotion is planned anew with its rules, and its cost and gain are read off the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
@@ -19,12 +22,15 @@ from onnxq.passes.mixed_precision.request import FLOAT, UINT16
 from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
-from onnxq.planner.operators import QuantizableOp
+from onnxq.planner.cut import CutProblem, PlacementCosts
 from onnxq.sites import Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import QuantSpec
+from onnxq.targets.costs import list_cpu_costs
 
 # The network in so many segments, coarse to fine: several operators may spoil a result together.
 _SEGMENTS = (2, 4, 8, 16)
+# The cost of all operators beside that of all time: one that gains no time costs something, since int8 was asked for.
+_LEAST_COST = 0.1
 # From here on QuantizeLinear writes 16 bits.
 _OPSET_16 = 21
 
@@ -137,6 +143,43 @@ class Ways:
         wider = replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
         return bind_sums(wider, self.problem.index)
 
+    def measure_cost(self, plan: Plan) -> float:
+        """The cost of what `plan` promotes: time, bytes of weights and operators, as shares of what there is to lose.
+
+        Time is that predicted for the kinds of CPU; where a target has no such costs, the work that leaves integers.
+        """
+        lost = self.lost(plan)
+        if self.to != FLOAT:
+            return len(lost)
+        chosen = find_integer_ops(self.problem, plan)
+        shares = [(clock(chosen) - before) / total for clock, before, total in self._clocks]
+        moved = {site.site for site in self.plan.sites} - {site.site for site in plan.sites}
+        weights = sum(size for site, size in self._sizes.items() if site in moved) / (sum(self._sizes.values()) or 1)
+        ops = _LEAST_COST * len(lost) / max(len(list_quantized_ops(self.problem, self.plan)), 1)
+        return max(statistics.fmean(shares), 0.0) + weights + ops
+
+    @cached_property
+    def _clocks(self) -> Sequence[tuple[Callable[[frozenset[str]], float], float, float]]:
+        """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
+        problem, clocks = self.problem, []
+        cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
+        for kind in list_cpu_costs(problem.config.cpu):
+            costs = cut.costs(kind)
+            clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
+            before = clock(find_integer_ops(problem, self.plan))
+            clocks.append((clock, before, cut.time_us(costs, frozenset()) or 1.0))
+        return clocks
+
+    @cached_property
+    def _sizes(self) -> dict[Site, int]:
+        """Elements of each quantized weight."""
+        index, sizes = self.problem.index, {}
+        for site in self.plan.sites:
+            if site.role is Role.WEIGHT and site.tensor is not None:
+                shape = index.shape(site.tensor) or ()
+                sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
+        return sizes
+
     def setting(self, toggled: ToggledModel, plan: Plan) -> Setting:
         """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
         specs = {site.site: site.spec for site in self.plan.sites}
@@ -164,19 +207,32 @@ class Ways:
 
 def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
     """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
+    quantized = find_integer_ops(problem, plan)
+    # Those that the model came with are not ours to leave float.
+    return tuple(
+        op.name for op in problem.ops
+        if op.name in quantized and op.rule.compute and op.name not in problem.ops.complete
+    )  # fmt: skip
+
+
+def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
+    """All operators whose weight, or whose every activation, is quantized."""
     weights = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
         if site.role in (Role.ACTIVATION, Role.OUTPUT):
             for edge in site.find_readers(problem.ops.index):
                 read.setdefault(edge.node, set()).add(edge.index)
+    whole = {
+        op.name for op in problem.ops
+        if op.weight is None and {edge.index for edge, _ in op.data} <= read.get(op.name, set())
+    }  # fmt: skip
+    return frozenset(whole | weights)
 
-    def computes(op: QuantizableOp) -> bool:
-        whole = op.weight is None and {edge.index for edge, _ in op.data} <= read.get(op.name, set())
-        # Those that the model came with are not ours to leave float.
-        return op.rule.compute and op.name not in problem.ops.complete and (op.name in weights or whole)
 
-    return tuple(op.name for op in problem.ops if computes(op))
+def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
+    """Microseconds in float of the operators that are not chosen."""
+    return sum(cost.float_us for name, cost in costs.ops.items() if name not in chosen)
 
 
 def carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
