@@ -23,6 +23,8 @@ PENDING = {
     *(("mask_of_infinities", mode) for mode in MODES),
     *(("empty_product", mode) for mode in STATIC),
     ("half_input", "trt-int8"),
+    # ONNX Runtime adds up no float16 there, which TensorRT does: the file loads and cannot be run here.
+    ("scatter_sum", "trt-int8"),
 }  # fmt: skip
 
 
