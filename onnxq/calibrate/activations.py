@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+import numpy as np
+
 from onnxq.calibrate.taps import Array, Taps
 from onnxq.data import Batch, Dataset
 from onnxq.errors import CalibrationError
@@ -46,19 +48,28 @@ class Watch:
 
     def add_constant(self, want: Want, value: Array) -> None:
         """Update the observer of `want` with a constant, once."""
-        self.observers.setdefault(want, create_observer(want.observer, want.quant)).update(value)
+        self._update(self.observers.setdefault(want, create_observer(want.observer, want.quant)), value)
 
     def see(self, tensor: TensorId, value: Array) -> None:
-        """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and inf."""
+        """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and +inf."""
         for want in self.readers[tensor]:
-            self.observers[want].update(value)
+            self._update(self.observers[want], value)
+
+    def _update(self, observer: Observer, value: Array) -> None:
+        try:
+            observer.update(value)
+        except CalibrationError:
+            # -inf is a mask's way to say "not this one"; NaN and an overflow to inf are faults.
+            if not (value < np.inf).all() or not np.isneginf(value).any():
+                raise
+            observer.infinite = True
 
 
 def observe_samples(taps: Taps, watch: Watch, dataset: Dataset, *, batch: int | None, progress: Progress) -> None:
     """Run all samples and update every observer of `watch` that reads a tensor.
 
     batch: samples in one run, 1 where an observer takes samples one by one.
-    Raises CalibrationError naming tensor and sample for a NaN or inf; ModelError and DataError from the runs.
+    Raises CalibrationError naming tensor and sample for a NaN or +inf; ModelError and DataError from the runs.
     """
     if any(observer.per_sample for observer in watch.observers.values()):
         batch = 1

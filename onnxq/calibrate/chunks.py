@@ -95,6 +95,7 @@ def merge_observers(watch: Watch, wants: Sequence[Want], found: Sequence[Observe
             restore_object(fresh, other)
             other = fresh
         watch.observers[want].merge(other)
+        watch.observers[want].infinite |= other.infinite
 
 
 def freeze_readers(watch: Watch, proto: ModelLike) -> Readers:

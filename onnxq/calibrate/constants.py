@@ -1,4 +1,4 @@
-"""Constants of a model, and the scales and zero points of biases, which derive from their weight and input."""
+"""Constants of a model, whether they are numbers, and scales and zero points of biases, which derive from others."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
-from onnxq.errors import ConfigError, OnnxqError, PlanError
-from onnxq.graph import GraphIndex
+from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.storage.stored import StoredArray
 from onnxq.numerics import bias_qparams
 from onnxq.plan import SitePlan
@@ -17,6 +19,15 @@ from onnxq.sites import Role, Site, TensorId
 from onnxq.spec import QParams
 
 Numbers = Mapping[Site, QParams]
+# Operators that add up products of their inputs 0 to 2 but for a bias: an infinite weight makes NaN of a zero.
+_PRODUCTS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "MatMul": 2, "RNN": 3}
+# Operators that make NaN of a NaN in any of their inputs, whatever the other values are.
+_SPREADING = _PRODUCTS.keys() | {
+    "Add", "BatchNormalization", "Div", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Mul",
+    "PRelu", "RMSNormalization", "Sub",
+}  # fmt: skip
+_MOVING = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+_FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 
 
 def find_tensor(index: GraphIndex, site: Site) -> TensorId:
@@ -31,6 +42,53 @@ def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     if found is None:
         raise PlanError(str(site), "this input is not connected in the model", "plan this model again", code="Q404")
     return found
+
+
+def check_constants(index: GraphIndex) -> None:
+    """Raise CalibrationError for the first weight with a value that makes NaN on every sample.
+
+    Infinities are legal where they are added, as in masks, or divided by, and any value where it may not be used, as in
+    Where and Gather.
+    """
+    known: dict[TensorId, tuple[int, int]] = {}
+    for node in index.nodes:
+        if node.domain or node.op_type not in _SPREADING:
+            continue
+        for k in range(len(node.inputs)):
+            tensor = _find_origin(index, node, k)
+            if tensor is None or index.dtype(tensor) not in _FLOATS:
+                continue
+            if tensor not in known:
+                known[tensor] = _count_broken(index, tensor)
+            nans, infinities = known[tensor]
+            if nans or (infinities and k < _PRODUCTS.get(node.op_type, 0)):
+                counts = " and ".join(
+                    f"{count} {kind}" for count, kind in ((nans, "NaN"), (infinities, "inf")) if count
+                )
+                cause = f"is a weight of {node.name} ({node.op_type}) and holds {counts}"
+                raise CalibrationError(str(tensor), cause, "repair the float model", code="Q503")
+
+
+def _find_origin(index: GraphIndex, node: NodeRef, k: int) -> TensorId | None:
+    """The constant that input k of a node is, moved or converted; None for another input."""
+    tensor = index.input(node, k)
+    while tensor is not None and not index.is_constant(tensor):
+        maker = index.producer(tensor)
+        moved = maker is not None and not maker.domain and maker.op_type in _MOVING
+        tensor = index.input(maker, 0) if maker is not None and moved else None
+    return tensor
+
+
+def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
+    """The numbers of NaN and of infinities in a constant."""
+    value = index.constant(tensor)
+    if value is None or not value.size:
+        return 0, 0
+    # They show in the least and greatest value, for which nothing is allocated.
+    with np.errstate(invalid="ignore"):
+        if np.isfinite(value.min()) and np.isfinite(value.max()):
+            return 0, 0
+    return int(np.isnan(value).sum()), int(np.isinf(value).sum())
 
 
 def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Numbers) -> dict[Site, QParams]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from onnxq.calibrate.activations import Want, Watch, observe_samples, order_tensors
@@ -47,9 +47,9 @@ def calibrate(
     run (None: 1 GiB); beyond it tensors are tapped in groups, with one pass over the data for each. crew: runs the
     samples and searches the weights; the result does not depend on it. observed: the observers of all these samples;
     nothing is run then.
-    A site whose tensor was never computed (a branch that no sample reached) or cannot be observed keeps None, and a
-    Refusal names it; so does a bias derived from it.
-    Raises CalibrationError naming tensor and sample for NaN and inf, or where `observed` is of another model, plan or
+    A site whose tensor was never computed (a branch that no sample reached), held -inf or cannot be observed keeps
+    None, and a Refusal names it; so does a bias derived from it.
+    Raises CalibrationError naming tensor and sample for NaN and +inf, or where `observed` is of another model, plan or
     data; PlanError for a site that is not in the model, ModelError and DataError from the runs.
     """
     index = get_index(proto)
@@ -77,7 +77,8 @@ def calibrate(
     told = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
     numbers.update(_choose_qparams(missing, wants, watch, told))
     # Weights after activations, biases after both: each needs the scales before it.
-    refusals = _list_refusals(index, wants, numbers, {refusal.subject: refusal for refusal in unseen})
+    unbounded = {want for want, observer in watch.observers.items() if observer.infinite}
+    refusals = _list_refusals(index, wants, numbers, unbounded, {refusal.subject: refusal for refusal in unseen})
     biases = [site for site in plan.sites if site.role is Role.BIAS]
     numbers.update(weight_numbers(index, missing, biases, numbers, progress, crew))
     numbers.update(bias_numbers(index, missing, numbers))
@@ -176,7 +177,7 @@ def _choose_qparams(
     found: dict[Site, QParams] = {}
     for site in sites:
         want = wants.get(site.site)
-        if want is None or not watch.observers[want].count:
+        if want is None or watch.observers[want].infinite or not watch.observers[want].count:
             continue
         # Members of a group have one bound, others may differ though they share an observer.
         key = (want, None if site.group else site.bound)
@@ -188,17 +189,25 @@ def _choose_qparams(
 
 
 def _list_refusals(
-    index: GraphIndex, wants: Mapping[Site, Want], numbers: Mapping[Site, QParams], unseen: Mapping[str, Refusal]
+    index: GraphIndex,
+    wants: Mapping[Site, Want],
+    numbers: Mapping[Site, QParams],
+    unbounded: Collection[Want],
+    unseen: Mapping[str, Refusal],
 ) -> list[Refusal]:
-    """Refusals of the sites without numbers: tensors that cannot be observed, or that no sample computed."""
+    """Refusals of the sites without numbers: tensors that cannot be observed, held -inf, or that no sample computed."""
     refusals = []
-    for site in wants:
+    for site, want in wants.items():
         if site in numbers:
             continue
         tensor = find_tensor(index, site)
         known = unseen.get(str(tensor))
         reason = f"calibration never ran the branch it lies in ({tensor.scope})" if tensor.scope else "was always empty"
-        reason = known.reason if known is not None else reason
-        fix = known.fix if known is not None else "give samples that reach it"
+        fix = "give samples that reach it"
+        if known is not None:
+            reason, fix = known.reason, known.fix
+        elif want in unbounded:
+            reason = "holds -inf, as masks do, which no integer stands for"
+            fix = "give the mask a large finite value in place of -inf to quantize it"
         refusals.append(Refusal(str(site), reason, fix, "calibrate", "R106"))
     return refusals

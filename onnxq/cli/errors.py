@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -60,5 +63,14 @@ def show_outcome(
 
 
 def print_line(text: str) -> None:
-    """Print to stderr."""
-    click.echo(escape_lines(text), err=True)
+    """Print to stderr; where that is full or its reader gone, nobody can be told."""
+    try:
+        click.echo(escape_lines(text), err=True)
+    except OSError:
+        discard_stream(sys.stderr)
+
+
+def discard_stream(stream: IO[str]) -> None:
+    """Let a stream that cannot be written swallow the rest: Python would complain at exit, flushing it."""
+    with suppress(OSError, ValueError):  # ValueError: it is no file, as in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.errors import error_document, error_fields, print_error, print_line
+from onnxq.cli.errors import USER, discard_stream, error_document, error_fields, print_error, print_line
 from onnxq.cli.options import make_options, name_options
 from onnxq.cli.signals import catch_signals
-from onnxq.errors import ModelError, OnnxqError
+from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.escapes import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
@@ -30,6 +30,9 @@ DONE, USAGE, REFUSED, UNMET, DEFECT = 0, 2, 3, 4, 70
 # Exit code of a command that a signal stopped: this plus the signal's number, as shells have it.
 SIGNALLED = 128
 
+
+# Errors of writing where nothing is wrong with the name: no room, a quota, a device, a stream that is open for reading.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 # Folders of commands that are not in this one.
 _FOLDERS = {"calibrate": ("shards",), "merge": ("shards",)}
@@ -111,6 +114,7 @@ class LazyGroup(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         # Not from click: the command line may be wrong before it has parsed the option. Behind "--" it is an argument.
         as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
+        _open_closed_streams()
         with catch_signals() as stops:
             try:
                 with use_translation(name_options):
@@ -122,6 +126,13 @@ class LazyGroup(click.Group):
             sys.exit(code)
 
 
+def _open_closed_streams() -> None:
+    """Open standard streams that the caller closed: a file opened later would get their number, and their text."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def _report_error(error: BaseException, as_json: bool) -> int:
     """Print an exception; returns its exit code. Raises it again where it is no fault (SystemExit)."""
     if isinstance(error, click.ClickException):
@@ -131,9 +142,11 @@ def _report_error(error: BaseException, as_json: bool) -> int:
     if isinstance(error, OnnxqError):
         return _print_document(error, print_error(error), as_json)
     if isinstance(error, BrokenPipeError):
-        # The reader of a pipe has gone (`onnxq inspect … | head`); Python would complain at exit, flushing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of a pipe has gone (`onnxq inspect … | head`).
+        discard_stream(sys.stdout)
         return DONE
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return _report_unwritable(error, as_json)
     if isinstance(error, MemoryError):
         fix = "lower `batch=…`, or bound it with `memory_limit=…`"
         fault: OnnxqError = MemoryFault("memory", "not enough of it", fix)
@@ -147,9 +160,26 @@ def _report_error(error: BaseException, as_json: bool) -> int:
     return _print_document(fault, DEFECT, as_json, traceback=text)
 
 
+def _report_unwritable(error: OSError, as_json: bool) -> int:
+    """Print that a stream or a temporary file could not be written; returns the exit code."""
+    # Python does not say which; a file that was asked for has had its error before.
+    where = str(error.filename or "the standard output or a temporary file")
+    fix = "free some space, or send the report elsewhere"
+    fault = OutputError(where, f"cannot be written ({error.strerror})", fix, code="Q604")
+    print_error(fault)
+    try:
+        return _print_document(fault, USER, as_json)
+    except OSError:
+        return USER
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            discard_stream(sys.stdout)
+
+
 def _report_stop(number: int) -> int:
-    with suppress(OSError):  # the terminal may be gone: that is what SIGHUP says
-        print_line("stopped; nothing half-written is left")
+    print_line("stopped; nothing half-written is left")
     return SIGNALLED + number
 
 

@@ -40,7 +40,7 @@ DATA = (
          "because a wrong scaling would go unseen.",
          "Convert the array before it is saved."),
     Code("Q211", "a sample holds NaN or inf",
-         "Such a value would spoil every range behind it.",
+         "Such a value would spoil every range behind it. Only -inf is taken, which masks hold.",
          "Remove the sample, or mend how it was made."),
     Code("Q212", "the inputs disagree on the number of samples",
          "One input has more samples than another.",

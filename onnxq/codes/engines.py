@@ -32,8 +32,8 @@ VERIFICATION = (
          "The engine's library is there, and what it needs is not, e.g. a GPU.",
          "Work where there is one, or build with TensorRT for RTX, which needs none."),
     Code("Q709", "the wish for accuracy does not hold",
-         "Everything that may be promoted was, or promoting more brought nothing, and the outputs are still "
-         "further from float than was wished. The model is written. Exit code 4.",
+         "Everything that may be promoted was, or promoting more brought nothing, or only the float model itself is "
+         "sure to hold the wish, and nothing was promoted then. The model is written. Exit code 4.",
          "Give more samples, another configuration, more time, or a weaker wish."),
     Code("Q710", "an engine could not be timed",
          "It was built, and could not be loaded or run on the GPU of this machine.",

@@ -37,11 +37,14 @@ MODEL = (
          "Quantization needs a newer opset than the model has, and onnx's version converter failed on it.",
          "Export the model at the opset that the message names."),
     Code("Q110", "ONNX Runtime cannot load the model",
-         "ONNX Runtime refuses the model: an operator it does not have, types that do not match, a broken graph.",
+         "ONNX Runtime refuses the model: an operator it does not have, types that do not match, a broken graph. A "
+         "node that the model does not have is of ONNX Runtime's optimizer.",
          "See the node in the message; check the model with onnx.checker and a newer ONNX Runtime."),
     Code("Q111", "a node failed while ONNX Runtime ran the model",
-         "The model was loaded, and failed on a sample.",
-         "Check that the sample fits the model: sizes, index ranges, lengths that belong together."),
+         "The model was loaded, and failed on a sample. Where the message names a node that the model does not have, "
+         "ONNX Runtime's optimizer made it, and the sample need not be at fault.",
+         "Check that the sample fits the model: sizes, index ranges, lengths that belong together; or take another "
+         "version of ONNX Runtime."),
     Code("Q112", "ONNX Runtime ran out of memory",
          "The model, or the tensors kept of one run, did not fit into memory.",
          "Lower `batch` or `memory_limit`, give fewer samples, or use a larger machine."),

@@ -101,4 +101,17 @@ WARNINGS = (
          "A script made for onnxruntime.quantization gave `onnxq.compat` an argument or an extra option that nothing "
          "in onnxq answers to, or a name that the model does not have.",
          "Take it out, or see docs/from-onnxruntime.md for the way to the same end."),
+    Code("W131", "a part of the model was not run",
+         "ONNX Runtime does not have an operator, such as a plugin of TensorRT. The part in front of it was calibrated,"
+         " quantized and checked; the operator and all behind it are written as they came.",
+         "Check the outputs named on the engine that has the operator. With a library that implements it for ONNX"
+         " Runtime (`ort_library`) the whole model is run, and what stands behind is quantized, too."),
+    Code("W135", "operators stay float",
+         "A script made for onnxruntime.quantization wants all operators quantized, and those named stay float: int8 "
+         "would not make them faster, it is known to cost too much accuracy there, or there is no kernel.",
+         "Nothing. To quantize those that have a kernel all the same, name them in nodes_to_quantize or "
+         "op_types_to_quantize."),
+    Code("W136", "operators that are forced cost time",
+         "nodes_to_quantize or op_types_to_quantize name operators that int8 does not make faster.",
+         "Nothing; or leave them out of the list."),
 )  # fmt: skip

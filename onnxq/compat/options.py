@@ -47,7 +47,9 @@ _WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
     True: {"weights.scheme": "symmetric", "weights.signed": True},
     False: {"weights.scheme": "asymmetric"},
 }
-_FLOAT8 = "float8e4m3fn"
+# The rest stays float32, as there: scales in float16, the target's own choice, vanish in ONNX Runtime's optimizations.
+_FLOAT8: Overrides = {"target": "trt", "high_precision": "float32"}
+_FLOAT8_STORAGE = "float8e4m3fn"
 _ACTIVATIONS: Mapping[str, Overrides] = {
     # The unsigned type is ours: kernels drop a Relu in front of a pair only where 0 is the lowest level.
     "QUInt8": {},
@@ -55,7 +57,7 @@ _ACTIVATIONS: Mapping[str, Overrides] = {
     "QUInt16": {"activations.bits": 16},
     "QInt4": {"activations.bits": 4, "activations.signed": True},
     "QUInt4": {"activations.bits": 4},
-    "QFLOAT8E4M3FN": {"target": "trt", "activations.storage": _FLOAT8},
+    "QFLOAT8E4M3FN": {**_FLOAT8, "activations.storage": _FLOAT8_STORAGE},
 }
 _WEIGHTS: Mapping[str, Overrides] = {
     "QUInt8": {"weights.scheme": "asymmetric", "weights.signed": False},
@@ -63,9 +65,9 @@ _WEIGHTS: Mapping[str, Overrides] = {
     "QUInt16": {"weights.bits": 16, "weights.scheme": "asymmetric", "weights.signed": False},
     "QInt4": {"weights.bits": 4, "weights.storage": "int4", "weights.narrow_range": True},
     "QUInt4": {"weights.bits": 4, "weights.scheme": "asymmetric", "weights.signed": False},
-    "QFLOAT8E4M3FN": {"target": "trt", "weights.storage": _FLOAT8},
+    "QFLOAT8E4M3FN": {**_FLOAT8, "weights.storage": _FLOAT8_STORAGE},
 }
-_PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsewhere costs time and gives nothing"
+PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsewhere costs time and gives nothing"
 _RUN_TIME = "activations get their scale at run time, from an operator that writes uint8 with a zero point"
 _NPU = "it is for accelerators that onnxq has no target for"
 
@@ -90,7 +92,7 @@ DYNAMIC_EXTRAS: Mapping[str, Option] = {
     "WeightSymmetric": Option(None, _look_up(_WEIGHT_SCHEMES)),
     # Bodies of If are quantized in any case; those of Loop and Scan are in the report, as left float.
     "EnableSubgraph": Option(False),
-    "ForceQuantizeNoInputCheck": Option(False, reason=_PLACED),
+    "ForceQuantizeNoInputCheck": Option(False, reason=PLACED),
     # Products of two activations stay float in any case.
     "MatMulConstBOnly": Option(),
     "DefaultTensorType": Option(reason="types that the model does not declare are inferred"),

@@ -6,6 +6,7 @@ by the tables of options.py; docs/from-onnxruntime.md lists all of them.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None
 Extras = Mapping[str, Any] | None
+# Overrides of every call: its caller runs the file with ONNX Runtime, whatever it was made for.
+_OF_ALL: Overrides = {"latency": False, "verify.optimized": True}
 # Operators that quantize_dynamic makes MatMuls of before it looks at lists.
 _DYNAMIC_ALSO = {"MatMul": "Gemm"}
 # Arguments of get_qdq_config's `calibrate_args`, as extra options.
@@ -94,7 +97,7 @@ def quantize_static(
     selection = Selection(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
     plan = None if calibration_cache_path is None else Path(calibration_cache_path)
-    if plan is not None and plan.exists():
+    if plan is not None and os.path.exists(plan):
         return _apply_plan(model_input, model_output, plan, samples, overrides, cautions, selection)
     if calibration_data_reader is None:
         cause = "is None, so that there are no samples to find ranges on"
@@ -148,14 +151,14 @@ def _quantize(
     cautions: Iterable[Caution],
     selection: Selection,
 ) -> Result:
-    from onnxq.compat.selection import make_rules
+    from onnxq.compat.selection import describe_floats, read_selection
     from onnxq.pipeline import quantize as quantize_model
 
-    rules, more = make_rules(model, selection)
-    _warn_caller([*cautions, *more])
-    chosen = {**overrides, "latency": False, **({"rules": rules} if rules else {})}
+    wish = read_selection(model, selection)
+    _warn_caller([*cautions, *wish.cautions])
+    chosen = {**overrides, **_OF_ALL, **({"rules": list(wish.rules)} if wish.rules else {})}
     result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
-    _warn_caller(result.report.alarms())
+    _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])
     return result
 
 
@@ -177,7 +180,7 @@ def _apply_plan(
         reason = f"{plan} is a plan, in which it stands what is quantized and how"
         cautions = [*cautions, warn_meaningless("all that says so beside calibration_cache_path", reason)]
     _warn_caller(cautions)
-    result = apply(model, plan, data, overrides={**kept, "latency": False}, out=output, force=True)
+    result = apply(model, plan, data, overrides=kept | _OF_ALL, out=output, force=True)
     _warn_caller(result.report.alarms())
     return result
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from onnxq.compat.options import name_value, warn_meaningless
+from onnxq.compat.options import PLACED, name_value, warn_meaningless
 from onnxq.graph import load_model
-from onnxq.graph.scopes import walk_all_graphs
+from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.sites import Caution
+from onnxq.pipeline import Result
+from onnxq.report.model import group_reasons
+from onnxq.report.summary import format_forced
+from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
 Rule = dict[str, Any]
 _FLOAT: Rule = {"float": True}
+# Code of operators that a rule leaves float: here those that the caller did not want.
+_BY_RULE = "F101"
+# Names of each reason, and reasons, that a warning lists.
+_SHOWN = 3
 # Keys of a tensor's override that are numbers, or of graphs that onnxq does not make.
 _NUMBERS = ("scale", "zero_point", "rmin", "rmax")
 _SIGNED = {"QInt8": (8, True), "QUInt8": (8, False), "QInt16": (16, True), "QUInt16": (16, False),
@@ -34,10 +41,22 @@ class Selection:
     tensors: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
 
 
-def make_rules(model: str | Path | onnx.ModelProto, selection: Selection) -> tuple[list[Rule], list[Caution]]:
-    """Make rules that leave float all that the lists do not want, and warnings for names that are not in the model."""
+@dataclass(frozen=True)
+class Wish:
+    """The lists of a call as rules.
+
+    named: the nodes that they force. cautions: for names that the model does not have.
+    """
+
+    rules: Sequence[Rule] = ()
+    named: Sequence[onnx.NodeProto] = ()
+    cautions: Sequence[Caution] = ()
+
+
+def read_selection(model: str | Path | onnx.ModelProto, selection: Selection) -> Wish:
+    """Make rules that force what the lists name, and leave float the rest."""
     if not (selection.op_types or selection.nodes or selection.excluded or selection.tensors):
-        return [], []
+        return Wish()
     graphs = [graph for _, graph in walk_all_graphs(load_model(model).proto)]
     nodes = [node for graph in graphs for node in graph.node]
     names, ops = {node.name for node in nodes}, {node.op_type for node in nodes}
@@ -52,11 +71,65 @@ def make_rules(model: str | Path | onnx.ModelProto, selection: Selection) -> tup
         rules += [{"node": _match_none(wanted), "set": _FLOAT}] if names - {*wanted} else []
     if selection.op_types and ops - {*selection.op_types}:
         rules.append({"op": _match_none(selection.op_types), "set": _FLOAT})
+    # Who names operators wants them quantized, whether they get faster or not.
+    lists = selection.nodes or selection.op_types
+    named = [node for node in nodes if _is_named(selection, node)] if lists else []
+    force = {"quantize": True} if named else {}
     overrides = selection.tensors or {}
     for name in _keep_known("TensorQuantOverrides", overrides, tensors, cautions):
         changes = _convert_override(name, overrides[name], name in constants, cautions)
-        rules += [{"tensor": _match_any([name]), "set": changes}] if changes else []
-    return rules, cautions
+        rules += [{"tensor": _match_any([name]), "set": changes | force}] if changes else []
+    if named:
+        by_name = {"node": _match_any(node.name for node in named)}
+        by_op = {"op": sorted({node.op_type for node in named})}
+        rules.append({**(by_name if selection.nodes else by_op), "set": force})
+    return Wish(rules, named, cautions)
+
+
+def _is_named(selection: Selection, node: onnx.NodeProto) -> bool:
+    chosen = not selection.nodes or node.name in selection.nodes
+    return chosen and (not selection.op_types or node.op_type in selection.op_types)
+
+
+def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator[Caution]:
+    """Yield a warning for operators that stay float though no argument says so, and one for the cost of forcing others.
+
+    named: the nodes that the caller forces.
+    """
+    report = result.report
+    left: list[Unquantized] = [*report.refusals, *report.left_float]
+    left += _find_unplaced(result, named, {one.subject for one in left})
+    groups = group_reasons([one for one in left if one.code != _BY_RULE])
+    if groups:
+        lines = [_describe_group(reason, members) for reason, members in groups[:_SHOWN]]
+        if len(groups) > _SHOWN:
+            lines.append(f"{len(groups) - _SHOWN} more reasons stand in result.report")
+        count = sum(len(members) for _, members in groups)
+        many = "1 operator stays" if count == 1 else f"{count} operators stay"
+        fix = "" if named else "; nodes_to_quantize and op_types_to_quantize force those that have a kernel"
+        yield Caution("W135", f"{many} float: {'; '.join(lines)}{fix}")
+    if report.forced is not None and report.forced.slowdown > 1:
+        yield Caution("W136", f"forced into integers: {format_forced(report.forced)}")
+
+
+def _find_unplaced(result: Result, named: Sequence[onnx.NodeProto], known: set[str]) -> Iterator[LeftFloat]:
+    """The named nodes at which no pair stands. known: those with a reason already."""
+    # Preparation may have folded some into their neighbours.
+    there = {node.name for _, graph in walk_graphs(result.light.graph) for node in graph.node}
+    sites = result.plan.all_sites
+    paired = {site.tensor.name for site in sites if site.tensor is not None}
+    # Tensors that passes made, e.g. scaled ones, have readers whose own inputs have no pair.
+    readers = {edge.node for site in sites for edge in site.consumers or ()}
+    for node in named:
+        if node.name in there - known - readers and not paired & {*node.input, *node.output}:
+            yield LeftFloat(node.name, PLACED)
+
+
+def _describe_group(reason: str, members: Sequence[Unquantized]) -> str:
+    names = ", ".join(one.subject for one in members[:_SHOWN])
+    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+    fixes = {one.fix for one in members if isinstance(one, Refusal) and one.fix}
+    return "; ".join((f"{len(members)} x {reason} ({names}{more})", *sorted(fixes)))
 
 
 def _keep_known(argument: str, given: Iterable[str] | None, known: set[str], cautions: list[Caution]) -> list[str]:

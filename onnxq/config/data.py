@@ -139,6 +139,8 @@ class VerifyConfig(Section):
     # None: chosen from the number of samples.
     holdout: int | None = option(None, "Samples kept from calibration to check the result with.", _CHECKING, ge=0)
     latency: bool = option(True, "Do not time float and quantized model.", _CHECKING | Command.PERPLEXITY)
+    # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
+    optimized: bool = False
     threads: int = option(
         1, "Threads for checking, comparing and timing; 0: all.",
         _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, ge=0, le=_MOST_THREADS,

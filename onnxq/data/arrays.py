@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tempfile
 import zipfile
@@ -27,6 +28,10 @@ _COPY_BYTES = 4 * 2**20
 _CHECKED_BYTES = 256 * 2**20
 # Bytes of a zip member's local header before its name (APPNOTE 4.3.7).
 _LOCAL_HEADER = 30
+# Those of numpy. Python unpacks whole blocks of the others, bzip2 and LZMA: a few kilobytes may become gigabytes.
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# Bytes of a header, as numpy's `max_header_size`, which it compares only when it has read them all.
+_LONGEST_HEADER = 10_000
 _DAMAGED = "copy or make it again; it may be truncated"
 
 
@@ -54,6 +59,9 @@ def load_npz(path: Path) -> dict[str, Array]:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             where = f"{path}, array {name!r}"
+            if info.compress_type not in _COMPRESSIONS:
+                cause = "is compressed in a way that cannot be unpacked a piece at a time: it may take any memory"
+                raise DataError(where, cause, "save it by np.savez or np.savez_compressed", code="Q206")
             with _explain_failures(where), archive.open(info) as stream:
                 found[name] = _read_member(path, info, stream, where, left)
             if info.compress_type != zipfile.ZIP_STORED and info.file_size <= left:
@@ -77,8 +85,8 @@ def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: st
     if info.file_size <= left:
         data = bytearray(stream.read())
         return np.frombuffer(data, dtype).reshape(shape, order="F" if order else "C")
-    # Rows are contiguous in C order only, and only deflate can be resumed in the middle.
-    if info.compress_type == zipfile.ZIP_DEFLATED and not order and len(shape) > 1 and size:
+    # Rows are contiguous in C order only.
+    if not order and len(shape) > 1 and size:
         return DeflatedArray(path, info, _find_data(path, info), start, dtype, shape)
     return _unpack_to_file(stream, dtype, shape, order)
 
@@ -95,8 +103,14 @@ def _read_header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"its format has the unknown version {version[0]}.{version[1]}")
+    # Bytes of its length; a format of version 1 cannot say more than 64 KiB.
+    width = 2 if version == (1, 0) else 4
+    prefix = stream.read(width)
+    length = int.from_bytes(prefix, "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"its header says that it is {length} bytes long")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, order, dtype = read(stream)
+    shape, order, dtype = read(io.BytesIO(prefix + stream.read(length)))
     if any(dim < 0 for dim in shape):
         cause = f"its header says shape {list(shape)}, and no dimension is negative"
         raise DataError(where, cause, _DAMAGED, code="Q204")

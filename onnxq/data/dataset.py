@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -29,6 +31,31 @@ class Batch:
     count: int
 
 
+class Unchosen(Sequence[int]):
+    """The numbers below `total` that are not among `chosen`, sorted; not as a list, since there may be millions."""
+
+    def __init__(self, total: int, chosen: Sequence[int]) -> None:
+        self._count = total - len(chosen)
+        # Of each chosen number, how many before it are not.
+        self._before = [number - position for position, number in enumerate(chosen)]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[int]: ...
+
+    def __getitem__(self, position: int | slice) -> int | list[int]:
+        """The number at a position."""
+        if isinstance(position, slice):
+            return [self[k] for k in range(self._count)[position]]
+        place = range(self._count)[position]
+        return place + bisect_right(self._before, place)
+
+
 class Dataset:
     """A selection of a source's samples, in order. Samples are read on request and not kept.
 
@@ -52,7 +79,7 @@ class Dataset:
         self.inputs: tuple[ValueInfo, ...] = tuple(inputs)
         self.synthetic = synthetic
         self._source, self._title, self._extend = source, title, extend
-        self._indices, self._spare = tuple(indices), tuple(spare)
+        self._indices, self._spare = tuple(indices), spare
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -120,6 +147,11 @@ class Dataset:
     def joined(self, other: Dataset) -> Dataset:
         """Join two parts of one set; a sample of both counts once."""
         return self._of(sorted({*self._indices, *other._indices}))
+
+    def without(self, other: Dataset) -> Dataset:
+        """Leave out the samples of another part of the same set; at least one must remain."""
+        taken = frozenset(other._indices)
+        return self._of([i for i in self._indices if i not in taken])
 
     def extended(self, extend: Extend) -> Dataset:
         """Return the same samples with further inputs, each as `extend` gives it when it is read."""

@@ -44,7 +44,9 @@ def _measure_array(value: Array) -> tuple[float, ...]:
     if value.dtype.kind != "f" or not value.size:
         return float(value.size), 0.0, 0.0, 0.0
     wide = value.astype(np.float32, copy=False)
-    # A mask's lowest number has no square in float32: inf is extreme enough.
+    if not np.isfinite(wide.min()):
+        # A mask's -inf is in no range.
+        wide = wide[np.isfinite(wide)]
     with np.errstate(over="ignore"):
-        power = float(np.mean(np.square(wide)))
-    return float(value.size), -float(wide.min()), float(wide.max()), power
+        power = float(np.mean(np.square(wide))) if wide.size else 0.0
+    return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,11 +51,11 @@ def open_path(
 def _open_any(
     path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> Source:
-    if path.is_dir():
+    if os.path.isdir(path):
         return _open_folder(path, inputs, config)
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(path, "there is no such file or folder", suggest_files(path), code="Q201")
-    if not path.is_file():
+    if not os.path.isfile(path):
         check_input_kind(path, DataError)
     reader = _READERS.get(path.suffix.lower())
     if reader is not None:

@@ -123,7 +123,7 @@ def make_input_error(where: str, value: ValueInfo, cause: str, fix: str, *, code
 def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
     """Convert one sample's array to the input's dtype, contiguous and aligned.
 
-    Raises DataError if a fixed dim differs, a value does not fit the dtype, or there is NaN or inf.
+    Raises DataError if a fixed dim differs, a value does not fit the dtype, or there is NaN or +inf; -inf is a mask's.
     """
     if value.shape is not None and array.ndim != len(value.shape):
         raise make_rank_error(array.shape, value, where)
@@ -142,13 +142,13 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
             raise make_input_error(where, value, f"holds values that {want} cannot", "check the data", code="Q210")
     with np.errstate(over="ignore"):
         out = np.array(array, dtype=want, order="C")
-    if classify_dtype(want) == "float" and not np.isfinite(out).all():
+    if classify_dtype(want) == "float" and np.isinf(out).sum() != np.isinf(array).sum():
         raise make_input_error(where, value, f"holds values too large for {want}", "scale the data", code="Q210")
     return out
 
 
 def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
-    bad = ~np.isfinite(np.asarray(array))
+    bad = ~(np.asarray(array) < np.inf)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         kinds = "NaN" if np.isnan(array).any() else "inf"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.config import DataConfig
-from onnxq.data.dataset import Dataset
+from onnxq.data.dataset import Dataset, Unchosen
 from onnxq.data.files import open_path
 from onnxq.data.fit import check_dtype
 from onnxq.data.scripts import DEFAULT_FUNCTION, call_function
@@ -84,7 +84,7 @@ def _open_source(
 def _open_path(
     text: str, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> tuple[Source, str]:
-    if text == GENERATED and model is not None and not Path(text).exists():
+    if text == GENERATED and model is not None and not os.path.exists(text):
         return spool_samples(
             make_generated_samples(inputs, config, model), inputs, "text", None, tick
         ), "text of its own"
@@ -114,12 +114,12 @@ def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], con
     notes = [check_dtype(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
     # Without repetitions: a source of many files has its own remarks on dtypes already.
     source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
-    chosen, spare = list(range(total)), []
+    chosen: Sequence[int] = range(total)
+    spare: Sequence[int] = ()
     if config.samples is not None and config.samples < total:
         order = np.random.default_rng(config.seed).choice(total, size=config.samples, replace=False)
         chosen = sorted(int(i) for i in order)
-        taken = frozenset(chosen)
-        spare = [i for i in range(total) if i not in taken]
+        spare = Unchosen(total, chosen)
     dataset = Dataset(source, inputs, chosen, spare=spare, title=title)
     dataset[0]
     return dataset

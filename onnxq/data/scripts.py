@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ def _check_script(path: Path) -> None:
 
 def suggest_files(path: Path) -> str:
     """Suggest the most similar names in the path's folder; "" for none."""
-    close = find_nearest(path.name, (one.name for one in path.parent.iterdir())) if path.parent.is_dir() else ()
+    close = find_nearest(path.name, (one.name for one in path.parent.iterdir())) if os.path.isdir(path.parent) else ()
     return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
 
 

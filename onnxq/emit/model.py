@@ -55,8 +55,10 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
     """
     if find_opset(proto) < plan.opset:
-        cause = f"the plan needs opset {plan.opset}, the model has {find_opset(proto)}"
-        raise PlanError(plan.model, cause, code="Q404")
+        opset = find_opset(proto)
+        own = f"is of opset {opset}" if opset else "imports none of ONNX's own operators"
+        cause = f"the plan needs opset {plan.opset}, and the model {own}"
+        raise PlanError(plan.model, cause, "plan this model again, which raises its opset", code="Q404")
     index = get_index(proto)
     check_specs(plan, index)
     check_numbers(plan)

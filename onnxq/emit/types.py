@@ -19,7 +19,7 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
     if types is not None and types.io is not None:
         values = (*proto.graph.input, *proto.graph.output)
         floats = {value.name for value in values if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type}
-        interface = dict.fromkeys(sorted(floats), types.io.onnx_type)
+        interface.update(dict.fromkeys(sorted(floats - source.fixed), types.io.onnx_type))
     if types is None or types.type is FloatType.FLOAT32:
         came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
         return write_types(proto, came.onnx_type, None, interface=interface) if interface else proto

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,6 +31,11 @@ class ChoiceAgreement:
     decides: tuple[str, ...]
     chosen: float
     shared: float
+
+    @property
+    def share(self) -> float:
+        """Of what is chosen, as much as the other model chose too; 1 where nothing is."""
+        return self.shared / self.chosen if self.chosen else 1.0
 
 
 @dataclass
@@ -90,7 +96,8 @@ def _list_rows(selection: Selection, array: Array) -> Integers:
     """One choice a row: along its axis a TopK chooses several, and any other integer is a choice of its own."""
     if selection.op_type != "TopK":
         return array.reshape(-1, 1)
-    return np.moveaxis(array, selection.axis, -1).reshape(-1, array.shape[selection.axis])
+    rows = np.moveaxis(array, selection.axis, -1)
+    return rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
 
 
 def _number_rows(rows: Integers, span: int) -> Integers:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +13,6 @@ from onnx import TypeProto, ValueInfoProto
 from onnxq.data import read_mask
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, compute_sqnr
-from onnxq.evaluation.agreement import AgreementSums
-from onnxq.evaluation.selections import NO_SELECTIONS
 from onnxq.evaluation.slices import SliceSums
 from onnxq.graph import ModelLike
 from onnxq.spec import FLOAT_TYPES, FloatType
@@ -28,6 +25,10 @@ class Runner(Protocol):
         """Return all outputs by name."""
 
 
+# Quantile of the normal distribution: 19 in 20 other sets of as many samples have no fewer dB than an estimate less its
+# spread.
+_QUANTILE = 1.645
+
 # By output: the sums of each of its arrays, of which a sequence has several.
 SampleErrors = dict[str, list[ErrorAccumulator]]
 
@@ -37,25 +38,50 @@ class ModelErrors:
     """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
     outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
-    _each: dict[str, list[float]] = field(default_factory=dict)
+    # As of ErrorAccumulator.
+    top_k: int = 0
+    # Noise and signal of each sample, by output.
+    _noises: dict[str, list[float]] = field(default_factory=dict)
+    _signals: dict[str, list[float]] = field(default_factory=dict)
 
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         for name, pairs in pair_outputs(feeds, reference, got):
-            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
-            before = sums.noise
+            sums = self._find_sums(name)
+            before = sums.noise, sums.signal
             for one, two in pairs:
                 sums.update(one, two)
-            self._each.setdefault(name, []).append(sums.noise - before)
+            self._note_sample(name, *before)
 
     def add(self, sample: SampleErrors) -> None:
         """Add one run that `measure_sample` looked at: to the bit as `update` would."""
         for name, found in sample.items():
-            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
-            before = sums.noise
+            sums = self._find_sums(name)
+            before = sums.noise, sums.signal
             for one in found:
                 sums.add(one)
-            self._each.setdefault(name, []).append(sums.noise - before)
+            self._note_sample(name, *before)
+
+    def merge(self, other: ModelErrors) -> None:
+        """Add the runs of another."""
+        for name, sums in other.outputs.items():
+            self._find_sums(name).add(sums)
+            self._noises.setdefault(name, []).extend(other._noises[name])
+            self._signals.setdefault(name, []).extend(other._signals[name])
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return max(map(len, self._noises.values()), default=0)
+
+    def _find_sums(self, name: str) -> ErrorAccumulator:
+        return self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k))
+
+    def _note_sample(self, name: str, noise: float, signal: float) -> None:
+        """Note the last sample of an output. noise, signal: the sums before it."""
+        sums = self.outputs[name]
+        self._noises.setdefault(name, []).append(sums.noise - noise)
+        self._signals.setdefault(name, []).append(sums.signal - signal)
 
     def results(self) -> tuple[OutputAccuracy, ...]:
         """The error of each output."""
@@ -73,20 +99,71 @@ class ModelErrors:
     def likely_db(self) -> float:
         """SQNR in dB that the worst output, or part of one, is likely to have on as many other samples.
 
-        That is with the mean noise and one standard error of it more; with twice the noise of a single sample, which
-        says nothing of others.
+        That is with one standard error more noise; with twice the noise of a single sample, which says nothing of
+        others.
         """
-        found = [math.inf]
+        return self._estimate(1.0).least_db
+
+    def estimate(self, optimism: float = 0.0) -> Estimate:
+        """The SQNR that new samples will have, of the output, or the part of one, that may have least.
+
+        optimism: dB by which these samples may have more than others, beyond chance.
+        """
+        found = self._estimate(count_errors(self.count))
+        return replace(found, spread_db=found.spread_db + optimism)
+
+    def _estimate(self, errors: float) -> Estimate:
+        """`estimate` with a spread of so many standard errors."""
+        found = [Estimate(math.inf, 0.0)]
         for name, sums in self.outputs.items():
-            each = self._each[name]
-            mean = math.fsum(each) / len(each)
-            # One sample says nothing of the spread between samples; its noise stands for its own error.
-            error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else mean
-            worse = 10.0 * math.log10(1.0 + error / mean) if mean > 0 else 0.0
-            found.append(sums.result().whole_db - worse)
-            if sums.comparable:
-                found += [compute_sqnr(part.signal, part.noise + part.spread) for part in sums.parts()]
-        return min(found)
+            result = sums.result()
+            found.append(Estimate(result.whole_db, _to_spread(errors * self._measure_error(name)), name))
+            for part in sums.parts() if sums.comparable else ():
+                # Of their ratio to the mean, as of the whole.
+                error = part.spread / part.noise if part.noise > 0 else 0.0
+                db = compute_sqnr(part.signal, part.noise)
+                found.append(Estimate(db, _to_spread(errors * error), name + part.text))
+        return min(found, key=lambda one: one.least_db)
+
+    def _measure_error(self, name: str) -> float:
+        """Standard error of an output's noise-to-signal ratio, as a share of it; 1 where one sample tells nothing."""
+        noises, signals = np.asarray(self._noises[name]), np.asarray(self._signals[name])
+        if len(noises) < 2:
+            return 1.0
+        noise, signal = float(noises.sum()), float(signals.sum())
+        if not (noise > 0 and signal > 0 and math.isfinite(noise)):
+            return 0.0
+        # Of a ratio of sums: Cochran, "Sampling Techniques", 3rd ed., 1977, section 6.3.
+        rest = noises / noise - signals / signal
+        return math.sqrt(float(rest @ rest) * len(rest) / (len(rest) - 1))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An SQNR in dB, and how many dB less other samples may have. name: the output, and the part of it."""
+
+    sqnr_db: float
+    spread_db: float
+    name: str = ""
+
+    @property
+    def least_db(self) -> float:
+        """The SQNR that other samples have at least, all but surely."""
+        return self.sqnr_db - self.spread_db
+
+
+def count_errors(samples: int) -> float:
+    """Standard errors below a mean of so many samples, above which another such mean lies 19 times in 20.
+
+    Student's quantile by its Cornish-Fisher expansion, within 2 % from 4 samples on.
+    """
+    z, freedom = _QUANTILE, max(samples - 1, 1)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def _to_spread(share: float) -> float:
+    """Decibels that so large a share more noise costs."""
+    return 10.0 * math.log10(1.0 + share)
 
 
 def measure_sample(
@@ -105,7 +182,6 @@ def compare_models(
     pairs: Mapping[str, tuple[Runner, Runner]],
     samples: Iterable[Mapping[str, Array]],
     *,
-    agreement: AgreementSums | None = None,
     on_sample: Callable[[], None] = lambda: None,
 ) -> dict[str, tuple[OutputAccuracy, ...]]:
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
@@ -113,22 +189,27 @@ def compare_models(
     Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
     outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
     count that it does not leave out as padding.
-    agreement: of the choices of the first pair. Its selections are those of the first reference, which exposes its
-    choices; all other sessions take them.
     """
-    agreement = AgreementSums(NO_SELECTIONS) if agreement is None else agreement
-    sums = {label: ModelErrors() for label in pairs}
-    # By identity: sessions compare by nothing else, and the float model's is in most pairs.
-    first, *others = {id(session): session for pair in pairs.values() for session in pair}.values()
+    return {label: errors.results() for label, errors in sum_errors(pairs, samples, on_sample=on_sample).items()}
+
+
+def sum_errors(
+    pairs: Mapping[str, tuple[Runner, Runner]],
+    samples: Iterable[Mapping[str, Array]],
+    *,
+    on_sample: Callable[[], None] = lambda: None,
+) -> dict[str, ModelErrors]:
+    """The sums of `compare_models`."""
+    sums = {label: ModelErrors(top_k=1) for label in pairs}
     for feeds in samples:
-        exact = first.run(feeds)
-        given = agreement.selections.add_choices(feeds, exact)
-        done = {id(first): exact, **{id(session): session.run(given) for session in others}}
-        agreement.update(exact, done[id(next(iter(pairs.values()))[1])])
+        done: dict[int, dict[str, Array]] = {}
+        # By identity: sessions compare by nothing else, and the float model's is in most pairs.
+        for session in {id(s): s for pair in pairs.values() for s in pair}.values():
+            done[id(session)] = session.run(feeds)
         for label, (reference, other) in pairs.items():
             sums[label].update(feeds, done[id(reference)], done[id(other)])
         on_sample()
-    return {label: errors.results() for label, errors in sums.items()}
+    return sums
 
 
 def _meant(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
@@ -171,21 +252,23 @@ def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
             yield place, array
 
 
-def check_interface(before: ModelLike, after: ModelLike, floats: FloatType | None = None) -> None:
+def check_interface(
+    before: ModelLike, after: ModelLike, floats: FloatType | None = None, *, fixed: Collection[str] = ()
+) -> None:
     """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs.
 
-    floats: the type of all float inputs and outputs of `after`; None: those of `before`.
+    floats: the type of all float inputs and outputs of `after` but those named in `fixed`; None: those of `before`.
     """
     # Up to IR version 3 initializers are listed among the inputs; nobody feeds them.
-    fixed = {tensor.name for tensor in before.graph.initializer}
-    wanted = [value for value in before.graph.input if value.name not in fixed]
+    stored = {tensor.name for tensor in before.graph.initializer}
+    wanted = [value for value in before.graph.input if value.name not in stored]
     for kind, old, new in (("input", wanted, after.graph.input), ("output", before.graph.output, after.graph.output)):
         if [value.name for value in old] != [value.name for value in new]:
             raise VerificationError(
                 kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}", code="Q702"
             )
         for a, b in zip(old, new, strict=True):
-            if _describe_type(a, floats) != _describe_type(b, None):
+            if _describe_type(a, None if a.name in fixed else floats) != _describe_type(b, None):
                 raise VerificationError(f"{kind} {a.name}", "has another type or shape than before", code="Q702")
 
 

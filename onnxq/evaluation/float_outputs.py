@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from onnxq.data import Dataset
@@ -77,3 +77,11 @@ class FloatOutputs:
         # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
         if is_large_model(self.proto):
             self._session = None
+
+
+def add_own_choices(model: ModelLike, samples: Iterable[Feeds]) -> Iterator[Feeds]:
+    """Each sample with what a float model chooses on it, as other forms of the model take it."""
+    selections = find_selections(model)
+    session = Session(selections.expose_choices(model), optimize=False) if selections.nodes else None
+    for feeds in samples:
+        yield dict(feeds) if session is None else selections.add_choices(feeds, session.run(feeds))

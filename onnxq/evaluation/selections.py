@@ -44,6 +44,8 @@ _MOVES = frozenset(
     {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Split", "Expand",
      "Tile", "Gather", "GatherElements", "GatherND", "Cast", "CastLike"}
 )  # fmt: skip
+# The opset that has GatherElements. Older models keep values of a TopK in their own order.
+_GATHER_ELEMENTS = 11
 _FLOATS = frozenset({*FLOAT_TYPES, TensorProto.DOUBLE})
 
 
@@ -258,7 +260,7 @@ def _rewrite(model: ModelLike, selections: Selections, *, given: bool) -> ModelL
         maker = makers.get(one.name)
         if maker is not None and maker.op_type == one.op_type:
             _add_values(graph, maker, one, index)
-            if given and one.op_type == "TopK" and maker.output[0]:
+            if given and one.op_type == "TopK" and maker.output[0] and index.opset >= _GATHER_ELEMENTS:
                 _match_rows(graph, maker, one)
     if given:
         settled = selections.settled if len(present) == len(choices) else frozenset()

@@ -134,7 +134,7 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     named = find_selections(float_model).take_choices(named)
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
-    named = widen_model(named) if read_types(named).computes else named
+    named = widen_model(named) if read_types(named).narrow else named
     work = _Work(GraphIndex(float_model), GraphIndex(named), named)
     work.toggle_pairs()
     work.toggle_corrections()

@@ -43,6 +43,9 @@ def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
     """
     if str(model) and not os.path.exists(model):
         return  # Reading the model gives an error that says more than one about the output.
+    for output in outputs:
+        if isinstance(output, str):
+            _check_spelling(output)
     wanted = [Path(output) for output in outputs if output is not None]
     for position, path in enumerate(wanted):
         found = check_output_kind(path)
@@ -80,9 +83,9 @@ def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False)
     parents: also make missing folders above. A new folder that stays empty is removed at the end.
     Raises OutputError if it is a file, or cannot be made or written to.
     """
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputError(str(folder), "is a file", "name a folder", code="Q603")
-    new = not folder.exists()
+    new = not os.path.exists(folder)
     try:
         folder.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
@@ -137,7 +140,7 @@ def check_output_kind(path: Path) -> os.stat_result | None:
     try:
         found = os.lstat(path)
     except FileNotFoundError:
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):
             raise OutputError(str(path), f"there is no folder {path.parent}", "create it first", code="Q603") from None
         return None
     except NotADirectoryError:
@@ -147,7 +150,7 @@ def check_output_kind(path: Path) -> os.stat_result | None:
         raise OutputError(
             str(path), f"cannot be the name of an output ({cause})", "choose another name", code="Q603"
         ) from error
-    mode = path.stat().st_mode if path.exists() else found.st_mode
+    mode = path.stat().st_mode if os.path.exists(path) else found.st_mode
     if stat.S_ISDIR(mode):
         raise OutputError(str(path), "is a folder", "give a file name", code="Q603")
     if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
@@ -156,6 +159,15 @@ def check_output_kind(path: Path) -> os.stat_result | None:
     if _leads_to_standard_stream(path):
         raise OutputError(str(path), "is a standard stream, where messages and reports go", "name a file", code="Q603")
     return found
+
+
+def _check_spelling(output: str) -> None:
+    """Raise OutputError for text that names something other than a file, which a Path does not show."""
+    if output == "-":
+        cause = "is the standard output elsewhere, and here it would be a file of this name"
+        raise OutputError(output, cause, "name a file, or ./- for that one", code="Q603")
+    if output.endswith(("/", os.sep)):
+        raise OutputError(output, "is the name of a folder", "give a file name", code="Q603")
 
 
 def _leads_to_standard_stream(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from onnxq.files.outputs import register_input
 MIB = 2**20
 # Bytes. A pipe or device may have no end; text files that people or scripts write are far smaller.
 _FROM_A_PIPE = 64 * MIB
+# Calibration files of other tools, which are taken for plans and for each other. ONNX Runtime writes its table as JSON
+# and as lines of a tensor and a number.
+_CALIBRATIONS = {
+    "TensorRT": re.compile(r"\s*TRT-[0-9A-Za-z.]+-\w+\s*$", re.MULTILINE),
+    "ONNX Runtime": re.compile(r'\s*(\{\s*"CLS": "TensorsData"|(\S+ [-+.e\d]+\s*)+\Z)'),
+}
 
 
 def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
@@ -41,6 +48,11 @@ def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int
     except (OSError, ValueError) as found:  # ValueError: a name with a NUL in it
         subject = repr(str(path)) if "\0" in str(path) else Path(path)
         raise error(subject, describe_os_error(found), fix, code=code) from found
+
+
+def find_calibrator(text: str) -> str:
+    """The tool that wrote a calibration file, "TensorRT" or "ONNX Runtime"; "" for other text."""
+    return next((tool for tool, form in _CALIBRATIONS.items() if form.match(text)), "")
 
 
 def describe_os_error(error: Exception) -> str:

@@ -9,7 +9,7 @@ from onnxq.graph.dense import store_densely
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.functions import inline_functions
-from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph
+from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph, index_named
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, find_opset, get_index
 from onnxq.graph.light import LightModel, ModelLike, WeightStore, add_libraries, attach_weights, strip_weights
 from onnxq.graph.load import Model, load_model
@@ -40,6 +40,7 @@ __all__ = [
     "fold_constants",
     "get_index",
     "hash_graph",
+    "index_named",
     "infer_shapes",
     "inline_functions",
     "limit_opset",

@@ -45,7 +45,7 @@ class Fingerprint:
 
 def compute_fingerprint(proto: ModelLike) -> Fingerprint:
     """Hash a network's structure, and its weights; the same for every export of the same network."""
-    index = _index_named(proto)
+    index = index_named(proto)
     ids = _colour_tensors(index)
     values = (
         _hash_parts(ids[t], array.dtype.str, repr(array.shape), _read_content(array))
@@ -73,7 +73,7 @@ def compute_structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]
     Tensors that are exact mirror images of each other share one. A changed operator or shape upstream or downstream
     changes an id; retrained weights do not.
     """
-    return _colour_tensors(model if isinstance(model, GraphIndex) else _index_named(model))
+    return _colour_tensors(model if isinstance(model, GraphIndex) else index_named(model))
 
 
 def hash_graph(model: LightModel) -> str:
@@ -99,7 +99,8 @@ def _compute_digest(model: ModelLike) -> str:
     return digest.hexdigest()
 
 
-def _index_named(proto: ModelLike) -> GraphIndex:
+def index_named(proto: ModelLike) -> GraphIndex:
+    """The index of a model, which is given names where it has none."""
     return get_index(proto if has_unique_names(bare_proto(proto)) else name_nodes(proto))
 
 

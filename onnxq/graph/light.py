@@ -95,6 +95,10 @@ class WeightStore:
         """The values of a stub in memory, or where they lie in a file: packed there where the type is."""
         return self._arrays[_key(tensor)]
 
+    def adopt(self, other: WeightStore) -> None:
+        """Keep the arrays of another store as well, for stubs that come over from its model."""
+        self._arrays.update(other._arrays)
+
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
         copy = WeightStore(self.observed, self.spool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,12 +139,13 @@ def _read_file(path: Path) -> bytes:
 
 
 def _read_bytes(path: Path) -> bytes:
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = sorted(file.name for file in path.glob("*.onnx"))
         fix = f"name a file in it: {', '.join(inside[:_SHOWN])}" if inside else ""
         raise ModelError(path, "is a folder, not a model", fix, code="Q101")
-    if not path.exists():
-        near = find_nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
+    if not os.path.exists(path):
+        beside = path.parent.glob("*") if os.path.isdir(path.parent) else ()
+        near = find_nearest(path.name, (file.name for file in beside))
         fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
         raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > MESSAGE_LIMIT:

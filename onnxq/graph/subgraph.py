@@ -23,8 +23,9 @@ from onnx import (
 )
 
 from onnxq.graph.index import Stored
-from onnxq.graph.light import M, bare_proto, rebuild
-from onnxq.graph.scopes import iterate_subgraphs, list_reads, replace_items, sort_nodes
+from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, copy_store, rebuild
+from onnxq.graph.names import choose_name, list_names
+from onnxq.graph.scopes import iterate_subgraphs, list_defined, list_reads, rename_reads, replace_items, sort_nodes
 
 
 class Cutter(Generic[M]):
@@ -245,3 +246,93 @@ def remove_unneeded(graph: GraphProto) -> None:
             kept.append(node)
     replace_items(graph.node, reversed(kept))
     replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed])
+
+
+def list_behind(model: ModelLike, stops: Collection[str]) -> frozenset[str]:
+    """The nodes of the main graph named in `stops`, and those that anything they make goes into."""
+    found: set[str] = set()
+    tensors: set[str] = set()
+    for node in sort_nodes(bare_proto(model).graph):
+        if node.name in stops or not tensors.isdisjoint(list_reads(node)):
+            found.add(node.name)
+            tensors.update(filter(None, node.output))
+    return frozenset(found)
+
+
+def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoProto]) -> M:
+    """The model without the nodes `behind`, which no other node depends on; it gives the tensors that they read.
+
+    It has all inputs of the model, the outputs that it makes, and behind these the tensors computed for `behind`.
+    types: declarations of these, by name; one that has none is given without a type.
+    """
+    cutter = Cutter(model, computed=True)
+    read = set(cutter.list_inputs(behind))
+    given = [name for name in cutter.list_tensors() if name in read and cutter.producer(name) not in behind]
+    lost = {tensor for name in behind for tensor in cutter.nodes[name].output}
+    out = ModelProto()
+    out.CopyFrom(bare_proto(model))
+    graph = out.graph
+    own = [value for value in graph.output if value.name not in lost]
+    shown = {value.name for value in own}
+    new = [types.get(name, ValueInfoProto(name=name)) for name in given if name not in shown]
+    replace_items(graph.node, [node for node in graph.node if node.name not in behind])
+    replace_items(graph.output, [*own, *new])
+    remove_unneeded(graph)
+    replace_items(graph.value_info, [value for value in graph.value_info if value.name not in lost])
+    return rebuild(model, out)
+
+
+def give_outputs(model: M, names: Collection[str]) -> M:
+    """The model with these of its outputs alone, and without what only others need."""
+    out = ModelProto()
+    out.CopyFrom(bare_proto(model))
+    replace_items(out.graph.output, [value for value in out.graph.output if value.name in names])
+    remove_unneeded(out.graph)
+    return rebuild(model, out)
+
+
+def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
+    """A changed `cut_front` of `whole`, with the nodes `behind` as they are in `whole`, and its outputs.
+
+    Tensors and nodes of the front that took a name from behind get another.
+    """
+    cutter = Cutter(whole, computed=True)
+    outputs = [value for value in whole.graph.output if cutter.producer(value.name) in behind]
+    rest = cutter.cut(behind, (), outputs)
+    part, out, store = ModelProto(), ModelProto(), copy_store(front)
+    part.CopyFrom(bare_proto(rest))
+    out.CopyFrom(bare_proto(front))
+    _settle_clashes(out, part)
+    if store is not None and isinstance(rest, LightModel):
+        store.adopt(rest.weights)
+    graph, own = out.graph, list_defined(part.graph)
+    made = {value.name: value for value in (*graph.output, *part.graph.output)}
+    declared = [value for value in whole.graph.value_info if value.name in own or value.name in made]
+    graph.node.extend(part.graph.node)
+    graph.initializer.extend(part.graph.initializer)
+    graph.sparse_initializer.extend(part.graph.sparse_initializer)
+    graph.value_info.extend(declared)
+    replace_items(graph.output, [made[value.name] for value in whole.graph.output])
+    imported = {entry.domain for entry in out.opset_import}
+    out.opset_import.extend(entry for entry in whole.opset_import if entry.domain not in imported)
+    return rebuild(front, out, store)
+
+
+def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
+    """Take out of `part` what `front` has as well, and give what `front` has by a name of `part` another, in place."""
+    both = {_identify(item) for item in (*front.graph.node, *front.graph.initializer)}
+    for items in (part.graph.node, part.graph.initializer):
+        replace_items(items, [item for item in items if _identify(item) not in both])
+    taken = list_names(front) | list_names(part)
+    names = {name: choose_name(name, taken) for name in list_defined(front.graph) & list_defined(part.graph)}
+    nodes = {node.name for node in part.graph.node}
+    rename_reads(front.graph, names)
+    for node in front.graph.node:
+        node.output[:] = [names.get(name, name) for name in node.output]
+        node.name = choose_name(node.name, taken) if node.name in nodes else node.name
+    for value in (*front.graph.initializer, *front.graph.value_info):
+        value.name = names.get(value.name, value.name)
+
+
+def _identify(item: NodeProto | TensorProto) -> bytes:
+    return bytes(item.SerializeToString(deterministic=True))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import CalibrationError
-from onnxq.files import read_input
+from onnxq.files import find_calibrator, read_input
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -29,6 +29,9 @@ _HEADER = re.compile(r"TRT-[0-9A-Za-z.]+-\w+")
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}")
 _fault = partial(CalibrationError, code="Q505")
 _AGAIN = "calibrate with TensorRT again, or quantize with samples"
+# The tool whose tables are taken for caches.
+_OTHER = "ONNX Runtime"
+_SAMPLES = "give `quantize` the samples that it was made of: it finds ranges of its own"
 # Faults listed in an error.
 _SHOWN = 5
 # Bytes. A line stands for a tensor, and no network has a million.
@@ -73,7 +76,10 @@ def read_cache(source: str | Path) -> Cache:
 
 def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
     """The content of a cache file; see `read_cache`."""
-    lines = _decode_text(data, source).splitlines()
+    text = _decode_text(data, source)
+    if find_calibrator(text) == _OTHER:
+        raise _fault(source, f"is a calibration table of {_OTHER}, and no cache of TensorRT", _SAMPLES)
+    lines = text.splitlines()
     # Blank lines in front of the header do no harm.
     number = next((k for k, line in enumerate(lines, 1) if line.strip()), 0)
     if not number:
@@ -102,7 +108,7 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
 
 def _decode_text(data: bytes, source: str) -> str:
     binary = "is binary; a calibration cache of TensorRT is text"
-    fix = "ONNX Runtime's calibration.flatbuffers is another format: name the file that TensorRT's calibrator wrote"
+    fix = f"{_OTHER}'s calibration.flatbuffers is another format: name the file that TensorRT's calibrator wrote"
     if b"\0" in data:
         raise _fault(source, binary, fix)
     try:

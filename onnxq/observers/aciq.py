@@ -63,6 +63,7 @@ class Aciq:
     """
 
     per_sample = False
+    infinite = False
 
     def __init__(self, quant: QuantSpec, *, distribution: str = "auto") -> None:
         require_even_steps("aciq", quant)

@@ -24,6 +24,8 @@ class Observer(Protocol):
 
     # `update` must be called once for each sample, not once for a batch.
     per_sample: bool
+    # Calibration met -inf, as in masks, of which it keeps no statistics: `create_observer` begins with False.
+    infinite: bool
 
     @property
     def count(self) -> int:
@@ -97,6 +99,7 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
             )
         _check_type(spec.name, key, value, known[key])
     made: Observer = factory(quant, **dict(spec.options))
+    made.infinite = False
     return made
 
 

@@ -205,6 +205,7 @@ class HistogramObserver:
     """Collects a histogram of at least `bins` bins over the range of the data; subclasses choose the range from it."""
 
     per_sample = False
+    infinite = False
     name = ""
 
     def __init__(self, quant: QuantSpec, bins: int) -> None:

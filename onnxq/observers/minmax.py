@@ -17,6 +17,7 @@ class MinMax:
     """The smallest and the largest value observed."""
 
     per_sample = False
+    infinite = False
 
     def __init__(self, quant: QuantSpec) -> None:
         self.count = 0
@@ -50,6 +51,7 @@ class MovingAverage:
     """
 
     per_sample = True
+    infinite = False
 
     def __init__(self, quant: QuantSpec) -> None:
         self.count = 0

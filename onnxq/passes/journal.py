@@ -86,10 +86,11 @@ class Promotion:
     """Outcome of mixed-precision promotion.
 
     asked: the request in words. unit: "dB", or the metric's name; float_value: the float model's metric.
-    least: the figure asked for. met: by `value`, measured on the finished model: for dB on samples nothing was chosen
-    on. operators: how many were promoted, left: how many stayed. samples: those that the steps were judged on. note:
-    why it stopped, where the request is not met. part: the slices of an output that `value` is of, like
-    "output0[:, 4:, :]", "" where it is of a whole output. required: somebody asked for it.
+    least: the figure asked for. met: by `value`, measured on the finished model. spread: dB that other samples may have
+    less, all but surely; NaN where nothing tells. operators: how many were promoted, left: how many stayed. samples:
+    those that `value` is of and that the steps were judged on. note: why it stopped, where the request is not met.
+    part: the slices of an output that `value` is of, like "output0[:, 4:, :]", "" where it is of a whole output.
+    headroom: ranges of activations reach so many times as far as the samples. required: somebody asked for it.
     """
 
     asked: str
@@ -100,8 +101,10 @@ class Promotion:
     steps: tuple[PromotionStep, ...] = ()
     operators: int = 0
     left: int = 0
+    spread: float = math.nan
     float_value: float = math.nan
     samples: int = 0
     note: str = ""
     part: str = ""
+    headroom: float = 1.0
     required: bool = False

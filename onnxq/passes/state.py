@@ -10,6 +10,7 @@ from onnxq.graph.precision.widen import SourceTypes
 from onnxq.passes.journal import Promotion
 from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner import OnnxPlacement
+from onnxq.runtime import Rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,7 @@ class State:
     plan: None before planning. plain: the same choice without attention, where attention is to be tried. problem: the
     placement problem that the plan answers. unrounded: the plan that weight rounding began with; rounded: the operators
     it treated. scalings: the record by which the plan equalizes the model again.
+    rest: the part of the file that ONNX Runtime cannot run; `named` and `model` are the part in front of it.
     """
 
     named: ModelLike
@@ -36,6 +38,7 @@ class State:
     rounded: frozenset[str] = frozenset()
     scalings: tuple[Scaling | Rotation, ...] = ()
     promotion: Promotion | None = None
+    rest: Rest | None = None
 
     @cached_property
     def before(self) -> GraphIndex:

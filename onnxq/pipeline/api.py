@@ -109,8 +109,8 @@ def import_calibration(
 
     cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. data: samples to
     calibrate the tensors on that the cache has no scale for; the override `allow_missing` leaves their readers float.
-    config: None is the preset `trt-int8`, or one for the target in `overrides`. out: write the plan as JSON;
-    `onnxq.apply` carries it out. See `quantize` for the rest.
+    config: None, and a file that names no target, start from `trt-int8`, or the preset of the target in `overrides`.
+    out: write the plan as JSON; `onnxq.apply` carries it out. See `quantize` for the rest.
 
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
     Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
@@ -118,7 +118,7 @@ def import_calibration(
     from onnxq.pipeline import import_cache
 
     given = import_cache.choose_target(overrides) if config is None else overrides
-    with open_run(model, config, given, Command.IMPORT, out=out, force=force) as chosen:
+    with open_run(model, config, given, Command.IMPORT, out=out, force=force, usual=import_cache.USUAL) as chosen:
         found = import_cache.import_calibration(cache, model, data, chosen, progress=progress)
         _write_plan(found.plan, out, force, progress)
     return found

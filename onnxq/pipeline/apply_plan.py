@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -12,11 +13,13 @@ from onnxq.calibrate.contents import note_contents, recognize_model
 from onnxq.config import Config
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import read_text
-from onnxq.graph import GraphIndex, compute_fingerprint
+from onnxq.graph import GraphIndex, compute_fingerprint, get_index
+from onnxq.graph.identity import hash_topology
 from onnxq.nearest import suggest_names
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.journal import PassReport
 from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
 from onnxq.pipeline.finalize import finalize_run
@@ -76,14 +79,7 @@ def apply(
     _check_prepare(found)
     ctx = RunContext(config=config, timers=Timers(progress), progress=progress, memory_limit=config.data.memory_limit)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(
-            model,
-            only=found.prepare,
-            target=found.target,
-            runtime=config.runtime,
-            journal=ctx.journal,
-            progress=progress,
-        )
+        state = _load_as_planned(model, found, ctx)
         # Before the plan is fitted: its anchors are structural ids of the equalized model.
         prepared, renew = state.model, config.apply.new_weights
         # Other weights hold other values: then names and structure alone decide.
@@ -106,6 +102,23 @@ def apply(
         quantized = build_file(state, found)
     done = finalize_run(ctx, replace(state, plan=found), quantized, source=model)
     return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
+
+
+def _load_as_planned(model: str | Path | onnx.ModelProto, plan: Plan, ctx: RunContext) -> State:
+    """The model, or the part of it that ONNX Runtime can run, whichever the plan was made for."""
+    load = partial(
+        load_state, model, only=plan.prepare, target=plan.target, runtime=ctx.config.runtime, progress=ctx.progress
+    )
+    journal: list[PassReport] = []
+    state = load(journal=journal)
+    if state.rest is not None and hash_topology(get_index(state.model)) != plan.topology:
+        # Where weights alone are rounded, by their values, the part behind is planned as well.
+        reports: list[PassReport] = []
+        whole = load(whole=True, journal=reports)
+        if hash_topology(get_index(whole.model)) == plan.topology:
+            state, journal = whole, reports
+    ctx.journal.extend(journal)
+    return state
 
 
 def _make_samples(ctx: RunContext, state: State) -> RunContext:

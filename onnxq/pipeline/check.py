@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
-from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.compare import Runner, compare_models
-from onnxq.evaluation.selections import Selections, find_selections
-from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.evaluation.agreement import ChoiceAgreement
+from onnxq.evaluation.class_scores import find_class_scores
+from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
+from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
+from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import KernelError, Session, UnknownOperatorError, detect_cpu, time_models
+from onnxq.runtime import KernelError, Session, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 
 
@@ -27,7 +29,8 @@ from onnxq.sites import Caution, Role
 class ModelCheck:
     """Float and quantized model side by side. segments: of which `outputs` has the worst; 0 for whole models.
 
-    choices: of the float model, and how far the quantized one's are the same.
+    choices: of the float model, and how far the quantized one's are the same. errors: the sums behind `outputs`, with
+    optimizations off ("off") and, where they can be trusted, on ("on").
     """
 
     outputs: tuple[OutputCheck, ...]
@@ -35,6 +38,7 @@ class ModelCheck:
     notes: tuple[Caution, ...] = ()
     segments: int = 0
     choices: tuple[ChoiceAgreement, ...] = ()
+    errors: Mapping[str, ModelErrors] = field(default_factory=dict)
 
 
 def check_model(
@@ -46,52 +50,70 @@ def check_model(
     exact: ModelLike | None = None,
     threads: int = 0,
     optimized: bool = True,
+    everywhere: bool = False,
 ) -> ModelCheck:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
     few: other samples, where `samples` are too few to tell; they give no figures, but a note if answers are lost.
     exact: computes what `after` says, where ORT does not: in float32, rounded as its narrow types are.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8; the notes say so)
-    or cannot be trusted, their columns are NaN.
+    or cannot be trusted, their columns are NaN. everywhere: they are run though they cannot.
     Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
-    agreement = AgreementSums(find_selections(before))
-    take_choices = agreement.selections.take_choices
-    reference = Session(agreement.selections.expose_choices(before), threads=threads)
-    plain: Runner = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
-    fast = plain
+    reference = ReferenceRunner(before, threads=threads)
+    take_choices = reference.selections.take_choices
+    file = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
+    fast = plain = MatchedRunner(reference, file)
     notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
-    without = exact is not None and not optimized
+    without = exact is not None and not (optimized or everywhere)
     try:
-        fast = plain if without else _open_typed(take_choices(after), threads)
+        fast = plain if without else MatchedRunner(reference, _open_typed(take_choices(after), threads))
     except ModelError as error:
         if optimized:
             raise
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
         notes, without = (*notes, Caution("W116", text)), True
     ran: list[None] = []
-    pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
+    exact_run: Runner = reference
+    pairs = {"off": (exact_run, plain), "on": (exact_run, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
-    found = compare_models(pairs, samples, agreement=agreement, on_sample=lambda: ran.append(None))
-    count = len(ran)
-    checks = tuple(
-        OutputCheck(
-            name=off.name,
-            sqnr_db=(off.sqnr_db, math.nan if without else on.sqnr_db),
-            whole_db=(off.whole_db, math.nan if without else on.whole_db),
-            parts=(off.part, "" if without else on.part),
-            cosine=(off.cosine, math.nan if without else on.cosine),
-            agreement_db=math.nan if without else agree.sqnr_db,
-            optimized=not without,
-        )
-        for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
-    )
-    on_others = compare_models({"off": (reference, plain)}, few, agreement=AgreementSums(agreement.selections))["off"]
-    unchecked = _note_unchecked(reference, checks, agreement.selections) if count else ()
+    sums = sum_errors(pairs, samples, on_sample=lambda: ran.append(None))
+    found = {label: errors.results() for label, errors in sums.items()}
+    count, choices = len(ran), plain.agreement.results()
+    classes = find_class_scores(index_named(before))
+    rows = zip(found["off"], found["on"], found["agree"], strict=True)
+    checks = tuple(_make_check(off, None if without else on, agree, classes) for off, on, agree in rows)
+    on_others = compare_models({"off": (reference, plain)}, few)["off"]
+    unchecked = _note_unchecked(reference, checks) if count else ()
     notes = (*notes, *unchecked, *_note_losses(checks, on_others, count))
-    return ModelCheck(checks, count, notes, choices=agreement.results())
+    errors = {label: sums[label] for label in (("off",) if without else ("off", "on"))}
+    return ModelCheck(checks, count, notes, choices=choices, errors=errors)
+
+
+def _make_check(
+    off: OutputAccuracy, on: OutputAccuracy | None, agree: OutputAccuracy, classes: Mapping[str, bool]
+) -> OutputCheck:
+    """The figures of one output. on: with optimizations, where they can be trusted; NaN stands for them elsewhere."""
+    unknown = math.nan, math.nan
+    return OutputCheck(
+        name=off.name,
+        sqnr_db=(off.sqnr_db, on.sqnr_db if on else math.nan),
+        whole_db=(off.whole_db, on.whole_db if on else math.nan),
+        parts=(off.part, on.part if on else ""),
+        cosine=(off.cosine, on.cosine if on else math.nan),
+        agreement_db=agree.sqnr_db if on else math.nan,
+        optimized=on is not None,
+        top_1=(off.top_k, on.top_k if on else math.nan) if off.name in classes else unknown,
+        rows=off.rows if off.name in classes else 0,
+        classes=classes.get(off.name, False),
+    )
+
+
+def is_narrow(state: State) -> bool:
+    """True where ONNX Runtime does not compute as the file says: it rounds nothing to narrow types on the way."""
+    return state.planned.precision is not None or bool(state.types.interface)
 
 
 def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[Caution, ...]:
@@ -109,9 +131,6 @@ def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[C
             "run, a check computes in float32 and rounds as its types say"
         )
         return (Caution("W116", text),)
-    except UnknownOperatorError:
-        # The summary says that nothing was run, and for want of which operator.
-        return ()
     except ModelError as error:
         fix = "report this model; `high_precision='float32'` writes no other float types"
         raise VerificationError(
@@ -156,8 +175,9 @@ def _open_typed(model: ModelLike, threads: int) -> Runner:
     return _TypedRunner(Session(widen_model(model) if TensorProto.BFLOAT16 in kinds else model, threads=threads))
 
 
-def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], selections: Selections) -> tuple[Caution, ...]:
+def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> tuple[Caution, ...]:
     """A note for each output in which no sample had a number to compare, and which no choice decides."""
+    selections = reference.selections
     checked = selections.settled.union(name for one in selections.nodes for name, _ in one.choices)
     checked |= {check.name for check in checks}
     return tuple(
@@ -165,7 +185,7 @@ def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], selection
             "W120",
             f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's",
         )
-        for arg in reference.native.get_outputs()
+        for arg in reference.session.native.get_outputs()
         if arg.name not in checked
     )
 
@@ -218,7 +238,7 @@ def time_both(
 # Operators that some target quantizes, and those a person asks about even where none of them was.
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool",
           "GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize")  # fmt: skip
-_ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
+ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
 
 
 def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
@@ -228,7 +248,7 @@ def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
     for op in _HEAVY:
         nodes = [node.name for node in index.nodes if node.op_type == op]
         done = sum(name in int8 for name in nodes)
-        if nodes and (done or op in _ALWAYS_SHOWN):
+        if nodes and (done or op in ALWAYS_SHOWN):
             rows.append(OpCount(op=op, quantized=done, total=len(nodes)))
     return tuple(rows)
 
@@ -244,7 +264,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
         tensors = ((k, index.input(node, k)) for k in range(len(node.inputs)))
         data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
-        half = node.op_type in _ALWAYS_SHOWN and len(data) < 2
+        half = node.op_type in ALWAYS_SHOWN and len(data) < 2
         if data and not half and data <= read.get(node.name, set()):
             found.add(node.name)
     return found

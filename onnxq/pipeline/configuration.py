@@ -24,15 +24,16 @@ Configuration = Config | str | Path | None
 Overrides = Mapping[str, Any] | None
 
 
-def make_config(config: Configuration, overrides: Overrides, command: Command) -> Config:
+def make_config(config: Configuration, overrides: Overrides, command: Command, *, usual: str | None = None) -> Config:
     """Make the configuration of a command: a preset, file or Config with the caller's options on top.
 
-    None, and a file that names no target, start from the preset of the target in the options, as `trt-int8`.
+    None, and a file that names no target, start from the preset of the target in the options, as `trt-int8`; without
+    one from that of `usual`, by default `ort`.
     Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
     """
     given = expand_names(overrides, command)
     target = given.get("target")
-    base = load_config(config, target=target)
+    base = load_config(config, target=target or usual)
     if config is not None and target not in (None, base.target):
         cause = f"the configuration {base.source!r} is for {base.target!r}"
         raise ConfigError(f"target {target!r}", cause, "choose one", code="Q312")
@@ -54,17 +55,18 @@ def open_run(
     *,
     out: str | Path | None = None,
     force: bool = False,
+    usual: str | None = None,
 ) -> Iterator[Config]:
-    """Give the configuration, with its libraries of operators loaded and the outputs guarded.
+    """Give the configuration of `make_config`, with its libraries of operators loaded and the outputs guarded.
 
     Raises OutputError, before the work begins, for outputs that could not be written after it, or that are inputs.
     """
     name = "" if isinstance(model, onnx.ModelProto) else model
     # The configuration is read inside a guard, because it is an input, too.
     with guard_outputs(name, out, force=force):
-        chosen = make_config(config, overrides, command)
+        chosen = make_config(config, overrides, command, usual=usual)
         files = list(_list_outputs(chosen, command, out))
-        refuse_inputs(files)
+        refuse_inputs(map(Path, files))
         with guard_outputs(name, *files, force=force):
             given = chosen.runtime
             ready = {
@@ -76,13 +78,13 @@ def open_run(
             yield chosen.model_copy(update={"runtime": given.model_copy(update=ready)})
 
 
-def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[Path]:
+def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[str | Path]:
     """The files that a command writes. Sections of the configuration that it does not take are left out."""
     taken = {one.path for one in list_options(command)}
     if out is not None:
-        yield Path(out)
+        yield out
         if config.output.external_data and "output.external_data" in taken:
             check_data_name(Path(out))
             yield name_data_file(out)
     if config.output.plan and "output.plan" in taken:
-        yield Path(config.output.plan)
+        yield config.output.plan

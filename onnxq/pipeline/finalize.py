@@ -6,16 +6,19 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq import targets
 from onnxq.annotate import find_saturating
-from onnxq.evaluation.compare import check_interface
-from onnxq.graph import ModelLike, get_index, name_nodes
+from onnxq.data.synthetic import make_synthetic
+from onnxq.evaluation.compare import ModelErrors, check_interface
+from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
 from onnxq.graph.light import measure_size
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.subgraph import give_outputs
+from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
+from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
 from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.check_segments import check_segments
@@ -23,31 +26,37 @@ from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
+from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
 from onnxq.report import Latency, Report, make_site_line, placement_text
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
-from onnxq.report.model import DRIFT_DB
 from onnxq.report.sums import saturation_summary
-from onnxq.runtime import detect_cpu
+from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution
+from onnxq.targets import find_target
 
 # Seconds that timing both models takes, about.
 _TIMING_SECONDS = 4.0
 # Of eight samples one is held back, which may be an easy one: three of four others were lost beside 22 dB. So below
 # the first number as many of those that were calibrated with as the second are looked at too.
 _FEW, _MORE = 4, 8
+_NO_TIME = "the budget ran out before anything was promoted"
+_ALL_FLOAT = "nothing is quantized: only the float model holds this"
+_CHANGED = "it held where that was decided: before weights were rounded anew, and with optimizations off"
+# Inputs made up for a check where no samples were needed.
+_MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
 def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: object) -> Result:
-    """Check the finished model and write the account; the check decides whether a request is met."""
+    """Check the finished model and write the account."""
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
-    # Against the file itself: preparation names nodes and may add types.
-    check_interface(state.source.proto, model, None if plan.precision is None else plan.precision.io)
-    engine = targets.find_target(plan.target)
+    whole = _join_rest(state, state.source.proto, model)
+    engine = find_target(plan.target)
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
+    promotion = _answer_request(ctx, state, model, trial)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
     account = Report(
@@ -61,7 +70,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         # Scales of each run need no samples, and the summary says what the check ran on.
         synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
-        output_bytes=measure_size(model),
+        output_bytes=measure_size(whole),
         checks=trial.outputs if trial else (),
         choices=trial.choices if trial else (),
         checked=trial.samples if trial else 0,
@@ -77,28 +86,57 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
+        forced=weigh_forced(state.problem) if state.problem is not None else None,
         float_types=plan.precision,
         rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
         accounts=(
             *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
             *(describe_shortage(one) for one in budget.shortened),
         ),
-        promotion=None
-        if state.promotion is None
-        else _decide(replace(state.promotion, required=ctx.request.asked), trial, engine.times_itself),
+        promotion=promotion,
         already=count_existing(state),
         kept=plan.kept,
         saturating=_explain_drift(model, trial),
         warnings=(
             *state.source.notes,
-            *plan.warnings,
+            *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
             *warn_unmeasured_cpu(plan, detect_cpu()),
             *(trial.notes if trial else ()),
             *describe_journal(ctx.crew),
         ),
         stages=tuple(ctx.timers.costs),
     )
-    return Result(model, plan, account, state.source.files)
+    return Result(whole, plan, account, state.source.files)
+
+
+def _join_rest(state: State, source: ModelLike, model: ModelLike) -> ModelLike:
+    """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
+    plan, rest, whole = state.planned, state.rest, model
+    fixed: tuple[str, ...] = ()
+    if rest is not None:
+        whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
+        verify_graph(whole, kept=(*plan.kept, *rest.nodes))
+    check_interface(source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed)
+    return whole
+
+
+def describe_rest(rest: Rest | None) -> tuple[Caution, ...]:
+    """A warning that names the operators that were not run, what stands behind them, and the outputs not checked."""
+    if rest is None:
+        return ()
+    names = list(rest.stops)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    behind = {op: count for op, count in rest.count_ops().items() if op in check.ALWAYS_SHOWN}
+    products = ", ".join(f"{count} {op}" for op, count in sorted(behind.items()))
+    kinds = " and ".join(sorted(set(rest.stops.values())))
+    among = f", {products} among them" if products else ""
+    count = f"{len(rest.nodes)} node{'' if len(rest.nodes) == 1 else 's'}{among}"
+    text = (
+        f"ONNX Runtime does not have {kinds} (node {names[0]!r}{more}): only the part in front was run, quantized and "
+        f"checked, at the tensors that it gives. All from there on, {count}, "
+        f"is as it came. Not checked: {', '.join(rest.outputs) or 'no output'}"
+    )
+    return (Caution("W131", text),)
 
 
 def _name_code(ctx: RunContext) -> tuple[str, ...]:
@@ -119,7 +157,8 @@ def _measure(
         with ctx.timers.run("check", "checking the quantized model"):
             return check_segments(ctx, state, model), None
     if ctx.samples is None:
-        return check.ModelCheck((), 0, check.load_file(model, optimized=here)), None
+        with ctx.timers.run("check", "checking the quantized model"):
+            return _check_unrun(ctx, state, model, here=here), None
     with ctx.timers.run("check", "checking the quantized model"):
         trial = _check(ctx, state, model, optimized=here)
     timed = ctx.config.verify.latency and here and bool(state.planned.sites)
@@ -157,11 +196,30 @@ def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) 
         few = ctx.data.calibration.take(_MORE).samples() if len(held) < _FEW and not ctx.data.seen else ()
         threads = ctx.config.verify.threads
         # ONNX Runtime rounds nothing to narrow types between operators, and may not have them at all.
-        narrow = state.planned.precision is not None or bool(state.types.interface)
+        exact = emulate_types(model) if check.is_narrow(state) else None
         return check.check_model(
-            state.named, model, samples, exact=emulate_types(model) if narrow else None, few=few, threads=threads,
-            optimized=optimized,
+            state.named, model, samples, exact=exact, few=few, threads=threads,
+            optimized=optimized, everywhere=ctx.config.verify.optimized,
         )  # fmt: skip
+
+
+def _check_unrun(ctx: RunContext, state: State, model: ModelLike, *, here: bool) -> check.ModelCheck:
+    """The check without samples: the file is loaded, and the part in front of operators that are lacking is run."""
+    try:
+        before, rest = find_front(state.named)
+        after, _ = find_front(model)
+    except UnknownOperatorError:
+        # Nothing stands in front of it.
+        return check.ModelCheck((), 0)
+    names = {value.name for value in before.graph.output} & {value.name for value in after.graph.output}
+    if rest is None or not names:
+        return check.ModelCheck((), 0, check.load_file(after, optimized=here))
+    before, after = (give_outputs(each, names) for each in (before, after))
+    samples = make_synthetic(get_index(before).inputs, samples=_MADE_UP, seed=ctx.config.data.seed, model=before)
+    narrow = check.is_narrow(state)
+    return check.check_model(
+        before, after, samples.samples(), exact=emulate_types(name_nodes(after)) if narrow else None, optimized=here
+    )
 
 
 def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
@@ -178,15 +236,85 @@ def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
 
 def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
-    drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
+    drifted = any(one.drifts for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
 
 
-def _decide(promotion: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
-    """The account with the finished model's figures on samples that nothing was chosen on."""
-    # A metric was measured on the finished model by the function that decides.
-    if promotion.unit != "dB":
-        return promotion
+def _answer_request(
+    ctx: RunContext, state: State, model: ModelLike, trial: check.ModelCheck | None
+) -> Promotion | None:
+    """The account of promotion with the finished model's figures; None where nothing was asked for or done.
+
+    trial: the check on samples held back. Without a request, and where the time or the memory is not for more, its
+    figures decide, else all samples do, each on ranges that it had no part in.
+    """
+    account, request, plan = state.promotion, ctx.request, state.planned
+    if account is None:
+        if not request.asked:
+            return None
+        least = request.max_drop.least(request.float_value) if request.min_sqnr is None else request.min_sqnr
+        account = Promotion(asked=request.describe(), unit=request.unit, met=False, value=math.nan, least=least)
+        account = replace(account, note=_NO_TIME if plan.sites else "", float_value=request.float_value)
+    account = replace(account, required=request.asked)
+    if request.metric is not None:
+        account = _measure_metric(ctx, state, model, account)
+    elif request.min_sqnr is None or ctx.samples is None or (trial and trial.segments) or ctx.budget.left() <= 0:
+        account = _read_check(account, trial, find_target(plan.target).times_itself)
+    else:
+        account = _estimate(ctx, state, account)
+    if not (plan.sites or plan.kept or plan.precision is not None):
+        return replace(account, met=False, note=account.note or _ALL_FLOAT)
+    return account
+
+
+def _measure_metric(ctx: RunContext, state: State, model: ModelLike, account: Promotion) -> Promotion:
+    """The account with the metric of the finished model, where passes have changed it since it was measured."""
+    metric, config = ctx.request.metric, ctx.config
+    assert metric is not None
+    if math.isnan(account.value) or account.steps or state.planned.precision is not None:
+        with ctx.progress(f"running {metric.name} on the quantized model"):
+            optimize = find_target(config.target).times_itself
+            value = metric(give_types(state, model), optimize=optimize, threads=config.verify.threads)
+        account = replace(account, value=value, met=value >= account.least)
+    return account
+
+
+def _estimate(ctx: RunContext, state: State, account: Promotion) -> Promotion:
+    """The account with the SQNR that new samples will have."""
+    found = _measure_folds(ctx, state)
+    if not found.outputs:
+        # No output holds numbers: nothing is known.
+        return replace(account, value=math.nan, met=False)
+    best = found.estimate(find_optimism(state))
+    part = "" if best.name in found.outputs else best.name
+    account = replace(account, value=best.sqnr_db, spread=best.spread_db, part=part, samples=found.count)
+    met = best.sqnr_db >= account.least
+    return replace(account, met=met, note=account.note or ("" if met else _CHANGED))
+
+
+def _measure_folds(ctx: RunContext, state: State) -> ModelErrors:
+    """The errors of the finished model, as the file says or as users run it, whichever are larger."""
+    folds = split_folds(ctx, state)
+    here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
+    headroom = 1.0 if state.promotion is None else state.promotion.headroom
+    sums: dict[str, ModelErrors] = {}
+    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
+        for fold in folds:
+            plan = fold.narrow_ranges(state.model, state.planned, headroom)
+            model = build_file(state, plan, ctx.progress)
+            samples = count_items(fold.samples.samples(), task)
+            found = check.check_model(
+                state.named, model, samples, exact=emulate_types(model) if narrow else None,
+                threads=ctx.config.verify.threads, optimized=here,
+            )  # fmt: skip
+            for label, errors in found.errors.items():
+                if here or label == "off":
+                    sums.setdefault(label, ModelErrors()).merge(errors)
+    return min(sums.values(), key=lambda errors: errors.estimate().least_db)
+
+
+def _read_check(account: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
+    """The account with the figures of samples that nothing was chosen on."""
     checks = trial.outputs if trial is not None else ()
     values = [
         (db, one.name + part if part else "")
@@ -194,7 +322,6 @@ def _decide(promotion: Promotion, trial: check.ModelCheck | None, optimized: boo
         for db, part in list(zip(one.sqnr_db, one.parts, strict=True))[: 2 if optimized and one.optimized else 1]
     ]
     if not values:
-        # No output holds numbers: nothing is known.
-        return replace(promotion, value=math.nan, met=False)
+        return replace(account, value=math.nan, met=False)
     worst, part = min(values, key=lambda one: one[0])
-    return replace(promotion, value=worst, part=part, met=worst >= promotion.least)
+    return replace(account, value=worst, part=part, met=worst >= account.least)

@@ -18,6 +18,7 @@ from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers
 from onnxq.nearest import suggest_names
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
+from onnxq.pipeline.finalize import describe_rest
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.pipeline.samples import read_data
@@ -25,6 +26,8 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Refusal
 
+# The target where neither the configuration nor an option names one.
+USUAL = "trt"
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -34,7 +37,7 @@ _MAKES_TENSORS = frozenset({"scalars"})
 
 def choose_target(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
-    given = {"target": "trt", **{key: value for key, value in (overrides or {}).items() if value is not None}}
+    given = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
     # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
     fitting = {"activations.scheme": "symmetric", "activations.signed": True} if given["target"] == "ort" else {}
     return {**fitting, **given}
@@ -91,7 +94,7 @@ def import_calibration(
         unmatched=found.unmatched,
         unused=found.unused,
         missing=absent,
-        notes=(*notes, *found.notes),
+        notes=(*describe_rest(trial.state.rest), *notes, *found.notes),
     )
 
 

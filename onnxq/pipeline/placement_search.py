@@ -14,9 +14,8 @@ from onnxq.data import Dataset
 from onnxq.engines.bench.trt import demand_gpu, time_models_on_gpu
 from onnxq.errors import OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array
-from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.selections import find_selections
+from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.state import State
@@ -119,10 +118,9 @@ def _build(problem: OnnxPlacement, state: State, samples: Dataset, name: str, ch
         return None
     try:
         model = build_quantized(state, calibrate(state.model, plan, samples))
-        agreement = AgreementSums(find_selections(state.model))
-        judged = agreement.selections.expose_choices(state.model), agreement.selections.take_choices(model)
-        pair = {"q": (Session(judged[0]), Session(judged[1]))}
-        found = compare_models(pair, samples.samples(), agreement=agreement)["q"]
+        reference = ReferenceRunner(state.model)
+        other = MatchedRunner(reference, Session(reference.selections.take_choices(model)))
+        found = compare_models({"q": (reference, other)}, samples.samples())["q"]
     except OnnxqError:
         # One candidate fewer is no reason to fail: the others can be timed, and float can.
         return None

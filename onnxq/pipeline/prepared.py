@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from onnx import TensorProto
 
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
+from onnxq.calibrate.constants import check_constants
 from onnxq.config import RuntimeConfig
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
@@ -34,8 +36,9 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
 from onnxq.passes.state import State
 from onnxq.progress import Progress, count_items, silent
-from onnxq.runtime import Session, find_runnable_opset
+from onnxq.runtime import Session, find_front, find_runnable_opset
 from onnxq.spec import FLOAT_TYPES
+from onnxq.targets import find_target
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
@@ -58,19 +61,22 @@ def load_state(
     only: Iterable[str] | None = None,
     target: str = "ort",
     runtime: RuntimeConfig | None = None,
+    whole: bool = False,
     journal: list[PassReport] | None = None,
     progress: Progress = silent,
 ) -> State:
     """Load and rewrite for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again).
 
     runtime: its libraries of custom operators and its provider. journal: gets the reports of the rewrites.
+    For an engine other than ONNX Runtime the part that ONNX Runtime can run is loaded; with `whole` all of it.
     """
     with progress("reading the model"):
         model = load_model(source, lazy=True)  # type: ignore[arg-type]
         host = runtime or RuntimeConfig()
         named = name_nodes(add_libraries(model.light, host.libraries, host.provider))
+    whole = whole or find_target(target).times_itself
     with progress("simplifying the graph"):
-        return _rewrite(model, named, skip, only, target, [] if journal is None else journal)
+        return _rewrite(model, named, skip, only, target, [] if journal is None else journal, whole)
 
 
 def _rewrite(
@@ -80,16 +86,23 @@ def _rewrite(
     only: Iterable[str] | None,
     target: str,
     journal: list[PassReport],
+    whole: bool,
 ) -> State:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
     opset = find_opset(proto)
     if (runnable := find_runnable_opset(opset)) < opset:
         named = proto = limit_opset(proto, runnable)
-    types = read_types(proto)
-    if types.computes:
+    rest = None
+    if not whole:
+        proto, rest = find_front(proto)
+        named = named if rest is None else proto
+    types = replace(read_types(proto), fixed=frozenset() if rest is None else rest.reads)
+    if types.narrow:
         named = proto = widen_model(proto)
     dense = store_densely(proto)
+    # Before anything runs, where NaN shows far behind its origin; and before passes give weights other names.
+    check_constants(get_index(dense))
     upgraded = ensure_opset(dense, _MINIMUM_OPSET)
     names = frozenset(entry.name for entry in REWRITES)
     left_out = frozenset(skip)
@@ -107,7 +120,7 @@ def _rewrite(
     journal.extend(reports)
     changed = tuple(report.name for report in reports if report.changed)
     # The passes from here on hand the weights from one model to the next, and copy none of them.
-    return State(named, infer_shapes(strip_weights(proto)), source=model, types=types, rewrites=changed)
+    return State(named, infer_shapes(strip_weights(proto)), model, types, changed, rest=rest)
 
 
 # A constant that was rounded to a narrow type, such as a root of 2, is taken for what it stands for.

@@ -16,13 +16,14 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.errors import ConfigError, ModelError
 from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import FloatReference, Pass, RunContext, Stage
+from onnxq.passes.mixed_precision.candidates import leave_missing_float
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
@@ -33,13 +34,13 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
-from onnxq.pipeline.finalize import finalize_run, warn_unmeasured_cpu
+from onnxq.pipeline.finalize import describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.scale.crews import open_crew
-from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, quantize_unrun
+from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, quantize_unrun, rounds_alone
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
@@ -165,16 +166,18 @@ def prepare_run(
     running; None also where weights alone of a large model need no run.
     """
     config, progress = ctx.config, ctx.progress
+    running = data is not None
     with ctx.timers.run("prepare", "preparing the model"):
         state = load_state(
             model,
             skip=config.skip,
             target=config.target,
             runtime=config.runtime,
+            # A metric is of all outputs.
+            whole=rounds_alone(config, measuring=running) or config.accuracy.metric is not None,
             journal=ctx.journal,
             progress=progress,
         )
-        running = data is not None
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
             # Before anything that takes long: a mistake in the person's function shows here.
@@ -262,7 +265,7 @@ def _demand_float(state: State, name: str, mode: str) -> None:
 
 
 def _calibrate(ctx: RunContext, state: State) -> State:
-    """The state with numbers at every site. CalibrationError for the first site that calibration left without."""
+    """The state with numbers at every site, and float where calibration had none."""
 
     ranges = ctx.config.scale.ranges
     observed = read_part(ranges) if ranges else None
@@ -279,12 +282,8 @@ def _calibrate(ctx: RunContext, state: State) -> State:
         ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
         if observed is None else work(ctx.data.ranges, ctx.progress)
     )  # fmt: skip
-    missing = [site for site in plan.sites if not site.complete]
-    if missing:
-        reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
-        subject = str(missing[0].site)
-        cause = reasons.get(subject, "no sample of the calibration data reached it")
-        raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
+    state = leave_missing_float(ctx, replace(state, plan=plan))
+    plan = state.planned
     # Before calibration made-up inputs only gave shapes, which are right.
     if ctx.data.synthetic and any(site.role is not Role.WEIGHT and not site.spec.dynamic for site in plan.sites):
         plan = replace(plan, warnings=(SYNTHETIC, *plan.warnings))
@@ -326,9 +325,17 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
-    state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
-    obstacle = find_obstacle(state, config, measuring=data is not None)
-    if obstacle is not None or needs_no_run(state, config, measuring=data is not None):
+    measuring = data is not None
+    state = load_state(
+        model,
+        skip=config.skip,
+        target=config.target,
+        runtime=config.runtime,
+        whole=rounds_alone(config, measuring=measuring),
+        progress=progress,
+    )
+    obstacle = find_obstacle(state, config, measuring=measuring)
+    if obstacle is not None or needs_no_run(state, config, measuring=measuring):
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
     ctx = RunContext(config=config, skip=frozenset(config.skip), samples=samples, progress=progress)
@@ -342,7 +349,7 @@ def make_plan(
     # Without samples these passes have nothing to go by, and scales of each run need none.
     runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
     left_out = (_warn_left_out(config.effort),) if runs else ()
-    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
+    warnings = (*describe_rest(state.rest), *plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return note_contents(replace(plan, data=samples.description, warnings=warnings), state.model)
 
 

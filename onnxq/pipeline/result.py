@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -79,7 +80,7 @@ def model_files(path: Path) -> tuple[Path, ...]:
     """The model file and, when there is one, the external data file written beside it."""
     # Written only for a model too large for one file, or where that was asked for.
     data = name_data_file(path)
-    return (path, data) if data.exists() else (path,)
+    return (path, data) if os.path.exists(data) else (path,)
 
 
 _SHOWS: dict[type, Callable[[Any, View], None]] = {

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
-from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
@@ -17,9 +16,9 @@ from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.result import Result
 from onnxq.plan import Plan
 from onnxq.planner import state_placement
-from onnxq.runtime import Session, UnknownOperatorError
+from onnxq.report import Report
+from onnxq.runtime import Session, UnknownOperatorError, has_custom
 from onnxq.sites import Caution
-from onnxq.targets import USUAL_DOMAINS
 
 
 def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
@@ -27,12 +26,11 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
 
     measuring: samples or a demand on the accuracy were given, which only a run can serve.
     """
-    if measuring or not _rounds_by_values(config):
+    if not rounds_alone(config, measuring=measuring):
         return None
-    nodes = (node for _, graph in walk_graphs(state.named.graph) for node in graph.node)
-    # An operator of another domain may have to come from a library; whether it has to, only ORT knows. A session of a
-    # large model takes seconds, so only those are tried that may fail.
-    if all(node.domain in USUAL_DOMAINS for node in nodes):
+    # Whether a custom operator needs a library, only ORT knows. A session of a large model takes seconds, so only those
+    # are tried that may fail.
+    if not has_custom(state.named):
         return None
     try:
         Session(state.named, optimize=False)
@@ -43,12 +41,15 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
 
 def needs_no_run(state: State, config: Config, *, measuring: bool) -> bool:
     """True for weights alone of a large model, which no session need hold. measuring: as for `find_obstacle`."""
-    return not measuring and _rounds_by_values(config) and is_large_model(state.model)
+    return rounds_alone(config, measuring=measuring) and is_large_model(state.model)
 
 
-def _rounds_by_values(config: Config) -> bool:
-    """True where weights alone are rounded, and no error at the outputs says with how many bits."""
-    return config.mode == "weight-only" and config.weight_bits_budget is None
+def rounds_alone(config: Config, *, measuring: bool) -> bool:
+    """True where weights alone are rounded, and no error at the outputs says with how many bits.
+
+    measuring: as for `find_obstacle`.
+    """
+    return not measuring and config.mode == "weight-only" and config.weight_bits_budget is None
 
 
 def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError | None) -> Plan:
@@ -78,10 +79,18 @@ def quantize_unrun(
     result = finalize_run(ctx, replace(state, plan=plan), quantized, source=source)
     if obstacle is None:
         return result
-    return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))
+    notes = (_explain(obstacle, result.report), *result.report.warnings)
+    return replace(result, report=replace(result.report, warnings=notes))
 
 
-def _explain(obstacle: UnknownOperatorError) -> Caution:
+def _explain(obstacle: UnknownOperatorError, report: Report) -> Caution:
+    if report.checks:
+        names = ", ".join(one.name for one in report.checks)
+        return Caution(
+            "W131",
+            f"ONNX Runtime does not have {obstacle.subject}, so the result was compared with the float model in front "
+            f"of it only, at {names}, and not timed. Give the library that implements it (`ort_library`) to check all.",
+        )
     return Caution(
         "W123",
         f"NOTHING WAS RUN: ONNX Runtime does not have {obstacle.subject}, so the result was neither compared with the "

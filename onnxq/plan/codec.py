@@ -15,6 +15,7 @@ import numpy as np
 from onnxq.config.schema import JsonText, Path, shorten_value
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.escapes import escape_json
+from onnxq.files import find_calibrator
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.contents import Contents, Feed, NodeContents, contents_dict, read_sketch
@@ -70,6 +71,8 @@ def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:
 def _read_plan(text: str, source: str) -> Plan:
     # Some editors save UTF-8 with a byte order mark.
     read = JsonText(source, text.removeprefix("\ufeff"))
+    if tool := find_calibrator(text):
+        raise PlanError(source, f"is a calibration file of {tool}, and no plan", _CALIBRATIONS[tool], code="Q401")
     raw = read.parse(PlanError, _WRITE, code="Q401")
     if not isinstance(raw, dict) or "schema" not in raw:
         raise PlanError(source, "not a plan: no `schema`", _WRITE, code="Q401")
@@ -106,6 +109,11 @@ def _read_plan(text: str, source: str) -> Plan:
     )
 
 
+# By the tool that wrote a calibration file.
+_CALIBRATIONS = {
+    "TensorRT": "`onnxq import-calibration` makes a plan of it",
+    "ONNX Runtime": "give `quantize` the samples that it was made of: it finds ranges of its own",
+}
 _WRITE = "write it with `onnxq plan`"
 _FRESH = "compare with a fresh `onnxq plan`"
 

@@ -1,7 +1,7 @@
 """Decides: graph, target and configuration in, plan out."""
 
 from onnxq.planner.build import OnnxPlacement, anchor_sites, find_float_nodes, state_placement
-from onnxq.planner.choose import Choice
+from onnxq.planner.choose import Choice, Forced, weigh_forced
 from onnxq.planner.edited import digest_weights, find_needed_opset
 from onnxq.planner.existing import NOTHING, Existing
 from onnxq.planner.match import fit_plan
@@ -17,6 +17,7 @@ __all__ = [
     "NOTHING",
     "Choice",
     "Existing",
+    "Forced",
     "OnnxPlacement",
     "PrecisionProblem",
     "Table",
@@ -36,4 +37,5 @@ __all__ = [
     "fit_plan",
     "mend_sums",
     "state_placement",
+    "weigh_forced",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxq.config import Rule
 from onnxq.planner.balance import ANY, find_balance
@@ -13,7 +13,7 @@ from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
 from onnxq.planner.problem import PlacementProblem
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
 from onnxq.targets import Output
-from onnxq.targets.costs import Cost
+from onnxq.targets.costs import Cost, list_cpu_costs
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -27,6 +27,42 @@ class Choice:
     chosen: frozenset[str]
     reasons: tuple[Unquantized, ...] = ()
     warnings: tuple[Caution, ...] = ()
+
+
+@dataclass(frozen=True)
+class Forced:
+    """The operators that nothing but rules with `quantize: true` puts into integers.
+
+    slowdown: the predicted time of a run over that without these rules, on the kind of CPU that loses most.
+    """
+
+    names: tuple[str, ...]
+    slowdown: float
+
+
+def weigh_forced(problem: PlacementProblem) -> Forced | None:
+    """The operators that rules force, and their cost; None where there are none, or where no times are predicted."""
+    rules, config = problem.config.rules, problem.config
+    if not problem.engine.costs or not any(rule.set.quantize for rule in rules):
+        return None
+    free = [rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})}) for rule in rules]
+    config = config.model_copy(update={"rules": tuple(free)})
+    without = replace(problem, config=config, requests=replace(problem.requests, config=config))
+    chosen, before = choose_ops(problem).chosen, choose_ops(without).chosen
+    names = tuple(op.name for op in problem.ops if op.name in chosen - before)
+    slowdown = compare_times(*(predict_times(problem, one) for one in (before, chosen)))
+    return Forced(names, slowdown) if names else None
+
+
+def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
+    """Microseconds of the network on each kind of CPU, with these operators in integers."""
+    cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
+    return [cut.time_us(cut.costs(kind), chosen) for kind in list_cpu_costs(problem.config.cpu)]
+
+
+def compare_times(before: list[float], after: list[float]) -> float:
+    """The time after over that before, on the kind of CPU that loses most."""
+    return max(new / old if old else 1.0 for old, new in zip(before, after, strict=True))
 
 
 def choose_ops(problem: PlacementProblem, *, attention: bool = False, sized: bool = True) -> Choice:

@@ -10,15 +10,26 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
+from onnxq.engines.diff.model import (
+    FLOAT,
+    OFF,
+    Difference,
+    Divergence,
+    Error,
+    LayerDiff,
+    Unmet,
+    explain_absence,
+    label_run,
+)
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
-from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.model import warn_synthetic
+from onnxq.report.document import SCHEMA, describe_verdict, to_json
+from onnxq.report.model import RunFigure, make_verdict, warn_synthetic
 from onnxq.report.sums import explain_saturation
 from onnxq.report.terminal import (
     View,
     format_decibel,
+    format_verdict,
     format_warning,
     list_choices,
     make_sheet,
@@ -42,6 +53,7 @@ def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -
             "schema": SCHEMA,
             "error": error,
             "holds": found.holds,
+            "verdict": describe_verdict(_list_figures(found)),
             **values,
             "messages": [describe_unmet(found, one) for one in found.unmet],
         }
@@ -74,7 +86,7 @@ def find_unmet_tolerance(found: Difference) -> VerificationError | None:
         return VerificationError(f"output {first.output}", f"{describe_unmet(found, first)}{rest}", code="Q703")
     for name in found.missing:
         refusal = next(one for one in found.skipped if one.subject == name)
-        return VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix, code="Q704")
+        return explain_absence(refusal)
     return None
 
 
@@ -91,7 +103,23 @@ def _make_title(found: Difference) -> Text:
     return Text(f"{names[1]} against {names[0]}", style="bold").join_text(f"  ({found.data})" if found.data else "")
 
 
+def _list_figures(found: Difference) -> list[RunFigure]:
+    """Every output of every run against float."""
+    labels = _label_runs(found)
+    return [
+        RunFigure(
+            output=output.name + error.part, run=labels[error.run], sqnr_db=error.sqnr_db, top_1=error.top_k,
+            rows=error.rows if output.classes is not None and found.top_k == 1 else 0, classes=bool(output.classes),
+        )
+        for output in found.outputs
+        for error in output.accuracy
+    ]  # fmt: skip
+
+
 def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableType]]:
+    synthetic = ["on made-up inputs, which are not the task's"] if found.synthetic else []
+    grade, text = make_verdict(_list_figures(found), [one for run in found.choices.values() for one in run], synthetic)
+    yield "verdict", format_verdict(grade.name, grade.style, text)
     yield "runs", _make_run_table(found)
     if found.outputs:
         yield "outputs", _make_output_table(found)
@@ -111,7 +139,7 @@ def _make_rows(found: Difference, view: View) -> Iterator[tuple[str, RenderableT
         if worst:
             # Worst first, as `found.worst` lists them.
             shown, more = select_rows(worst, view, _WORST)
-            lines = [f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown]
+            lines = [f"{one.name} ({one.op}): drops by {one.drop_db:.1f} dB" for one in shown]
             yield "worst", Text(*lines, *filter(None, [more]))
     if found.skipped:
         yield "not run", Text(*_list_skipped(found))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from onnxq.escapes import dump_json, replace_surrogates
-from onnxq.report.model import Latency, Report
+from onnxq.report.model import UNCHANGED, Grade, Latency, Report, RunFigure, find_worst_figure, make_verdict
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
@@ -28,7 +28,13 @@ def report_json(report: Report, error: Mapping[str, Any] | None = None) -> str:
     error: the reason, as plain values, if the command fails in spite of the report.
     """
     derived = {"roles": dict(report.roles), "slower": report.slower, "alarms": report.alarms()}
+    derived["verdict"] = describe_verdict(report.figures, UNCHANGED if report.unchanged else None)
     return to_json({"schema": SCHEMA, "error": error, **_to_plain(report), **derived})
+
+
+def describe_verdict(figures: Sequence[RunFigure], grade: Grade | None = None) -> dict[str, Any]:
+    """The verdict on outputs. grade: in the place of theirs."""
+    return {"grade": (grade or make_verdict(figures)[0]).name, "worst": find_worst_figure(figures)}
 
 
 def _to_plain(value: Any) -> Any:

@@ -53,7 +53,7 @@ def _is_large(source: str | os.PathLike[str] | None) -> bool:
     path = Path(source or "")
     # The names of external data that torch's exporter and Optimum write.
     files = (path, path.with_name(f"{path.name}.data"), path.with_name(f"{path.name}_data")) if path.name else ()
-    return any(one.is_file() and one.stat().st_size >= _LARGE for one in files)
+    return any(os.path.isfile(one) and one.stat().st_size >= _LARGE for one in files)
 
 
 @dataclass(eq=False)

@@ -18,12 +18,20 @@ def describe_promotion(found: Promotion) -> str:
     done = f"{found.operators} operators" if found.operators != 1 else "1 operator"
     held = "holds" if found.met else "does NOT hold"
     tail = f"; {found.note}" if found.note else ""
+    if found.headroom > 1:
+        tail += f"; ranges reach {found.headroom - 1:.0%} further than on the samples, as the request allows"
     whole = "" if math.isnan(found.float_value) else f" (float {_figure(found, found.float_value)})"
     whole = f" at {found.part}" if found.part else whole
+    value = _figure(found, found.value)
+    if not math.isnan(found.spread):
+        value = f"{found.value:.1f} ± {found.spread:.1f} dB"
+        whole += f" on {found.samples} sample{'' if found.samples == 1 else 's'}"
+        if abs(found.value - found.least) < found.spread:
+            whole += f", which may {'not ' if found.met else ''}hold on others"
     became = f"{done} of {found.operators + found.left} promoted" if found.steps else "nothing had to be promoted"
     if not found.steps and not found.met:
         became = "nothing was promoted"
-    return f"{found.asked}: {held} with {_figure(found, found.value)}{whole}; {became}{tail}"
+    return f"{found.asked}: {held} with {value}{whole}; {became}{tail}"
 
 
 def find_unmet_accuracy(report: Report) -> VerificationError | None:
@@ -47,7 +55,8 @@ def make_promotion(found: Promotion) -> RenderableType:
         (one.name, one.to, str(len(one.nodes)), _figure(found, one.before), _figure(found, one.after))
         for one in found.steps
     )
-    where = f"before and after on {found.samples} samples kept for choosing" if found.samples else ""
+    where = f"before and after on {found.samples} samples" if found.samples else ""
+    where += "" if math.isnan(found.spread) else ", each with the ranges of the others; ±: 19 in 20 others have no less"
     made = make_table(
         ("site", "to", "operators", "before", "after"), rows, right=("operators", "before", "after"), names=("site",)
     )

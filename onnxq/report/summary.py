@@ -9,9 +9,11 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from onnxq.engines.diff.model import OFF, ON, label_run
+from onnxq.planner import Forced
 from onnxq.report.columns import Text
 from onnxq.report.document import report_json
-from onnxq.report.model import SYNTHETIC, Report, group_reasons, warn_synthetic
+from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, Report, group_reasons, make_verdict, warn_synthetic
 from onnxq.report.precision import format_precision
 from onnxq.report.promotions import make_promotion
 from onnxq.report.terminal import (
@@ -23,6 +25,7 @@ from onnxq.report.terminal import (
     format_seconds,
     format_shapes,
     format_threads,
+    format_verdict,
     format_warning,
     join_lines,
     list_choices,
@@ -37,7 +40,7 @@ from onnxq.wording import translate_text
 
 # Entries of a list without `verbose`.
 _SHOWN = 6
-_FILE, _RUN = "as the file says", "as ORT runs it"
+_FILE, _RUN = label_run(OFF), label_run(ON)
 _CPUS = {"any": "any x86", **CPU_KINDS}
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
 
@@ -64,6 +67,13 @@ def format_reasons(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]
         yield f"and {len(groups) - _SHOWN} more reasons; {translate_text(MORE)}"
 
 
+def format_forced(forced: Forced) -> str:
+    """Format what rules that force operators cost: number, names, predicted time."""
+    names = ", ".join(forced.names[:2]) + (f" and {len(forced.names) - 2} more" if len(forced.names) > 2 else "")
+    count = f"{len(forced.names)} operator{'' if len(forced.names) == 1 else 's'} by rules ({names})"
+    return f"{count}: predicted {forced.slowdown:.2f}x the time of the choice without them"
+
+
 def format_roles(roles: Sequence[tuple[str, int]]) -> str:
     """Format counts of roles: 60 activations, 50 weights, 1 bias."""
     return ", ".join(f"{count} {role if count == 1 else _PLURALS.get(role, role)}" for role, count in roles if count)
@@ -79,9 +89,8 @@ def _make_title(report: Report) -> Text:
 
 
 def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
-    if report.source_bytes and report.output_bytes:
-        ratio = report.source_bytes / report.output_bytes
-        change = f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+    yield "verdict", _make_verdict(report)
+    if change := _describe_size(report):
         yield "size", Text(f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}")
     if report.latency is not None:
         yield "latency", _make_latency(report)
@@ -103,6 +112,8 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
     for label, lines in lists:
         if lines:
             yield label, join_lines(lines, verbose, _SHOWN)
+    if report.forced is not None:
+        yield "forced", Text(format_forced(report.forced))
     if report.refusals:
         yield "refused", Text(*format_reasons(report.refusals, verbose))
     if report.left_float:
@@ -123,6 +134,34 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
         )
 
 
+def _make_verdict(report: Report) -> Text:
+    """The verdict on the result, with its gains."""
+    latency, wish, facts = report.latency, report.promotion, []
+    if report.figures and report.made_up and not report.unchanged:
+        facts.append("on made-up inputs, which are not the task's")
+    if report.segments:
+        facts.append(f"in the worst of {report.segments} segments")
+    if wish is not None and wish.required and not wish.met:
+        facts.append(f"{wish.asked} does NOT hold")
+    facts.append(_describe_size(report))
+    if latency is not None and not math.isnan(latency.ratio):
+        facts.append(f"{latency.ratio:.2f}x {'the speed of float' if report.slower else 'faster'}")
+    grade, text = make_verdict(report.figures, report.choices, ([] if report.figures else [report.unchecked]) + facts)
+    if report.unchanged:
+        more = " more" if report.already else ""
+        why = f"int8 would not pay, so that nothing{more} is quantized"
+        why = "what was asked for was refused" if report.refusals else why
+        grade, text = UNCHANGED, "; ".join(filter(None, (why, *facts)))
+    return format_verdict(grade.name, grade.style, text)
+
+
+def _describe_size(report: Report) -> str:
+    if not report.source_bytes or not report.output_bytes:
+        return ""
+    ratio = report.source_bytes / report.output_bytes
+    return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+
+
 def _make_latency(report: Report) -> Text:
     latency = report.latency
     if latency is None or math.isnan(latency.ratio):
@@ -141,12 +180,15 @@ def _make_checks(report: Report) -> RenderableType:
         *(f"{what} {how}" for what in ("SQNR", "cosine") for how in (_FILE, _RUN)),
         "one against the other",
     )
+    ranked = any(check.rows for check in report.checks)
+    columns += ("top-1 as ORT runs it",) if ranked else ()
     rows = (
         (
             check.worst[0],
             *(format_decibel(value) for value in check.sqnr_db),
             *("n/a" if math.isnan(value) else f"{value:.5f}" for value in check.cosine),
             format_decibel(check.agreement_db),
+            *(("" if math.isnan(check.top_1[1]) else f"{100 * check.top_1[1]:.1f}%",) if ranked else ()),
         )
         for check in report.checks
     )
@@ -184,9 +226,12 @@ def _make_warnings(report: Report) -> Iterator[RenderableType]:
     for warning in report.warnings:
         if report.synthetic and warning.code == SYNTHETIC.code:
             continue  # the plan's copy; the banner below replaces it
+        if report.unchanged and warning.code == OTHER_CPUS:
+            continue  # the alarm says it
         yield format_warning(warning)
     for alarm in report.alarms():
-        yield format_warning(alarm, "bold red")
+        # That int8 does not pay is no failure.
+        yield format_warning(alarm, "yellow" if report.unchanged and not report.refusals else "bold red")
     if report.synthetic and not report.calibrated:
         # Weights need no samples, but the check against float then says little.
         yield format_warning(warn_synthetic("the check ran"))

@@ -142,6 +142,11 @@ def format_warning(warning: Caution, style: str = "yellow") -> Text:
     return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
 
 
+def format_verdict(word: str, style: str, text: str) -> Text:
+    """Format a verdict, `good: text`, of which the word stands out."""
+    return Text(word, style=style).join_text(f": {text}" if text else "")
+
+
 def format_bytes(count: int) -> str:
     """Format bytes: 18.6 MB."""
     value, unit = float(count), "B"
@@ -168,14 +173,14 @@ def part_text(name: str, part: str, whole_db: float) -> Text:
 
 def list_choices(choices: Sequence[ChoiceAgreement]) -> list[Text]:
     """Lines on how far the quantized model chooses as the float model does, the worst first."""
-    ranked = sorted(choices, key=lambda one: one.shared / max(one.chosen, 1e-9))
+    ranked = sorted(choices, key=lambda one: one.share)
     lines = [Text(_describe_choice(one), style="dim") for one in ranked[:_CHOICES]]
     more = len(ranked) - len(lines)
     return [*lines, *([Text(f"and {more} more choices, no worse", style="dim")] if more else [])]
 
 
 def _describe_choice(choice: ChoiceAgreement) -> str:
-    """How many are the same, and which outputs are compared on the float model's."""
+    """The number of those that are the same, and the outputs that are compared on the float model's."""
     same = f"{choice.shared:.4g} of {choice.chosen:.4g} chosen are the same as in float"
     if choice.chosen == 1:
         same = f"{100 * choice.shared:.4g} % of the choices are the same as in float"

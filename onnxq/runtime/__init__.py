@@ -2,6 +2,7 @@
 
 from onnxq.runtime.cpu import CPU_KINDS, detect_cpu
 from onnxq.runtime.faults import KernelError, NodeError, UnknownOperatorError
+from onnxq.runtime.fronts import Rest, find_front, has_custom
 from onnxq.runtime.graphs import optimize_graph
 from onnxq.runtime.kernel_types import declare_types
 from onnxq.runtime.libraries import check_libraries
@@ -18,6 +19,7 @@ __all__ = [
     "KernelError",
     "Latency",
     "NodeError",
+    "Rest",
     "Session",
     "ShapeProbe",
     "Shapes",
@@ -28,7 +30,9 @@ __all__ = [
     "convert_floats",
     "declare_types",
     "detect_cpu",
+    "find_front",
     "find_runnable_opset",
+    "has_custom",
     "observe_shapes",
     "optimize_graph",
     "summarize_rounds",

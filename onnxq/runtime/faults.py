@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+
+import onnx
 
 from onnxq.errors import DataError, ModelError, OnnxqError
+from onnxq.graph.precision.contrib import MICROSOFT, is_custom
 
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp)(?::\d+)? .*?\) ")
 # The innermost node is named last: an If that failed quotes the node inside that did.
 _RUNNING = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: ")
 _LOADING = (
-    re.compile(r"In Node, \(\"(?P<name>[^\"]*)\", (?P<op>[^,]+),"),
+    re.compile(r"In Node, \(\"(?P<name>[^\"]*)\", (?P<op>[^,]+), \"(?P<domain>[^\"]*)\""),
     re.compile(r"Node ?\((?P<name>[^)]*)\) Op \((?P<op>[^)]*)\)"),
     re.compile(r"(?:for the|for) (?:node )?(?P<op>\w+)\(\d+\) node with name '(?P<name>[^']*)'"),
     re.compile(r"operator \((?P<op>\w+)\) in node \((?P<name>[^)]*)\)"),
@@ -21,11 +25,27 @@ _NO_KERNEL = " : NOT_IMPLEMENTED : "
 _UNKNOWN = re.compile(r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op")
 # Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.
 _BUILT_IN = frozenset({"ai.onnx", "ai.onnx.ml", "com.microsoft"})
+_CUSTOM = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
+_SAMPLES = "do the samples fit the model: sizes, index ranges, lengths that belong together?"
+_CHECK = "does onnx.checker accept it? is its opset known? Export it again, or take a newer onnxruntime"
+_UNREGISTERED = "No Op registered"
+_UNREGISTERED_FIX = "export the model with another opset, which has the operator, or take a newer onnxruntime"
+_NO_KERNEL_FIX = (
+    "it has no kernel for these types or this version: export the model in float32, or with another opset, or take a "
+    "newer onnxruntime"
+)
+# Fused nodes are new ones too, and compute what samples make fail.
+_OPTIMIZER = (
+    "ONNX Runtime's optimizer made this node: where the model runs with optimizations off, no sample is at fault. Then "
+    "another version of onnxruntime may not make it; else export the model with fixed sizes, or keep the nodes around "
+    "it float with a rule"
+)
 _ANY_LIBRARY = (
     "give the shared library that implements it (`ort_library`, or `libraries` in the section `runtime` of the "
-    "configuration), or quantize weights only (ort-int8-weights), without samples: that needs no run"
+    "configuration), quantize weights only (ort-int8-weights), without samples: that needs no run; or, where it is a "
+    "plugin of TensorRT, give `target='trt'`, which keeps it and all behind it as they are"
 )
 # Libraries that packages bring along, by the domain of their operators.
 _LIBRARIES = {
@@ -35,12 +55,6 @@ _LIBRARIES = {
 _DIMS = re.compile(r"Got invalid dimensions for input: (?P<name>.+?) for the following indices(?P<rest>.*)", re.DOTALL)
 _INDEX = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
 _RANK = re.compile(r"Invalid rank for input: (?P<name>.+?) Got: (?P<got>\d+) Expected: (?P<want>\d+)")
-
-
-class UnknownOperatorError(ModelError):
-    """An operator of a domain that ONNX Runtime has no code for; a library may bring it."""
-
-    default_code = "Q113"
 
 
 class NodeError(ModelError):
@@ -54,6 +68,16 @@ class NodeError(ModelError):
         return self
 
 
+class UnknownOperatorError(NodeError):
+    """An operator that ONNX Runtime has no code for; a library may bring it.
+
+    operator: its domain and type, where ONNX Runtime names no node.
+    """
+
+    default_code = "Q113"
+    operator: tuple[str, str] | None = None
+
+
 class KernelError(NodeError):
     """A node of a legal model that ONNX Runtime has no kernel for, in its types or its version."""
 
@@ -64,8 +88,8 @@ def clean_message(error: BaseException) -> str:
     return _SOURCE.sub("", text, count=1).strip() or type(error).__name__
 
 
-def explain_load_failure(error: Exception, model: str) -> OnnxqError:
-    """Why ORT refused a model, naming the node where ORT does."""
+def explain_load_failure(error: Exception, model: str, *, nodes: Collection[str] | None = None) -> OnnxqError:
+    """Why ORT refused a model, naming the node where ORT does. nodes: names of the model's own; None: not known."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
         cause = "ONNX Runtime ran out of memory loading it"
@@ -73,26 +97,32 @@ def explain_load_failure(error: Exception, model: str) -> OnnxqError:
     unknown = _UNKNOWN.search(text)
     if unknown and unknown["domain"] not in _BUILT_IN:
         domain, op = unknown["domain"], unknown["op"]
-        cause = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
         fix = _LIBRARIES.get(domain, _ANY_LIBRARY)
-        return UnknownOperatorError(f"operator {op!r} of domain {domain!r}", cause, fix)
+        custom = UnknownOperatorError(f"operator {op!r} of domain {domain!r}", _CUSTOM, fix)
+        custom.operator = domain, op
+        return custom
     cause = f"ONNX Runtime cannot load it: {text}"
     kind = KernelError if _NO_KERNEL in str(error) else NodeError
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
             subject = f"node {found['name']!r} ({found['op']})"
-            return kind(subject, cause, code="Q110").name_node(found["name"])
-    return ModelError(model, cause, "does onnx.checker accept it? is its opset known?", code="Q110")
+            # ONNX Runtime has schemas of some of TensorRT's plugins, in ONNX's domain, and demands what they say.
+            domain = found.groupdict().get("domain", "" if kind is KernelError else MICROSOFT)
+            if is_custom(onnx.NodeProto(op_type=found["op"], domain=domain)):
+                return UnknownOperatorError(subject, _CUSTOM, _ANY_LIBRARY).name_node(found["name"])
+            fix = _NO_KERNEL_FIX if kind is KernelError else _UNREGISTERED_FIX if _UNREGISTERED in text else _CHECK
+            return _blame_node(kind, subject, found["name"], cause, fix, "Q110", nodes)
+    return ModelError(model, cause, _CHECK, code="Q110")
 
 
-def explain_run_failure(error: Exception, model: str) -> OnnxqError:
-    """Why a run failed: an input that does not fit, or a node that could not compute."""
+def explain_run_failure(error: Exception, model: str, *, nodes: Collection[str] | None = None) -> OnnxqError:
+    """Why a run failed: an input that does not fit, or a node that could not compute. nodes: as for loading."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
         fix = "use a smaller `batch=…` or `memory_limit=…`"
         return ModelError(model, "ONNX Runtime ran out of memory", fix, code="Q112")
-    return _explain_bad_input(text) or _explain_bad_node(text, model)
+    return _explain_bad_input(text) or _explain_bad_node(text, model, nodes)
 
 
 def _explain_bad_input(text: str) -> OnnxqError | None:
@@ -107,17 +137,23 @@ def _explain_bad_input(text: str) -> OnnxqError | None:
     return DataError(f"input {fault['name']!r}", cause, "give it the shape the model declares", code="Q209")
 
 
-def _explain_bad_node(text: str, model: str) -> OnnxqError:
-    nodes = _RUNNING.findall(text)
-    if not nodes:
-        return ModelError(model, f"ONNX Runtime cannot run it: {text}", code="Q111")
-    op, name = nodes[-1]
+def _explain_bad_node(text: str, model: str, nodes: Collection[str] | None) -> OnnxqError:
+    found = _RUNNING.findall(text)
+    if not found:
+        return ModelError(model, f"ONNX Runtime cannot run it: {text}", _SAMPLES, code="Q111")
+    op, name = found[-1]
     cause = _SOURCE.sub("", _RUNNING.split(text)[-1].strip(), count=1).strip()
-    cause = f"failed in ONNX Runtime: {cause}"
-    fix = "do the samples fit the model: sizes, index ranges, lengths that belong together?"
-    if not name:
-        return ModelError(f"an unnamed {op} node", cause, fix, code="Q111")
-    return NodeError(f"node {name!r} ({op})", cause, fix, code="Q111").name_node(name)
+    subject = f"node {name!r} ({op})" if name else f"an unnamed {op} node"
+    return _blame_node(NodeError, subject, name, f"failed in ONNX Runtime: {cause}", _SAMPLES, "Q111", nodes)
+
+
+def _blame_node(
+    kind: type[NodeError], subject: str, name: str, cause: str, fix: str, code: str, nodes: Collection[str] | None
+) -> OnnxqError:
+    """The error of a node, which ORT's optimizer may have made. nodes: names of the model's own; None: not known."""
+    if nodes is not None and name not in nodes:
+        cause, fix = f"{cause}; it is a node which the model does not have", _OPTIMIZER
+    return kind(subject, cause, fix, code=code).name_node(name) if name else ModelError(subject, cause, fix, code=code)
 
 
 def _is_out_of_memory(error: Exception, text: str) -> bool:

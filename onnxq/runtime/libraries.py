@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def register_libraries(options: Any, paths: Iterable[str]) -> None:
     # ORT refuses a domain that is registered twice with the same options.
     for path in dict.fromkeys(paths):
         subject = f"operator library {path}"
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             fix = "give the path of a shared library (.so, .dylib, .dll)"
             raise ConfigError(subject, "there is no such file", fix, code="Q322")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, save_model
 from onnxq.graph.light import refer_to_files
-from onnxq.graph.scopes import collect_reads
+from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.graph.weights import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
@@ -78,13 +79,15 @@ class Session:
         # Kernels that add up in an order of their own would give other ranges in every run.
         options.use_deterministic_compute = bool(chosen)
         self._label = str(model) if isinstance(model, (str, Path)) else "the model"
+        # Without optimizations ORT runs the model's own nodes.
+        self._nodes = _name_nodes(model) if optimize and not isinstance(model, (str, Path)) else None
         try:
             # ORT reads these arrays as long as the session lives.
             ready, self._weights = _hand_over_weights(model, options)
             with _open_source(ready) as source:
                 self._session = ort.InferenceSession(source, options, providers=[set_options(chosen)])
         except list_faults() as error:
-            raise explain_load_failure(error, self._label) from error
+            raise explain_load_failure(error, self._label, nodes=self._nodes) from error
         check_loaded(self._session, chosen)
         self.inputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_inputs())
         self.outputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_outputs())
@@ -108,7 +111,7 @@ class Session:
         try:
             values = self._session.run(names, ready)
         except list_faults() as error:
-            raise explain_run_failure(error, self._label) from error
+            raise explain_run_failure(error, self._label, nodes=self._nodes) from error
         return dict(zip(names, values, strict=True))
 
     def _is_sequence(self, name: str) -> bool:
@@ -155,7 +158,7 @@ def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> tuple[Mod
 def _open_source(model: ModelProto | str | Path) -> Iterator[bytes | str]:
     """The model as ORT takes it: bytes, a path, or for models too large for protobuf a file that is removed again."""
     if isinstance(model, (str, Path)):
-        if not Path(model).is_file():
+        if not os.path.isfile(model):
             raise ModelError(str(model), "there is no such file", code="Q101")
         yield str(model)
     elif count_model_bytes(model) < _LARGE:
@@ -176,6 +179,12 @@ def find_runnable_opset(opset: int) -> int:
             continue
         return version
     return min(opset, _OLD_OPSET)
+
+
+def _name_nodes(model: ModelLike) -> frozenset[str] | None:
+    """The names of its nodes; None where some have none, and ORT may have named them."""
+    names = frozenset(node.name for _, graph in walk_graphs(model.graph) for node in graph.node)
+    return None if "" in names or model.functions else names
 
 
 def _is_large(model: ModelLike | str | Path) -> bool:

@@ -6,7 +6,6 @@ from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.targets.base import (
-    USUAL_DOMAINS,
     Candidate,
     Capability,
     Output,
@@ -65,7 +64,6 @@ def check_target(config: Config) -> None:
 
 __all__ = [
     "TARGETS",
-    "USUAL_DOMAINS",
     "Candidate",
     "Capability",
     "Output",

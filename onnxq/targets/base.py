@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph import Graph, NodeRef
+from onnxq.graph.precision.contrib import is_custom
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
@@ -32,9 +33,6 @@ _INTEGERS = frozenset(
 )
 Shape = tuple[int, ...]
 Shapes = Mapping[TensorId, Shape]
-
-# Operators of other domains come from libraries and plugins of the user.
-USUAL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
 # Attention of a network with caches, as one node.
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
@@ -270,8 +268,9 @@ class Target:
 
     def without_kernel(self, node: NodeRef) -> Unquantized | None:
         """Why no node of this operator is quantized, as a reason for the node; None where one may be."""
-        if node.domain not in USUAL_DOMAINS:
-            reason = f"{node.op_type} of {node.domain} is a custom operator: only its library knows what it computes"
+        if is_custom(node):
+            kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
+            reason = f"{kind} is a custom operator: only its library knows what it computes"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
         if name in self.no_kernel:

@@ -116,6 +116,16 @@ def test_one_run_gives_a_table_of_tools(corpus: Path) -> None:
     assert "| 40 |" in text
 
 
+def test_wishes_are_held_against_fresh_data(corpus: Path) -> None:
+    config = corpus / "all.yaml"
+    config.write_text("extends: ort-int8\neffort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
+    text = printed("wishes.py", "small:30", "--corpus", corpus, "--samples", "8", "--config", config,
+                   "--out", corpus / "out")  # fmt: skip
+    (row,) = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:])
+    # The scorer knows of 20 dB whatever the file is.
+    assert row[:2] + row[3:6] == ["small", "30", "20.0", "no", "0 of 2"]
+
+
 @pytest.mark.trt
 @pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="no tensorrt-rtx")
 def test_one_command_gives_kernels_on_tensorrt_and_writes_them_into_a_page(corpus: Path, tmp_path: Path) -> None:

@@ -159,19 +159,25 @@ ROOT = model(
         [finish] y = Relu(x)
     }"""
 )
+EXP = model("g (float[N,4] x) => (float[N,4] y) { [exp] e = Exp(x) [act] y = Relu(e) }")
 LOG = model("g (float[N,4] x) => (float[N,4] y) { [log] l = Log(x) [act] y = Relu(l) }")
 
 
 @pytest.mark.parametrize("observer", ["minmax", "percentile", "mse", "entropy", "aciq", "moving_average"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_inf_and_nan_name_tensor_and_sample(observer: str, batch: int) -> None:
+def test_minus_inf_leaves_no_range_and_inf_and_nan_name_tensor_and_sample(observer: str, batch: int) -> None:
     rows = np.full((7, 4), 2, np.float32)
     rows[5, 1] = 0
+    done = calibrate(LOG, plan(site("x"), site("l", observer)), dataset(LOG, rows), batch=batch)
+    assert [one.qparams is not None for one in done.sites] == [True, False]
+    (refusal,) = done.refusals
+    assert (refusal.subject, refusal.code) == ("l", "R106")
+    assert "holds -inf" in refusal.reason
     with pytest.raises(CalibrationError) as raised:
-        calibrate(LOG, plan(site("x"), site("l", observer)), dataset(LOG, rows), batch=batch)
-    assert raised.value.subject == "l"
-    assert "data, sample 5" in raised.value.cause
-    assert "1 inf" in raised.value.cause
+        calibrate(EXP, plan(site("e", observer)), dataset(EXP, 100 * rows), batch=batch)
+    assert raised.value.subject == "e"
+    assert "data, sample 0" in raised.value.cause
+    assert "inf among" in raised.value.cause
     rows[5, 1] = -1
     with pytest.raises(CalibrationError, match=r"(?s)1 NaN.*sample 5"):
         calibrate(LOG, plan(site("l", observer)), dataset(LOG, rows), batch=batch)

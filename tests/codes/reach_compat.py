@@ -1,4 +1,4 @@
-"""W130: arguments of other tools."""
+"""W130 to W136: calls of other tools' functions."""
 
 from __future__ import annotations
 
@@ -17,4 +17,18 @@ def dedicated_pairs(folder: Path):
             gemm(64, 64), folder / "q.onnx", rows(8, 64), op_types_to_quantize=["Gemm"],
             extra_options={"DedicatedQDQPair": True},
         )  # fmt: skip
+    return [one.message for one in caught]
+
+
+@reach("W135")
+def nothing_pays(folder: Path):
+    with pytest.warns(compat.CompatWarning) as caught:
+        compat.quantize_static(gemm(), folder / "q.onnx", rows(8, 4))
+    return [one.message for one in caught]
+
+
+@reach("W136")
+def forced(folder: Path):
+    with pytest.warns(compat.CompatWarning) as caught:
+        compat.quantize_static(gemm(), folder / "q.onnx", rows(8, 4), op_types_to_quantize=["Gemm"])
     return [one.message for one in caught]

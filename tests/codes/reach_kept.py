@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 import onnxq
 from onnxq.config import load_config
@@ -37,6 +38,15 @@ def missing_library(folder: Path):
 
 @reach("W123")
 def unrun(_: Path):
+    proto = swell()
+    # Nothing in front of it can be run.
+    proto.graph.node[0].input[0] = "v"
+    proto.graph.node.insert(0, helper.make_node("Swell", ["x"], ["v"], domain="example.ops"))
+    return onnxq.quantize(proto, config="ort-int8-weights").report.warnings
+
+
+@reach("W131")
+def partly_run(_: Path):
     return onnxq.quantize(swell(), config="ort-int8-weights").report.warnings
 
 

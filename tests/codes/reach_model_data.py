@@ -102,7 +102,7 @@ def damaged_model(folder: Path):
 @reach("Q103")
 def illegal_model(_: Path):
     proto = model(RELU)
-    proto.graph.node[0].op_type = "Nonsense"
+    proto.graph.node[0].input.append("x")
     load_model(proto)
 
 

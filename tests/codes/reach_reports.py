@@ -23,6 +23,7 @@ from onnxq.runtime import tap_tensors
 from onnxq.sites import Refusal, TensorId
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, saved, written
 from tests.interop.models import cache, network, ranges
+from tests.pipeline.models import images, residual
 from tests.planner.test_balance import net
 from tests.tables import words
 
@@ -192,7 +193,8 @@ def float_was_faster(_: Path):
 
 @reach("F106")
 def promoted(_: Path):
-    made = onnxq.quantize(gemm(64, 64), rows(32, 64), EVERYTHING, overrides={"latency": False, "min_sqnr": 90})
+    rules = [{"tensor": "r", "role": "activation", "set": {"quantize": True, "bits": 2}}, FORCE]
+    made = onnxq.quantize(residual(), images(32), overrides={"latency": False, "min_sqnr": 30, "rules": rules})
     return made.plan.left_float
 
 

@@ -116,7 +116,13 @@ ENCODER = """g (float[1,32,128] x) => (float[1,32,128] y) {
     l = Add(k, b1)
     y = Add(l, x)
 }"""
+# Convolutions whose results are quantized at once.
+CHAIN = """g (float[1,32,8,8] x) => (float[1,32,8,8] y) {
+    c = Conv <pads=[1,1,1,1]>(x, w0, b0)
+    y = Conv <pads=[1,1,1,1]>(c, w1, b1)
+}"""
 SHAPES = {
+    CHAIN: {"w0": (32, 32, 3, 3), "b0": (32,), "w1": (32, 32, 3, 3), "b1": (32,)},
     CLASSIFIER: {"w0": (32, 32, 3, 3), "b0": (32,), "w1": (32, 32, 3, 3), "b1": (32,), "w2": (32, 10), "b2": (10,)},
     ENCODER: {"w0": (128, 512), "b0": (512,), "w1": (512, 128), "b1": (128,)},
 }

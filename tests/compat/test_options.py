@@ -101,7 +101,7 @@ def test_float8_is_for_tensorrt() -> None:
     kind = QuantType.QFLOAT8E4M3FN
     overrides, _ = convert_options({"activation_type": kind, "weight_type": kind}, ARGUMENTS)
     chosen = make_config(None, overrides, Command.QUANTIZE)
-    assert (chosen.target, chosen.weights.storage) == ("trt", "float8e4m3fn")
+    assert (chosen.target, chosen.weights.storage, chosen.high_precision) == ("trt", "float8e4m3fn", "float32")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.compat.selection import Selection, make_rules
+from onnxq.compat.selection import Selection, read_selection
 from onnxq.config import Rule, matches_any
+from onnxq.sites import Caution
 
 BODY = """g (float[1,32] x) => (float[1,32] y) {
     a = Gemm(x, w)
@@ -30,33 +31,60 @@ def proto() -> onnx.ModelProto:
     return model
 
 
-def chosen(rules: list[dict], key: str, names: tuple[str, ...]) -> set[str]:
-    assert [Rule.model_validate(rule).set.float for rule in rules] == [True]
-    return {name for name in names if matches_any(rules[0][key], name)}
+def chosen(rules: list[dict], key: str, names: tuple[str, ...], word: str = "float") -> set[str]:
+    """The names that the one rule with this word selects."""
+    (rule,) = [one for one in rules if getattr(Rule.model_validate(one).set, word)]
+    return {name for name in names if matches_any(rule[key], name)}
+
+
+def make(proto: onnx.ModelProto, **lists) -> tuple[list[dict], list[Caution]]:
+    wish = read_selection(proto, Selection(**lists))
+    return list(wish.rules), list(wish.cautions)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_excluded_node_is_that_node_alone(proto, name: str) -> None:
-    rules, cautions = make_rules(proto, Selection(excluded=[name]))
+    rules, cautions = make(proto, excluded=[name])
     assert (chosen(rules, "node", (*NAMES, "act1", "l.1x", "end")), cautions) == ({name}, [])
 
 
-def test_all_but_the_wanted_nodes_stay_float(proto) -> None:
-    rules, _ = make_rules(proto, Selection(nodes=["act[1]", "l.1*"]))
+def test_the_wanted_nodes_are_forced_and_all_others_stay_float(proto) -> None:
+    rules, cautions = make(proto, nodes=["act[1]", "l.1*", "gone"])
     assert chosen(rules, "node", NAMES) == {"/l.0/Gemm", "/end/"}
+    assert chosen(rules, "node", (*NAMES, "l.1x"), "quantize") == {"act[1]", "l.1*"}
+    assert [str(one).split(";")[0] for one in cautions] == [
+        "nodes_to_quantize: 'gone' means nothing here: the model has no 'gone'"
+    ]
 
 
-def test_all_but_the_wanted_operators_stay_float(proto) -> None:
-    rules, _ = make_rules(proto, Selection(op_types=["Gemm", "Conv"]))
-    assert chosen(rules, "op", ("Gemm", "Relu", "Add", "Gelu")) == {"Relu", "Add", "Gelu"}
+def test_the_wanted_operators_are_forced_and_all_others_stay_float(proto) -> None:
+    rules, cautions = make(proto, op_types=["Gemm", "Conv"])
+    ops = ("Gemm", "Relu", "Add", "Gelu")
+    assert (chosen(rules, "op", ops), chosen(rules, "op", ops, "quantize")) == ({"Relu", "Add", "Gelu"}, {"Gemm"})
+    assert cautions == []
 
 
-@pytest.mark.parametrize(
-    "selection",
-    [Selection(), Selection(nodes=NAMES), Selection(op_types=("Gemm", "Relu", "Add")), Selection(excluded=())],
-)
-def test_who_wants_everything_gets_no_rule(proto, selection: Selection) -> None:
-    assert make_rules(proto, selection) == ([], [])
+def test_both_lists_hold_together(proto) -> None:
+    rules, _ = make(proto, nodes=["/l.0/Gemm", "act[1]"], op_types=["Gemm"], excluded=["l.1*"])
+    assert chosen(rules, "node", NAMES, "quantize") == {"/l.0/Gemm"}
+    assert make(proto, nodes=["act[1]"], op_types=["Gemm"])[0][-1]["set"] == {"float": True}
+
+
+@pytest.mark.parametrize("lists", [{}, {"excluded": ()}, {"nodes": ()}])
+def test_who_wants_everything_gets_no_rule(proto, lists) -> None:
+    assert make(proto, **lists) == ([], [])
+
+
+@pytest.mark.parametrize("lists", [{"nodes": NAMES}, {"op_types": ("Gemm", "Relu", "Add")}])
+def test_who_names_everything_forces_it(proto, lists) -> None:
+    assert [rule["set"] for rule in make(proto, **lists)[0]] == [{"quantize": True}]
+
+
+def test_an_override_of_a_tensor_does_not_end_the_force(proto) -> None:
+    tensors = {name: [{"quant_type": "QUInt8"}] for name in "xw"}
+    rules, _ = make(proto, nodes=["/l.0/Gemm"], tensors=tensors)
+    assert {str(site.site) for site in onnxq.make_plan(proto, overrides={"rules": rules}).sites} >= {"x", "w"}
+    assert not onnxq.make_plan(proto, overrides={"rules": make(proto, tensors=tensors)[0]}).sites
 
 
 @pytest.mark.parametrize(
@@ -68,7 +96,7 @@ def test_who_wants_everything_gets_no_rule(proto, selection: Selection) -> None:
     ],
 )
 def test_an_override_of_a_tensor_is_its_spec(proto, tensor: str, override, spec: str) -> None:
-    rules, cautions = make_rules(proto, Selection(tensors={tensor: [override]}))
+    rules, cautions = make(proto, tensors={tensor: [override]})
     assert cautions == []
     force = {"op": "*", "set": {"quantize": True}}
     plan = onnxq.make_plan(proto, overrides={"rules": [*rules, force]})
@@ -78,7 +106,7 @@ def test_an_override_of_a_tensor_is_its_spec(proto, tensor: str, override, spec:
 
 def test_numbers_and_unknown_tensors_are_said(proto) -> None:
     tensors = {"x": [{"scale": 0.1, "zero_point": 3}], "z": [{"symmetric": True}]}
-    rules, cautions = make_rules(proto, Selection(tensors=tensors))
+    rules, cautions = make(proto, tensors=tensors)
     assert rules == []
     assert [str(one).split(" means")[0] for one in cautions] == [
         "TensorQuantOverrides: 'z'",

@@ -103,22 +103,24 @@ def test_a_calibration_cache_is_imported_with_it(work: Path, library: Path) -> N
     scales = "".join(f"{name}: 3c010a14\n" for name in ("x", "c0", "s", "r", "c1", "y", "shift"))
     (work / "trt.cache").write_text(f"TRT-8601-EntropyCalibration2\n{scales}")
     command = ("import-calibration", work / "trt.cache", "--model", work / "model.onnx", "-o", work / "plan.json")
-    assert run(*command).exit_code == 1
-    done = run(*command, "--ort-library", library, "--apply", work / "t.onnx")
+    without = run(*command, "--apply", work / "front.onnx")
+    assert without.exit_code == 0, without.stderr
+    assert "W131" in without.stdout + without.stderr
+    done = run(*command, "--ort-library", library, "--apply", work / "t.onnx", "--force")
     assert done.exit_code == 0, done.stderr
-    assert operators(onnx.load(work / "t.onnx"))["QuantizeLinear"]
+    front, whole = (operators(onnx.load(work / f"{name}.onnx"))["QuantizeLinear"] for name in ("front", "t"))
+    assert 0 < front < whole
 
 
 @pytest.mark.parametrize("opset", [9, 11, 17])
 @pytest.mark.parametrize("config", ["ort-int8-weights", "ort-int4-weights"])
-def test_weights_alone_need_no_library_and_the_summary_says_that_nothing_ran(
-    work: Path, config: str, opset: int
-) -> None:
+def test_weights_alone_need_no_library_and_the_summary_says_what_ran(work: Path, config: str, opset: int) -> None:
     onnx.save(network(opset), work / "model.onnx")
     done = run("quantize", work / "model.onnx", "--config", config)
     assert done.exit_code == 0, done.stderr
     told = done.stdout + done.stderr
-    assert "NOTHING WAS RUN" in told
+    assert "W131" in told
+    assert "in front of it only, at c0" in told
     assert "operator 'Swell' of domain 'example.ops'" in told
     assert "SYNTHETIC" not in told
     quantized = operators(onnx.load(work / "model.q.onnx"))["DequantizeLinear"]
@@ -129,12 +131,24 @@ def test_weights_alone_need_no_library_and_the_summary_says_that_nothing_ran(
     assert "nothing was run" in planned.stdout
 
 
+def test_with_nothing_in_front_nothing_is_run_and_the_summary_says_so(work: Path) -> None:
+    proto = network()
+    # Its own output, and what a custom operator makes of it: nothing of this can be run.
+    proto.graph.node[0].CopyFrom(onnx.helper.make_node("Swell", ["x"], ["v"], domain="example.ops"))
+    proto.graph.node.insert(1, onnx.helper.make_node("Conv", ["v", "w0", "b0"], ["c0"], pads=[1, 1, 1, 1]))
+    onnx.save(proto, work / "model.onnx")
+    done = run("quantize", work / "model.onnx", "--config", "ort-int8-weights")
+    assert done.exit_code == 0, done.stderr
+    assert "NOTHING WAS RUN" in done.stdout + done.stderr
+    assert operators(onnx.load(work / "model.q.onnx"))["DequantizeLinear"] == 2
+
+
 def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, library: Path) -> None:
     how = {"latency": False}
     alone = onnxq.quantize(work / "model.onnx", config="ort-int8-weights", overrides=how)
     checked = onnxq.quantize(work / "model.onnx", config="ort-int8-weights", overrides={**how, "ort_library": library})
-    assert not alone.report.checks
-    assert checked.report.checks
+    assert [check.name for check in alone.report.checks] == ["c0"]
+    assert [check.name for check in checked.report.checks] == ["y"]
     assert "NOTHING WAS RUN" not in " ".join(checked.report.warnings)
     mine, theirs = ({t.name: t.raw_data for t in one.model.graph.initializer} for one in (alone, checked))
     assert mine == theirs

@@ -157,7 +157,15 @@ def test_strings() -> None:
     assert [list(sample["v"][0]) for sample in dataset.samples()] == [["a", "b"], ["c", "d"]]
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_minus_inf_of_a_mask_is_taken(tmp_path: Path) -> None:
+    rows = ROWS.copy()
+    rows[4, 1, 2] = -np.inf
+    np.savez(tmp_path / "calib.npz", x=rows)
+    samples = [sample["x"] for sample in load_data(tmp_path / "calib.npz", [X]).samples()]
+    assert [np.isneginf(value).sum() for value in samples].count(1) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nan_and_inf_name_input_and_sample(tmp_path: Path, bad: float) -> None:
     rows = ROWS.copy()
     rows[4, 1, 2] = bad

@@ -74,3 +74,22 @@ def test_batches_are_only_made_of_what_belongs_together() -> None:
     assert [b.count for b in found.batches(4)] == [1] * 4
     long = load_data([{"frames": np.ones((5, 3), np.float32)}] * 2, [FRAMES])
     assert [b.count for b in long.batches(2)] == [1, 1]
+
+
+def test_further_inputs_are_given_when_a_sample_is_read() -> None:
+    numbers: list[int] = []
+
+    def extend(number: int, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        numbers.append(number)
+        return {**feeds, "twice": 2 * feeds["x"]}
+
+    dataset = load_data({"x": np.arange(15, dtype=np.float32).reshape(5, 3)}, [X])
+    more = dataset.extended(extend)
+    assert numbers == []
+    assert all(np.array_equal(sample["twice"], 2 * sample["x"]) for sample in more.samples())
+    assert numbers == [0, 1, 2, 3, 4]
+    assert more.part([3])[0].keys() == {"x", "twice"}
+    # The number in the source, whatever the part.
+    assert numbers[-1] == 3
+    assert more.describe() == dataset.describe()
+    assert dataset[0].keys() == {"x"}

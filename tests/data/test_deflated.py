@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import tracemalloc
 import zipfile
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.lib import format as npy
 
 from onnxq.config import DataConfig
 from onnxq.data import arrays as arrays_module
 from onnxq.data import deflated, load_data
 from onnxq.data.arrays import load_npz
+from onnxq.data.dataset import Unchosen
 from onnxq.data.deflated import DeflatedArray
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
@@ -80,3 +83,52 @@ def test_of_a_large_array_only_the_samples_that_are_wanted_are_kept(
     tracemalloc.stop()
     assert len(set(firsts)) == 8
     assert peak < 12e6
+
+
+def write_zeros(path: Path, head: bytes, count: int, kind: int = zipfile.ZIP_DEFLATED) -> None:
+    """An archive of a few kilobytes: one member of a head and `count` zeros."""
+    with zipfile.ZipFile(path, "w", kind, compresslevel=1) as archive, archive.open("x.npy", "w") as member:
+        member.write(head)
+        for _ in range(0, count, 2**20):
+            member.write(bytes(2**20))
+
+
+def measure_peak(path: Path) -> tuple[int, str]:
+    """The most bytes held while two samples of the archive are read, and the error, if any."""
+    error = ""
+    tracemalloc.start()
+    try:
+        dataset = load_data(path, [ValueInfo("x", 2, ("N", 1))], DataConfig(samples=2))
+        assert len(list(dataset.samples())) == 2
+    except DataError as refused:
+        error = str(refused)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak, error
+
+
+def test_a_few_kilobytes_never_take_hundreds_of_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of rows, of which two are wanted; a header that goes on for ever; a block that is one of zeros."""
+    monkeypatch.setattr(arrays_module, "_IN_MEMORY", 2**20)
+    path, count = tmp_path / "a.npz", 16 * 2**20
+    head = io.BytesIO()
+    npy.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (count, 1)})
+    write_zeros(path, head.getvalue(), count)
+    peak, error = measure_peak(path)
+    assert (peak < 24e6, error) == (True, "")
+    write_zeros(path, npy.magic(2, 0) + struct.pack("<I", count), count)
+    peak, error = measure_peak(path)
+    assert peak < 8e6
+    assert "its header says that it is 16777216 bytes long" in error
+    write_zeros(path, head.getvalue(), count, zipfile.ZIP_BZIP2)
+    peak, error = measure_peak(path)
+    assert peak < 8e6
+    assert "fix: save it by np.savez or np.savez_compressed" in error
+
+
+def test_the_samples_that_were_not_chosen_are_those_between() -> None:
+    for chosen in ([], [0], [9], [0, 1, 5, 9], list(range(10))):
+        rest = [k for k in range(10) if k not in chosen]
+        unchosen = Unchosen(10, chosen)
+        assert (len(unchosen), list(unchosen), unchosen[1:3]) == (len(rest), rest, rest[1:3])

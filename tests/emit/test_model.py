@@ -12,6 +12,9 @@ from onnx import TensorProto, numpy_helper, parser
 
 import onnxq
 from onnxq.config import Config, Rule
+from onnxq.emit.model import emit_pairs
+from onnxq.errors import PlanError
+from onnxq.graph import name_nodes
 from onnxq.numerics import fake_quant
 from onnxq.runtime import Session, optimize_graph
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -228,3 +231,13 @@ def test_a_branch_quantizes_for_itself_what_it_captures(given_out: bool, taken: 
     before, after = (Session(model, optimize=False).run(x) for model in (proto, result.model))
     for name, value in before.items():
         assert float(((after[name] - value) ** 2).sum() / (value**2).sum()) < 1e-3
+
+
+@pytest.mark.parametrize(("domain", "own"), [("", "is of opset 12"), ("ai.onnx.ml", "imports none of ONNX's own")])
+def test_a_plan_of_a_later_opset_says_what_the_model_has(domain: str, own: str) -> None:
+    made = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
+    model = name_nodes(residual(opset=12))
+    model.opset_import[0].domain = domain
+    with pytest.raises(PlanError, match=own) as caught:
+        emit_pairs(model, made.plan)
+    assert (caught.value.code, bool(caught.value.fix)) == ("Q404", True)

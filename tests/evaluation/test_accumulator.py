@@ -72,3 +72,21 @@ def test_sums_do_not_depend_on_how_samples_are_cut() -> None:
     whole, parts = measure_error(x, y), cut.result()
     assert parts.max_abs == whole.max_abs
     assert (parts.sqnr_db, parts.cosine) == pytest.approx((whole.sqnr_db, whole.cosine))
+
+
+def test_the_largest_of_each_row_are_counted_where_that_is_asked_for() -> None:
+    reference = np.array([[3.0, 2.0, 1.0], [-np.inf, 0.5, 0.25], [1.0, 2.0, 0.0]])
+    value = np.array([[2.0, 3.0, 1.0], [9.0, 0.5, 0.25], [1.0, np.nan, 0.0]])
+    whole, parts = ErrorAccumulator(top_k=1), ErrorAccumulator(top_k=1)
+    whole.update(reference, value)
+    for row in range(3):
+        one = ErrorAccumulator(top_k=1)
+        one.update(reference[row : row + 1], value[row : row + 1])
+        parts.add(one)
+    assert (whole.result().top_k, whole.result().rows) == (0.0, 3)
+    assert parts.result().top_k == 0.0
+    same = measure_error(reference, reference)
+    assert np.isnan(same.top_k)
+    again = ErrorAccumulator(top_k=2)
+    again.update(reference[:1], value[:1])
+    assert again.result().top_k == 1.0

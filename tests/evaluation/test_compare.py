@@ -8,7 +8,14 @@ from onnx import TensorProto, helper
 
 from onnxq.errors import VerificationError
 from onnxq.evaluation import settings  # noqa: F401 (its sums can be packed from here on)
-from onnxq.evaluation.compare import ModelErrors, check_interface, compare_models, measure_sample, pair_outputs
+from onnxq.evaluation.compare import (
+    ModelErrors,
+    check_interface,
+    compare_models,
+    count_errors,
+    measure_sample,
+    pair_outputs,
+)
 from onnxq.workers import pack_value, unpack_value
 
 
@@ -140,3 +147,44 @@ def test_noise_that_differs_from_sample_to_sample_makes_others_likely_worse() ->
     assert even.likely_db() == pytest.approx(20.0)
     # Mean noise 0.01, standard deviation 0.02, so the standard error is as large as the mean.
     assert uneven.likely_db() == pytest.approx(20.0 - 10 * np.log10(2.0))
+
+
+def test_an_estimate_says_how_many_decibels_less_others_may_have() -> None:
+    rng = np.random.default_rng(0)
+    kept = 0
+    for _ in range(200):
+        errors = ModelErrors()
+        for loud in rng.gamma(2.0, 0.5, 16):
+            errors.update({}, {"y": np.ones(4)}, {"y": np.full(4, 1 + 0.1 * np.sqrt(loud))})
+        found = errors.estimate()
+        assert found.spread_db > 0
+        # The mean of the noise is a hundredth of the signal's.
+        kept += found.least_db <= 20.0
+    assert 0.9 <= kept / 200 <= 0.98
+    assert errors.estimate(0.5).least_db == pytest.approx(found.least_db - 0.5)
+
+
+def test_samples_that_are_loud_in_both_models_have_no_spread() -> None:
+    errors = ModelErrors()
+    for loud in (1.0, 3.0, 0.2, 10.0):
+        errors.update({}, {"y": np.full(100, loud)}, {"y": np.full(100, 1.1 * loud)})
+    assert errors.estimate().sqnr_db == pytest.approx(20.0)
+    assert errors.estimate().spread_db == pytest.approx(0.0, abs=1e-6)
+
+
+def test_errors_of_two_runs_merge_to_those_of_one() -> None:
+    rng = np.random.default_rng(1)
+    runs = [({"y": value}, {"y": value + rng.normal(0, 0.1, value.shape)}) for value in rng.normal(0, 1, (6, 3, 40))]
+    whole, parts = ModelErrors(), [ModelErrors(), ModelErrors()]
+    for k, (wanted, got) in enumerate(runs):
+        whole.update({}, wanted, got)
+        parts[k % 2].update({}, wanted, got)
+    parts[0].merge(parts[1])
+    assert parts[0].count == whole.count == 6
+    assert parts[0].worst_db() == pytest.approx(whole.worst_db())
+    assert parts[0].estimate().least_db == pytest.approx(whole.estimate().least_db)
+
+
+@pytest.mark.parametrize(("samples", "errors"), [(4, 2.353), (8, 1.895), (32, 1.696), (1000, 1.646)])
+def test_standard_errors_are_students(samples: int, errors: float) -> None:
+    assert count_errors(samples) == pytest.approx(errors, rel=0.02)

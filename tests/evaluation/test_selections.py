@@ -14,6 +14,7 @@ from onnxq.data import load_data
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import NO_SELECTIONS, find_selections, name_own
 from onnxq.evaluation.toggled import measure_settings, toggle_model
@@ -40,12 +41,11 @@ FOUND = {
 
 def measure(proto: ModelProto, other: ModelProto) -> tuple[dict[str, float], tuple[ChoiceAgreement, ...]]:
     """SQNR by judged tensor, and the agreement."""
-    agreement = AgreementSums(find_selections(proto))
-    pair = agreement.selections.expose_choices(proto), agreement.selections.take_choices(other)
+    reference = ReferenceRunner(proto, optimize=False, threads=1)
+    runner = MatchedRunner(reference, Session(reference.selections.take_choices(other), optimize=False, threads=1))
     rows = [{"x": row[None]} for row in samples()["x"]]
-    sessions = tuple(Session(model, optimize=False, threads=1) for model in pair)
-    found = compare_models({"": (sessions[0], sessions[1])}, rows, agreement=agreement)[""]
-    return {one.name: one.sqnr_db for one in found}, agreement.results()
+    found = compare_models({"": (reference, runner)}, rows)[""]
+    return {one.name: one.sqnr_db for one in found}, runner.agreement.results()
 
 
 def run_free(proto: ModelProto, other: ModelProto) -> float:
@@ -184,12 +184,13 @@ def test_other_operators_that_choose(graph: str, op: str, settled: set[str]) -> 
     assert [one.op_type for one in found.nodes] == [op]
     assert found.settled == settled
     other = network_with(proto, NOISE)
-    sessions = Session(found.expose_choices(proto), threads=1), Session(found.take_choices(other), threads=1)
-    agreement = AgreementSums(found)
+    reference = ReferenceRunner(proto, threads=1)
+    runner = MatchedRunner(reference, Session(found.take_choices(other), threads=1))
     rows = [{"x": row} for row in RNG.standard_normal((6, 1, 16, 16)).astype(np.float32)]
-    judged = compare_models({"": sessions}, rows, agreement=agreement)[""]
+    judged = compare_models({"": (reference, runner)}, rows)[""]
     assert min(one.sqnr_db for one in judged) > 20
-    assert 0.8 * agreement.results()[0].chosen < agreement.results()[0].shared <= agreement.results()[0].chosen
+    (choice,) = runner.agreement.results()
+    assert 0.8 * choice.chosen < choice.shared <= choice.chosen
 
 
 def test_numbers_rounded_to_integers_are_no_choice() -> None:
@@ -228,6 +229,19 @@ def test_a_choice_that_the_other_model_lacks_is_its_own() -> None:
     judged, agreement = measure(proto, other)
     assert judged == {"out": pytest.approx(run_free(proto, other))}
     assert agreement == ()
+
+
+def test_models_older_than_the_operator_that_matches_rows_run_all_the_same() -> None:
+    proto = parser.parse_model("""<ir_version: 7, opset_import: ["" : 10]>
+    g (float[4, 16] x) => (float[4, 3] best, float[4, 3, 16] out) <int64[1] three = {3}>
+    { m = MatMul(x, w) best, at = TopK <axis = 1> (m, three) out = Gather <axis = 0> (w, at) }""")
+    proto.graph.initializer.append(numpy_helper.from_array(SQUARE, "w"))
+    named = name_nodes(proto)
+    found = find_selections(named)
+    feeds = {"x": RNG.standard_normal((4, 16)).astype(np.float32)}
+    outputs = Session(found.expose_choices(named), threads=1).run(feeds)
+    again = Session(found.take_choices(named), threads=1).run(found.add_choices(feeds, outputs))
+    assert all(np.array_equal(again[name], outputs[name]) for name in ("best", "out"))
 
 
 def quantized(proto: ModelProto) -> ModelProto:

@@ -135,3 +135,13 @@ def test_every_command_with_outputs_looks_beside_them_and_in_the_temporary_folde
     monkeypatch.setattr(scratch, "_looked_through", set())
     with guard_outputs("", out / "q.onnx"):
         assert (os.listdir(out), os.listdir(temporary)) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["-", "new/", f"new{os.sep}"])
+def test_text_that_names_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """They became files named "-" and "new"."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError) as caught:
+        check_outputs("", "a.onnx", name)
+    assert (caught.value.code, caught.value.subject) == ("Q603", name)
+    check_outputs("", "./-", "-a", Path("-b"))

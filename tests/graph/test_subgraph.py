@@ -24,8 +24,16 @@ from onnxq.graph import (
     strip_weights,
 )
 from onnxq.graph.load import check_structure
-from onnxq.graph.scopes import list_reads
-from onnxq.graph.subgraph import Cutter, assemble_model, declare_input, remove_unneeded
+from onnxq.graph.scopes import list_reads, rename_reads
+from onnxq.graph.subgraph import (
+    Cutter,
+    assemble_model,
+    cut_front,
+    declare_input,
+    join_rest,
+    list_behind,
+    remove_unneeded,
+)
 from onnxq.graph.values import read_declared_type
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
@@ -216,3 +224,59 @@ def test_a_part_of_a_model_with_external_data_needs_no_file(tmp_path: Path) -> N
     assert [tensor.name for tensor in part.graph.initializer] == ["w"]
     found = Session(part, optimize=False).run({"x": values(True)["x"]})
     np.testing.assert_array_equal(found["a"], values(True)["a"])
+
+
+@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "given_tensors"),
+    [
+        ("b/Relu", ["a"]),
+        ("d/If", ["b", "a"]),
+        ("l/Loop", ["a", "b", "d"]),
+        ("z/Mul", ["y", "f"]),
+        ("y/Add", ["a", "f", "z"]),
+    ],
+)
+def test_a_front_joined_with_the_rest_is_the_whole(light: bool, stop: str, given_tensors: list[str]) -> None:
+    model: ModelLike = strip_weights(network()) if light else network()
+    behind = list_behind(model, {stop})
+    front = cut_front(model, behind, {})
+    assert {value.name for value in front.graph.output} == set(given_tensors)
+    assert not {node.name for node in front.graph.node} & behind
+    known = values(True)
+    found = Session(front, optimize=False).run({name: known[name] for name in "xc"})
+    for name in given_tensors:
+        np.testing.assert_array_equal(found[name], known[name])
+    whole = attach_weights(join_rest(front, model, behind))
+    check_structure(whole, "the whole")
+    assert [value.name for value in whole.graph.output] == ["y", "z"]
+    old = {node.name: node for node in network().graph.node if node.name in behind}
+    assert {node.name: node for node in whole.graph.node if node.name in behind} == old
+    again = Session(whole, optimize=False).run({name: known[name] for name in "xc"})
+    for name in "yz":
+        np.testing.assert_array_equal(again[name], known[name])
+
+
+def test_what_a_changed_front_calls_as_something_behind_gets_another_name() -> None:
+    model = strip_weights(network())
+    behind = list_behind(model, {"z/Mul"})
+    front = cut_front(model, behind, {})
+    proto = ModelProto()
+    proto.CopyFrom(front.proto)
+    # As a pass may have done that knows the front alone: a node and a tensor of names from behind, another constant.
+    relu = next(node for node in proto.graph.node if node.name == "b/Relu")
+    relu.name = "z/Mul"
+    for node in proto.graph.node:
+        node.output[:] = ["z" if name == "b" else name for name in node.output]
+    rename_reads(proto.graph, {"b": "z"})
+    next(node for node in proto.graph.node if "two" in node.output).attribute[0].t.CopyFrom(
+        numpy_helper.from_array(np.asarray([3], F))
+    )
+    whole = join_rest(front.replace(proto), model, behind)
+    check_structure(attach_weights(whole), "the whole")
+    assert len({node.name for node in whole.graph.node}) == len(whole.graph.node)
+    known = values(False)
+    again = Session(whole, optimize=False).run({name: known[name] for name in "xc"})
+    # The other constant is read in a branch that does not run.
+    for name in "yz":
+        np.testing.assert_array_equal(again[name], known[name])

@@ -215,6 +215,14 @@ def test_the_default_for_ort_is_symmetric(folder: Path) -> None:
     assert all(site.spec.symmetric for site in plan.sites)
 
 
+def test_a_file_that_names_no_target_is_for_tensorrt(folder: Path) -> None:
+    (folder / "c.yaml").write_text("effort: fast\n")
+    plans = [onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=one).plan for one in
+             (folder / "c.yaml", None)]  # fmt: skip
+    assert plans[0] == plans[1]
+    assert plans[0].target == "trt"
+
+
 @pytest.mark.parametrize("config", ["ort-int8", "trt-fp8", "trt-int4-weights", "ort-uint16-activations"])
 def test_configurations_a_cache_says_nothing_of(folder: Path, config: str) -> None:
     with pytest.raises(ConfigError, match=r"cache|weights only"):

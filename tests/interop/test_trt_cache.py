@@ -115,6 +115,8 @@ def test_all_bad_lines_are_counted() -> None:
         (HEADER.encode(), "holds a header and no scales"),
         (b"x: 3c010a14\n", "is no header like"),
         (b'{"x": 0.5}', "is no header like"),
+        (b'{"CLS": "TensorsData", "data": {}}', "is a calibration table of ONNX Runtime"),
+        (b"h 2.0\nx 1.5e-07\n", "is a calibration table of ONNX Runtime"),
         (b"\x18\x00\x00\x00TRT-8601-EntropyCalibration2\nx: 3c010a14\n", "is binary"),
         (b"\xff\xfe\xf0", "is binary"),
     ],

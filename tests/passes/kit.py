@@ -32,6 +32,15 @@ def parse(text: str, opset: int = 17, **arrays: Array | float) -> ModelProto:
     return name_nodes(proto)
 
 
+def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
+    """Seeded arrays that keep the size of what they multiply."""
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
 def body(text: str, **arrays: Array | float) -> GraphProto:
     """A graph of `text`, for a branch of an If."""
     graph = parser.parse_graph(text)

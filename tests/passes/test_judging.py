@@ -11,7 +11,7 @@ from onnx import numpy_helper, parser
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, TensorConfig, load_config
-from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.compare import ModelErrors
 from onnxq.passes import judging
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.judging import Evaluator, ignore_rounding
@@ -47,7 +47,10 @@ def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.Monke
     judge = Evaluator(held)
     found = judge.measure(prepared, plan)
     sessions = (Session(prepared.model, optimize=False), Session(build_quantized(prepared, plan), optimize=False))
-    assert found == compare_models({"": sessions}, held.samples())[""]
+    errors = ModelErrors()
+    for sample in held.samples():
+        errors.update(sample, *(session.run(sample) for session in sessions))
+    assert found == errors.results()
     monkeypatch.setattr(judging, "write_pairs", None)
     assert judge.measure(prepared, plan) is found
 

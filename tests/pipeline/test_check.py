@@ -113,3 +113,23 @@ def test_the_sample_that_is_timed_is_the_first_everywhere() -> None:
     assert made.report.latency.shapes == timed.shapes == {"x": (1, 32, 5, 8)}
     assert "1 thread, x 1x32x5x8" in onnxq.summarize(made)
     assert "1 thread, x 1x32x5x8" in onnxq.summarize(timed)
+
+
+@pytest.mark.parametrize(("name", "sure"), [("logits", True), ("y", False)])
+def test_how_often_the_class_is_the_same_is_told_of_scores(name: str, sure: bool) -> None:
+    body = f"g (float[N,8] x) => (float[N,4] {name}) {{ {name} = MatMul(x, w) }}"
+    model, other = (parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}') for _ in range(2))
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((8, 4)).astype(np.float32)
+    near = weight + 0.2 * rng.standard_normal((8, 4)).astype(np.float32)
+    for one, value in ((model, weight), (other, near)):
+        one.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    x = rng.standard_normal((5, 6, 8)).astype(np.float32)
+    (check,) = check_model(model, other, [{"x": one} for one in x]).outputs
+    same = float(((x @ weight).argmax(2) == (x @ near).argmax(2)).mean())
+    assert 0.3 < same < 1
+    assert (check.rows, check.classes) == (30, sure)
+    assert check.top_1 == pytest.approx((same, same))
+    (found,) = onnxq.diff(model, other, [{"x": one} for one in x], overrides={"engines": ["ort"]}).outputs
+    assert (found.classes, found.accuracy[0].rows) == (sure, 30)
+    assert found.accuracy[0].top_k == pytest.approx(same)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.config import load_config
@@ -20,7 +20,7 @@ from onnxq.plan import KeepReason, to_json
 from onnxq.report import View, show_report
 from onnxq.report.pairs import show_inspection
 from onnxq.runtime import Session
-from tests.passes.kit import parse
+from tests.passes.kit import parse, random_weights
 from tests.targets.graphs import model
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
@@ -40,14 +40,6 @@ def convs() -> onnx.ModelProto:
 
 def images(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(1).standard_normal((count, 32, 14, 14)).astype(np.float32)}
-
-
-def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return {
-        name: (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-        for name, shape in shapes.items()
-    }
 
 
 def with_constants(text: str, weights: dict[str, tuple[int, ...]], **values: Any) -> onnx.ModelProto:
@@ -282,7 +274,7 @@ def test_rules_name_nodes_that_stay_in_float32() -> None:
 def test_narrow_exports_are_quantized_as_float32_ones(kind: int, target: str) -> None:
     """Every pass runs, as accurately; inputs and outputs keep their types; the plan is of the same network."""
     export = narrowed(convs(), kind)
-    wide = onnxq.quantize(convs(), images(), overrides={"target": target, "latency": False})
+    wide = onnxq.quantize(convs(), images(), overrides={"target": target, "latency": False, "min_sqnr": 10})
     result = onnxq.quantize(export, images(), overrides={"target": target, "latency": False, "min_sqnr": 10})
     assert result.report.promotion is not None
     assert result.report.promotion.met
@@ -357,3 +349,32 @@ def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) 
     assert kept(result) == {}
     assert sqnr(result) > 25
     assert emulated_sqnr(result, proto, images()) > 25
+
+
+CAST_FIRST = """g (KIND[N,64] x) => (float[N,64] y, KIND[N,64] z) {
+    a = Cast <to=1>(x)
+    b = MatMul(a, w)
+    y = Relu(b)
+    z = Cast <to=NUMBER>(y)
+}"""
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"target": "trt"}, {"target": "virtual"}, {"target": "trt", "mode": "float"}, {"mode": "dynamic"}]
+)
+def test_an_input_that_is_cast_first_keeps_its_type(kind: int, overrides: dict[str, Any]) -> None:
+    name = TensorProto.DataType.Name(kind).lower()
+    text = CAST_FIRST.replace("KIND", name).replace("NUMBER", str(kind))
+    proto = parse(text, **random_weights({"w": (64, 64)}))
+    values = np.random.default_rng(1).standard_normal((8, 64))
+    data = {"x": values.astype(helper.tensor_dtype_to_np_dtype(kind))}
+    result = onnxq.quantize(proto, data, overrides={"effort": "fast", "latency": False, **overrides})
+    assert [list(part) for part in (result.model.graph.input, result.model.graph.output)] == [
+        list(part) for part in (proto.graph.input, proto.graph.output)
+    ]
+    assert sqnr(result) > 25
+    assert [check.name for check in result.report.checks] == ["y", "z"]
+    again = onnxq.apply(proto, result.plan, data, overrides={"latency": False})
+    assert again.model.SerializeToString() == result.model.SerializeToString()
+    assert onnxq.profile_model(proto, result.model, data).groups or not result.plan.sites

@@ -156,6 +156,30 @@ def test_overflow_in_an_activation_names_tensor_and_sample(bad: float) -> None:
         onnxq.quantize(proto, data, EVERYTHING, overrides={"holdout": 1})
 
 
+@pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
+def test_nan_in_a_weight_of_a_float_operator_is_not_blamed_on_the_samples(target: str) -> None:
+    """Three layers behind it the first scale is made; the operator itself stays float."""
+    proto = build(
+        """g (float[N,32,16,16] x) => (float[N,32,16,16] y) {
+            n = InstanceNormalization(x, scale, shift)
+            r = Relu(n)
+            a = Conv <pads=[1,1,1,1]>(r, w)
+            y = Conv <pads=[1,1,1,1]>(a, v)
+        }""",
+        {
+            "scale": np.full(32, np.nan, np.float32),
+            "shift": normal(32),
+            "w": normal(32, 32, 3, 3),
+            "v": normal(32, 32, 3, 3),
+        },
+    )
+    for data in (images(), None):
+        with pytest.raises(
+            CalibrationError, match=r"^scale: is a weight of \S+ \(InstanceNormalization\) and holds 32 NaN"
+        ):
+            onnxq.quantize(proto, data, overrides={"target": target})
+
+
 def test_nan_in_the_data_names_input_and_sample() -> None:
     proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
     data = images()

@@ -25,11 +25,18 @@ def network(op: str, kind: onnx.TypeProto, *more: str) -> ModelProto:
         helper.make_node("Relu", ["p"], ["r"], name="relu"),
         helper.make_node("MatMul", ["r", "b"], ["q"], name="second"),
     ]
-    if op == "words":
+    if op == "names":
+        # Which of the outputs is the largest, by name.
+        nodes += [
+            helper.make_node("ArgMax", ["q"], ["k"], name="largest", axis=1, keepdims=0),
+            helper.make_node("Gather", ["names", "k"], ["out"], name="named"),
+        ]
+    elif op == "words":
         nodes.append(helper.make_node("Cast", ["q"], ["out"], name="last", to=TensorProto.STRING))
     else:
         nodes.append(helper.make_node(op, ["q", *more], ["out"], name="last"))
-    stored = [numpy_helper.from_array(array, name) for name, array in zip("ab", weights, strict=True)]
+    names = helper.make_tensor("names", TensorProto.STRING, [8], [b"n%d" % k for k in range(8)])
+    stored = [*(numpy_helper.from_array(array, name) for name, array in zip("ab", weights, strict=True)), names]
     graph = helper.make_graph(
         nodes,
         "net",
@@ -64,6 +71,16 @@ def test_what_cannot_be_compared_is_said() -> None:
     assert result.report.checks == ()
     (told,) = [warning for warning in result.report.warnings if "was not checked" in warning]
     assert told.startswith("output 'out', tensor(string), was not checked")
+
+
+def test_names_are_judged_by_the_numbers_that_choose_them() -> None:
+    kind = helper.make_tensor_type_proto(TensorProto.STRING, ["N"])
+    result = onnxq.quantize(network("names", kind), {"x": _X}, _CONFIG, overrides=_FAST)
+    (check,) = result.report.checks
+    assert check.name == "q in front of largest"
+    assert 15 < check.sqnr_db[0] < 80
+    assert [choice.decides for choice in result.report.choices] == [("out",)]
+    assert not any("was not checked" in warning for warning in result.report.warnings)
 
 
 def test_a_wish_that_nothing_can_be_said_of_is_not_met() -> None:

@@ -158,6 +158,21 @@ def test_what_is_no_json_gives_the_line() -> None:
         from_json('{\n"schema": ,}', source="plan.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "tool", "fix"),
+    [
+        ("TRT-8601-EntropyCalibration2\nx: 3c010a14\n", "TensorRT", "onnxq import-calibration"),
+        ('{"CLS": "TensorsData", "data": {"x": {"lowest": -1.0}}}', "ONNX Runtime", "give `quantize` the samples"),
+        ("h 2.0\nx 1.0\n", "ONNX Runtime", "give `quantize` the samples"),
+    ],
+)
+def test_calibration_files_of_other_tools_are_known(text: str, tool: str, fix: str) -> None:
+    with pytest.raises(PlanError, match=f"is a calibration file of {tool}, and no plan") as caught:
+        from_json(text, source="calibration.json")
+    assert caught.value.code == "Q401"
+    assert fix in caught.value.fix
+
+
 @given(
     st.sampled_from(["int4", "uint4", "int8", "uint8", "int16", "int32"]),
     st.lists(st.integers(1, 12), max_size=3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from onnxq.planner.choose import choose_ops, decide_sides
+from onnxq.planner.choose import choose_ops, decide_sides, weigh_forced
 from onnxq.sites import LeftFloat
 from tests.planner.kit import FORCE, draft, network, reasons, table
 
@@ -96,6 +96,22 @@ def test_the_persons_rules_come_before_size_and_exclusions() -> None:
     sides, why = decide_sides(draft(proto, rule("a", float=True), rule("y")))
     assert sides == {"a": False, "y": True}
     assert why == {"a": LeftFloat("a", "left float by rule node=a -> float", "configuration", "F101")}
+
+
+def test_what_rules_force_is_told_with_its_cost() -> None:
+    proto = network(BOTH, w=POINT, v=POINT)
+    found = weigh_forced(draft(proto, rule("y"), rule("b", bits=8)))
+    assert found is not None
+    assert found.names == ("y",)
+    assert found.slowdown > 1
+    every = weigh_forced(draft(proto, FORCE))
+    assert every is not None
+    assert every.names == ("a", "b", "y")
+    # Nobody forces, nothing is forced that would not be chosen, or no times are predicted.
+    wide = network("g (float[64,512] x) => (float[64,512] y) { y = MatMul(x, w) }", w=(512, 512))
+    assert choose_ops(draft(wide)).chosen == {"y"}
+    for problem in (draft(proto), draft(wide, FORCE), draft(proto, FORCE, preset="trt-int8")):
+        assert weigh_forced(problem) is None
 
 
 @pytest.mark.parametrize("sized", [True, False])

@@ -49,6 +49,7 @@ FOUND = Difference(
 
 TABLE = """\
 m.q.onnx against m.onnx  (8 samples)
+verdict  good: y has 31.5 dB against float as ORT runs it
 runs     run               engine        samples
          float             ONNX Runtime        8
          as the file says  ONNX Runtime        8
@@ -60,7 +61,7 @@ outputs                                                                against
          y       as the file says  32.0 dB  0.99000  0.5  0.01  87.5%
          y       as ORT runs it    31.5 dB  0.99000  0.5  0.01  87.5%  55.0 dB
 engines  all agree within rounding
-worst    /layers.0/conv/Conv_output_0 (Conv): -4.0 dB
+worst    /layers.0/conv/Conv_output_0 (Conv): drops by 4.0 dB
 not run  [R110] trt: TensorRT is not installed
              fix: pip install 'onnxq[trt]'
 
@@ -108,8 +109,9 @@ def test_an_unmet_tolerance_and_made_up_inputs_are_told_in_every_form() -> None:
 
 def test_json_says_whether_it_holds() -> None:
     found = json.loads(difference_json(FOUND, {"code": "Q115"}))
+    assert (found["verdict"]["grade"], found["verdict"]["worst"]["run"]) == ("good", "as ORT runs it")
     assert (found["schema"], found["holds"], found["error"], found["messages"]) == (1, True, {"code": "Q115"}, [])
-    assert set(found) == {*Difference.__dataclass_fields__, "schema", "holds", "error", "messages"}
+    assert set(found) == {*Difference.__dataclass_fields__, "schema", "holds", "error", "messages", "verdict"}
     nothing = replace(FOUND, outputs=(replace(OUTPUT, accuracy=(error(OFF, "float", math.inf),)),))
     assert json.loads(difference_json(nothing))["outputs"][0]["accuracy"][0]["sqnr_db"] == "inf"
 

@@ -70,7 +70,7 @@ REPORT = Report(
 
 def test_a_report_keeps_every_field_and_adds_the_derived_values() -> None:
     found = json.loads(report_json(REPORT, error={"code": "Q700"}))
-    assert set(found) == {*Report.__dataclass_fields__, "schema", "error", "slower", "alarms"}
+    assert set(found) == {*Report.__dataclass_fields__, "schema", "error", "slower", "alarms", "verdict"}
     assert (found["schema"], found["error"], found["slower"]) == (1, {"code": "Q700"}, True)
     assert found["roles"] == {"activation": 2, "weight": 1}
     assert found["checks"] == [
@@ -82,6 +82,9 @@ def test_a_report_keeps_every_field_and_adds_the_derived_values() -> None:
             "optimized": True,
             "parts": ["", ""],
             "whole_db": [None, None],
+            "top_1": [None, None],
+            "rows": 0,
+            "classes": False,
         }
     ]
     assert (found["latency"]["ratio"], found["latency"]["float_ms"]) == (0.5, 1.0)

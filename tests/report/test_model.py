@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.report import Latency, OutputCheck, Report
 from onnxq.report.model import SYNTHETIC, group_reasons, warn_synthetic
-from onnxq.sites import LeftFloat, Refusal
+from onnxq.sites import Caution, LeftFloat, Refusal
 
 
 def check(off: float, on: float, *, optimized: bool = True) -> OutputCheck:
@@ -30,6 +30,11 @@ GOOD = Report(source="m.onnx", source_bytes=100, output_bytes=50, pairs=2, targe
         (replace(GOOD, checks=(check(40.0, math.nan, optimized=False),)), []),
         (replace(GOOD, checks=(check(40.0, 36.9),)), ["W109"]),
         (replace(GOOD, checks=(check(40.0, 37.1),)), []),
+        # So near to float the order of additions makes as much of a difference.
+        (replace(GOOD, checks=(check(137.0, 125.0),)), []),
+        (replace(GOOD, checks=(check(math.inf, 41.0),)), []),
+        (replace(GOOD, checks=(replace(check(20.0, 20.0), top_1=(0.7, 0.4), rows=100, classes=True),)), ["W108"]),
+        (replace(GOOD, pairs=0, latency=Latency(float_ms=1.0, int8_ms=1.1)), ["W111"]),
         (replace(GOOD, target="trt", checks=(check(40.0, 5.0),)), ["W109"]),
         (replace(GOOD, latency=Latency(float_ms=1.0, int8_ms=1.1)), ["W110"]),
         (replace(GOOD, latency=Latency(float_ms=1.0, int8_ms=0.9)), []),
@@ -38,6 +43,15 @@ GOOD = Report(source="m.onnx", source_bytes=100, output_bytes=50, pairs=2, targe
 )
 def test_alarms(report: Report, codes: list[str]) -> None:
     assert [alarm.code for alarm in report.alarms()] == codes
+
+
+def test_what_another_placement_would_gain_stands_in_the_alarm_that_nothing_is_quantized() -> None:
+    other = Caution("W103", "on CPUs of kind vnni it would pay")
+    kept = LeftFloat("a", "no faster")
+    float_still = replace(GOOD, pairs=0, warnings=(other,), left_float=(kept,))
+    text = "int8 would not pay: nothing was quantized, and the result computes what the model did; "
+    assert float_still.alarms() == (f"{text}{other}",)
+    assert replace(float_still, refusals=(Refusal("b", "no"),)).alarms()[0].startswith("everything was refused")
 
 
 def test_an_alarm_names_the_reason_where_it_is_known() -> None:

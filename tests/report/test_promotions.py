@@ -24,7 +24,7 @@ at least 30 dB: holds with 30.6 dB; 3 operators of 43 promoted
 site                                         to      operators   before    after
 /encoder/layer.0/atte…/self/MatMul_output_0  uint16          1  21.3 dB  27.9 dB
 logits                                       float           2  27.9 dB  31.2 dB
-before and after on 8 samples kept for choosing
+before and after on 8 samples
 """
 
 
@@ -46,6 +46,15 @@ def test_a_metric_has_its_own_figures_and_the_float_models() -> None:
         "accuracy drops by at most 0.01: holds with 0.9123 (float 0.92); nothing had to be promoted"
     )
     assert printed(make_promotion(metric)).strip().replace("\n", " ") == describe_promotion(metric)
+
+
+def test_a_figure_has_its_spread_and_a_verdict_within_it_says_so() -> None:
+    sure = replace(MET, value=32.0, spread=1.15, samples=32)
+    assert describe_promotion(sure).startswith("at least 30 dB: holds with 32.0 ± 1.1 dB on 32 samples; 3 operators")
+    near = describe_promotion(replace(sure, value=30.61))
+    assert near.startswith("at least 30 dB: holds with 30.6 ± 1.1 dB on 32 samples, which may not hold on others; 3 op")
+    missed = describe_promotion(replace(sure, value=29.2, met=False))
+    assert "does NOT hold with 29.2 ± 1.1 dB on 32 samples, which may hold on others; 3 op" in missed
 
 
 def test_nothing_promoted_though_the_request_fails() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from onnxq.passes.journal import StageCost
+from onnxq.planner import Forced
 from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, View, show_report, to_json
 from onnxq.report.model import group_reasons
 from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
@@ -267,3 +268,19 @@ def test_plain_values():
 )
 def test_numbers_as_people_read_them(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("a",), "1 operator by rules (a): predicted 1.25x the time of the choice without them"),
+        (
+            ("a", "b", "c"),
+            "3 operators by rules (a, b and 1 more): predicted 1.25x the time of the choice without them",
+        ),
+    ],
+)
+def test_what_rules_force_is_told_with_its_cost(names, said):
+    text, _ = shown(replace(REPORT, forced=Forced(names, 1.25)), width=200)
+    assert said in text
+    assert "forced" not in shown(REPORT)[0]

@@ -57,7 +57,37 @@ def test_a_refused_model_names_the_node_where_the_message_does(text: str, name: 
         assert (found.node, found.subject) == (name, f"node {name!r} ({op})")
     else:
         assert (type(found), found.subject) == (ModelError, "m.onnx")
-        assert found.fix
+    assert found.fix
+    assert "samples" not in found.fix
+
+
+def refused(text: str, *nodes: str) -> OnnxqError:
+    return explain_load_failure(RuntimeError(f"[ONNXRuntimeError] : 9 : {text}"), "m.onnx", nodes=frozenset(nodes))
+
+
+def test_the_remedy_is_of_the_fault() -> None:
+    kernel = "NOT_IMPLEMENTED : Could not find an implementation for Conv(22) node with name 'c0'"
+    assert "no kernel" in refused(kernel, "c0").fix
+    assert "another opset" in refused('FAIL : In Node, ("g", Gelu, "", -1) : No Op registered for Gelu', "g").fix
+    assert "onnx.checker" in refused("FAIL : Node (mm) Op (MatMul) [ShapeInferenceError] Incompatible", "mm").fix
+
+
+def test_a_node_that_the_model_does_not_have_is_the_optimizers() -> None:
+    text = "FAIL : Node (mm_token_7) Op (MatMul) [ShapeInferenceError] Incompatible dimensions"
+    loading = refused(text, "mm")
+    running = explain_run_failure(
+        RuntimeError("Non-zero status code returned while running Gather node. Name:'mm_token_7' Status Message: bad"),
+        "m.onnx", nodes=frozenset({"mm"}),
+    )  # fmt: skip
+    for found in (loading, running):
+        assert isinstance(found, NodeError)
+        assert "which the model does not have" in found.cause
+        assert "with optimizations off, no sample is at fault" in found.fix
+    # A session that was given a file knows no names.
+    assert "samples" in explain_run_failure(RuntimeError(RUNNING), "m.onnx").fix
+
+
+RUNNING = "Non-zero status code returned while running Gather node. Name:'pick' Status Message: bad"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,7 +73,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """
     if name == BYTES:
         return ByteTokenizer()
-    path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+    path = Path(name) / "tokenizer.json" if os.path.isdir(name) else Path(name)
     fix = f"name a folder with tokenizer.json, the file, or {BYTES!r} for a model of bytes"
     try:
         check_input_kind(path, DataError)

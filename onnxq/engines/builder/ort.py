@@ -26,7 +26,8 @@ def build(job: Job, folder: Path) -> BuildResult:
     except MissingDependencyError as error:
         return BuildResult(state=BuildState.MISSING, reason=error.cause)
     except UnknownOperatorError as error:
-        return BuildResult(state=BuildState.REFUSED, reason=f"{error.subject}: {error.cause}; {error.fix}")
+        reason = f"{error.subject}: {error.cause}; {error.fix}"
+        return BuildResult(state=BuildState.REFUSED, reason=reason, node=error.node)
     except ModelError as error:
         node = error.node if isinstance(error, NodeError) else ""
         return BuildResult(state=BuildState.REFUSED, reason=error.cause, node=node)

@@ -41,6 +41,7 @@ from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.evaluation.agreement import AgreementSums
+from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import Selections, explain_missing, name_own
 from onnxq.files import ScratchFolder
@@ -134,7 +135,7 @@ def compare_models(
         top_k=request.top_k,
         runs=tuple(work.runs),
         outputs=outputs,
-        choices={run: sums.results() for run, sums in work.agreement.items()} if selections.nodes else {},
+        choices={run: sums.results() for run, sums in work.agreement.items() if sums.results()},
         layers=layers.layers if request.layers else (),
         worst=layers.worst,
         divergences=tuple(point.divergence for point in points),
@@ -211,7 +212,8 @@ class _Comparison:
         ]
         self._describe_runs(sums.seen)
         self._check_same_samples(sums)
-        return sums.make_results([run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)])
+        runs = [run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)]
+        return sums.make_results(runs, find_class_scores(self.engines.float_index))
 
     def _compare_choices(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """How far the choices of each run are those of float, on one sample."""

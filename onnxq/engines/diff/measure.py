@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.model import Error, OutputDiff, Tolerances, Unmet
@@ -29,7 +28,7 @@ class Tally:
     """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k."""
 
     name: str
-    # 0: no agreement is measured.
+    # As of ErrorAccumulator.
     top_k: int = 0
     # Of the tensor's quantizer, 0 without one.
     step: float = 0.0
@@ -40,13 +39,10 @@ class Tally:
     worst_sample: int = 0
     # Noise over signal of the worst sample; below any real one at first, so that the first sample counts.
     _worst: float = -1.0
-    # Shares of the top k that agree, summed over the rows along the last axis.
-    _hits: float = 0.0
-    _rows: int = 0
     _sums: ErrorAccumulator = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sums = ErrorAccumulator(self.name, slices=SliceSums() if self.sliced else None)
+        self._sums = ErrorAccumulator(self.name, slices=SliceSums() if self.sliced else None, top_k=self.top_k)
 
     def update(self, reference: Array, value: Array) -> None:
         """Add one sample."""
@@ -59,10 +55,6 @@ class Tally:
         share = _divide(found.noise, found.signal)
         if share > self._worst:
             self._worst, self.worst_sample = share, at
-        if self.top_k and reference.ndim and reference.shape[-1] > 1:
-            hits, rows = _count_shared(reference.astype(np.float64), value.astype(np.float64), self.top_k)
-            self._hits += hits
-            self._rows += rows
 
     def error(self, run: str, against: str) -> Error:
         """Return the error over all samples."""
@@ -76,7 +68,8 @@ class Tally:
             cosine=found.cosine,
             max_abs=found.max_abs,
             max_rel=self.max_rel,
-            top_k=self._hits / self._rows if self._rows else math.nan,
+            top_k=found.top_k,
+            rows=found.rows,
             levels=found.max_abs / self.step if self.step else math.nan,
             samples=self.samples,
         )
@@ -115,15 +108,6 @@ def _drop_masks(reference: Array) -> Array:
         return reference
     masks = np.abs(reference) > _MASK
     return np.where(masks, np.nan, reference) if masks.any() else reference
-
-
-def _count_shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) -> tuple[float, int]:
-    """Over all rows: the share of the k largest that both name, summed; and the number of rows."""
-    width = reference.shape[-1]
-    k = min(k, width)
-    # A stable sort: equal values keep the order of their indices in both.
-    mine, theirs = (np.argsort(-array.reshape(-1, width), axis=1, kind="stable")[:, :k] for array in (reference, value))
-    return float((mine[:, :, None] == theirs[:, None, :]).any(axis=2).mean(axis=1).sum()), len(mine)
 
 
 def diverges(error: Error, accuracy_db: float = math.inf) -> bool:

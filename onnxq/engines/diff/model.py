@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxq.annotate import WeightSums
+from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Refusal
 from onnxq.wording import abbreviate
@@ -54,8 +55,9 @@ class Error:
     max_abs: float
     # Largest error over the largest reference value of its sample.
     max_rel: float
-    # Share of the K largest along the last axis that both name; nan where there is none.
+    # Share of the K largest along the last axis that both name, the mean of so many rows; nan where there is none.
     top_k: float = math.nan
+    rows: int = 0
     # Largest error in steps of the tensor's quantizer; nan where it has none.
     levels: float = math.nan
     samples: int = 0
@@ -66,11 +68,15 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputDiff:
-    """One model output: every quantized run against float, and every engine against ORT without optimizations."""
+    """One model output: every quantized run against float, and every engine against ORT without optimizations.
+
+    classes: it holds scores of classes, by its name or Softmax; False: it may; None: it does not look so.
+    """
 
     name: str
     accuracy: tuple[Error, ...]
     engines: tuple[Error, ...]
+    classes: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,3 +193,9 @@ class Difference:
     def holds(self) -> bool:
         """True when every tolerance is met and every engine asked for by name has run."""
         return not self.unmet and not self.missing
+
+
+def explain_absence(refusal: Refusal) -> VerificationError:
+    """Make the error of an engine that must run and did not. refusal: why it is skipped."""
+    cause = f"must run, and did not: {refusal.reason}"
+    return VerificationError(f"engine {refusal.subject}", cause, refusal.fix, code="Q704")

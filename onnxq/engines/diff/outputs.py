@@ -41,11 +41,16 @@ class OutputSums:
                 if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
                     self.tallies.add(name, run, against, other, mine, self.steps[name])
 
-    def make_results(self, runs: Sequence[str]) -> tuple[OutputDiff, ...]:
-        """Output by output."""
+    def make_results(self, runs: Sequence[str], classes: Mapping[str, bool]) -> tuple[OutputDiff, ...]:
+        """Output by output. classes: as of `find_class_scores`."""
         errors = self.tallies.list_errors
         return tuple(
-            OutputDiff(name=name, accuracy=errors(name, runs, FLOAT), engines=errors(name, runs, OFF))
+            OutputDiff(
+                name=name,
+                accuracy=errors(name, runs, FLOAT),
+                engines=errors(name, runs, OFF),
+                classes=classes.get(name),
+            )
             for name in self.names
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -85,10 +86,10 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
     Raises DataError for anything else.
     """
     place = Path(path)
-    file = place / RESULTS if (place / RESULTS).is_file() else place
-    if not file.exists():
+    file = place / RESULTS if os.path.isfile(place / RESULTS) else place
+    if not os.path.exists(file):
         raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `out=…`", code="Q217")
-    files = sorted(file.glob("*.json")) if file.is_dir() else [file]
+    files = sorted(file.glob("*.json")) if os.path.isdir(file) else [file]
     for one in files:
         check_input_kind(one, DataError)
     found: dict[str, list[dict[str, Array]]] = {}
@@ -120,5 +121,5 @@ def _read_outputs(iteration: Mapping[str, Any]) -> dict[str, Array]:
 def find_inputs_beside(path: str | Path) -> Path | None:
     """The inputs that were saved with some results; None when there are none."""
     place = Path(path)
-    file = (place if place.is_dir() else place.parent) / INPUTS
-    return file if file.is_file() else None
+    file = (place if os.path.isdir(place) else place.parent) / INPUTS
+    return file if os.path.isfile(file) else None

@@ -20,7 +20,7 @@ from onnxq.engines.builder.shapes import find_sample_shapes
 from onnxq.engines.diff import trt
 from onnxq.engines.diff.bisect import EngineRun, EngineUnderTest, run_optimized
 from onnxq.engines.diff.levels import Array
-from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT
+from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT, explain_absence
 from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
@@ -88,7 +88,7 @@ class Engines:
     def open_runners(self, *, alone: bool) -> Iterator[list[Runner]]:
         """Runners of all runs that get through the first sample.
 
-        alone: raise the first engine's error when none does.
+        alone: raise the first engine's error when none does, or the reason why it was not tried.
         """
         with ExitStack() as stack:
             # Outside the try: without the float model there is nothing to compare with.
@@ -103,8 +103,8 @@ class Engines:
                     refusal = Refusal(name, cause, _FIX.get(name, error.fix), code="R111")
                     self._skip(refusal, required=self._is_required(name))
                     self.failed[name] = error
-            if len(runners) == 1 and self.failed and alone:
-                raise next(iter(self.failed.values()))
+            if len(runners) == 1 and alone:
+                raise next(iter(self.failed.values()), None) or explain_absence(self.skipped[0])
             yield runners
 
     def _find_candidates(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -233,7 +234,7 @@ def _read_kernels(engine: str, model: ModelLike, folder: Path) -> tuple[Kernel, 
     if engine == ORT:
         return read_optimized(model, onnx.load(folder / process.OPTIMIZED))
     inspection = folder / process.INSPECTION
-    if inspection.exists():
+    if os.path.exists(inspection):
         return read_inspector(inspection.read_text(encoding="utf-8"))
     return read_layers_message((folder / process.LAYERS).read_text(encoding="utf-8"))
 
@@ -303,7 +304,7 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
     engines = ENGINES if engine is None else (engine,)
     names = tuple(dict.fromkeys((*(name for one in engines for name in find_saved_names(one).values()), REDUCED)))
     for name in names:
-        if (folder / name).exists() and not force:
+        if os.path.exists(folder / name) and not force:
             raise OutputError(str(folder / name), "exists", "choose another folder, or use `force=True`", code="Q601")
     with prepare_folder(folder, (*names, _CACHE), parents=True):
         yield
@@ -316,7 +317,7 @@ def _copy_files(folder: Path, result: BuildResult, engine: str, save: Path | Non
     found = []
     for name, kept in find_saved_names(engine).items():
         # Of a build that failed only the log says anything.
-        if (folder / name).exists() and (result.state is BuildState.BUILT or name == process.LOG):
+        if os.path.exists(folder / name) and (result.state is BuildState.BUILT or name == process.LOG):
             with (folder / name).open("rb") as made, replace_files([save / kept], overwrite=True) as files:
                 shutil.copyfileobj(made, files[0])
             found.append(str(save / kept))

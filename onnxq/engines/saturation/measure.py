@@ -13,9 +13,8 @@ from onnx import TensorProto
 
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
-from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.selections import find_selections
+from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
@@ -37,8 +36,8 @@ def measure_saturation(
     nodes: as of `emulate_saturation`. Raises DataError for samples that do not fit.
     """
     found = emulate_saturation(proto, nodes)
-    agreement = AgreementSums(find_selections(found.exact))
-    taking = replace(found, saturating=agreement.selections.take_choices(found.saturating))
+    exact = ReferenceRunner(found.exact, optimize=False, threads=threads, arena=False)
+    taking = replace(found, saturating=exact.selections.take_choices(found.saturating))
     run = SaturatingRun(taking, threads=threads)
     seen = 0
 
@@ -47,9 +46,8 @@ def measure_saturation(
         seen += 1
         on_sample()
 
-    exposed = agreement.selections.expose_choices(found.exact)
-    exact = Session(exposed, optimize=False, threads=threads, arena=False)
-    errors = compare_models({"saturation": (exact, run)}, samples, agreement=agreement, on_sample=count)["saturation"]
+    pair = {"saturation": (exact, MatchedRunner(exact, run))}
+    errors = compare_models(pair, samples, on_sample=count)["saturation"]
     return Cost(
         samples=seen,
         nodes=run.nodes(),

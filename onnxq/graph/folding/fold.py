@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -22,7 +23,7 @@ from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.values import encode_tensor, find_constant_attribute
 from onnxq.graph.weights import SMALL_BYTES, count_tensor_bytes, omit_weights
-from onnxq.sites import TensorId
+from onnxq.sites import Edge, TensorId
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
 _NEVER = frozenset(
@@ -38,6 +39,8 @@ _NEVER = frozenset(
 # or ConstantOfShape is cheaper to compute than to store.
 _GROWTH = 8
 _ALWAYS_BYTES = 2**20
+# Inputs that have no axis in ONNX: ORT refuses constants with an axis of size 1 there, and takes computed tensors.
+_SCALARS = {"Range": (0, 1, 2), "Loop": (1,), "DFT": (2,)}
 # Each round can make more shapes static; real models need two or three.
 _ROUNDS = 10
 
@@ -49,15 +52,18 @@ def fold_constants(model: M) -> M:
     initializers; readers of Identity(constant) read the constant itself; chains of shape arithmetic fold as far as
     dims are static, by inference from the inputs (value_info in the file may be stale and is not believed). Nodes that
     make a graph or subgraph output stay, as do Q/DQ, random operators, functions, and nodes that would grow the model.
+    ORT folds more of the result than of the model, and refuses constants with an axis where it takes such tensors for
+    scalars: those are reshaped.
     Raises MissingDependencyError without onnxruntime.
     """
     model = name_nodes(model)
     for _ in range(_ROUNDS):
         folding = _Folding(model)
         plan = folding.plan()
-        if not plan.nodes:
+        before = model
+        model = _apply_plan(folding.index, plan, model) if plan.nodes else _insert_scalars(folding.index, model)
+        if model is before:
             break
-        model = _apply_plan(folding.index, plan, model)
     return strip_weights(model) if isinstance(model, LightModel) else model  # type: ignore[return-value]
 
 
@@ -285,6 +291,27 @@ def _apply_plan(index: GraphIndex, plan: _Plan, model: M) -> M:
         editor.add_tensor(t.scope, tensor)
     _remove_sources(index, plan, editor)
     _share_equal(index, plan, editor)
+    return editor.export()
+
+
+def _insert_scalars(index: GraphIndex, model: M) -> M:
+    """The model with a Reshape in front of each input of _SCALARS that has axes, which may become a constant."""
+    edges = [
+        (Edge(node.name, k, node.scope), t)
+        for node in index.nodes
+        if not node.domain
+        for k in _SCALARS.get(node.op_type, ())
+        if (t := index.input(node, k)) is not None and index.shape(t)
+    ]
+    if not edges:
+        return model
+    editor = Editor(model)
+    for edge, t in edges:
+        node = editor.fresh(f"{edge}/scalar")
+        shape = editor.add_initializer(edge.scope, editor.fresh(f"{node}/shape"), np.zeros(0, np.int64))
+        scalar = editor.fresh(node)
+        editor.insert_node(edge.scope, "Reshape", [t.name, shape], [scalar], name=node, before=edge.node)
+        editor.replace_input(edge, scalar)
     return editor.export()
 
 

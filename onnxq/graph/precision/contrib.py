@@ -10,12 +10,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, defs, helper
 
 from onnxq.graph.index import NodeRef, find_opset
 from onnxq.graph.scopes import replace_items, walk_graphs
 
 MICROSOFT = "com.microsoft"
+# Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
+_USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
 _ONNX = ("", "ai.onnx")
 # Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
 _BORROWED: Mapping[str, float] = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
@@ -25,14 +27,22 @@ _UNINFERRED = frozenset({"GroupNormalization"})
 _NOWHERE = "onnxq/nowhere"
 
 
+def is_custom(node: NodeProto | NodeRef) -> bool:
+    """True for an operator that only a library or a plugin knows; TensorRT's plugins may stand in ONNX's domain."""
+    if node.domain not in _ONNX:
+        return node.domain not in _USUAL
+    # Functions that training lowers to nodes have dotted names, as ONNX's operators and plugins never do.
+    return "." not in node.op_type and not (node.op_type in _BORROWED or defs.has(node.op_type))
+
+
 def set_contrib_apart(model: ModelProto) -> None:
-    """Give ONNX Runtime's operators in ONNX's domain that of com.microsoft, in place, for tools of onnx."""
+    """Give operators in ONNX's domain that onnx does not have that of com.microsoft, in place, for tools of onnx."""
     opset = find_opset(model)
     nodes = (node for _, graph in walk_graphs(model.graph) for node in graph.node if node.domain in _ONNX)
-    borrowed = [node for node in nodes if _BORROWED.get(node.op_type, 0) > opset]
-    for node in borrowed:
+    strange = [node for node in nodes if _BORROWED.get(node.op_type, 0) > opset or is_custom(node)]
+    for node in strange:
         node.domain = MICROSOFT
-    if borrowed and all(entry.domain != MICROSOFT for entry in model.opset_import):
+    if strange and all(entry.domain != MICROSOFT for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
 
 

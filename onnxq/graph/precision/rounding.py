@@ -15,8 +15,9 @@ from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, bare_proto, rebuild, store_of
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.precision.binding import MOVES
+from onnxq.graph.precision.contrib import is_custom
 from onnxq.graph.precision.narrow import FLOAT, TYPE_NAMES, make_cast
-from onnxq.graph.precision.widen import KNOWN, NARROW, widen_model
+from onnxq.graph.precision.widen import NARROW, widen_model
 from onnxq.graph.scopes import rename_reads, walk_graphs
 from onnxq.graph.shapes import infer_shapes
 from onnxq.sites import TensorId
@@ -55,7 +56,7 @@ def _round_inputs(graph: GraphProto, scope: str, index: GraphIndex, taken: set[s
 def _round_outputs(node: NodeProto, scope: str, index: GraphIndex, taken: set[str]) -> list[NodeProto]:
     ref = index.node(node.name)
     # Operators that only know the narrow type still compute in it.
-    exact = (ref.op_type in MOVES and not ref.domain) or ref.domain not in KNOWN
+    exact = (ref.op_type in MOVES and not ref.domain) or is_custom(ref)
     found: list[NodeProto] = []
     for k, name in enumerate(node.output):
         kind = index.dtype(TensorId(ref.outputs[k], scope)) if name else 0

@@ -19,6 +19,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoPr
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
+from onnxq.graph.precision.contrib import is_custom
 from onnxq.graph.precision.narrow import FLOAT, TYPE_NAMES, make_cast
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.shapes import infer_shapes
@@ -28,8 +29,6 @@ from onnxq.sites import TensorId
 NARROW = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 # They read tables stored in a narrow type, for networks that compute in float32.
 _READING = frozenset({"Cast", "Constant", "Gather", "Identity", "Reshape", "Shape", "Transpose"})
-# Domains whose operators compute in float32 as well. Those of others may know the one type that they read.
-KNOWN = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 # Elements. Below this a Cast costs more in the file than it saves.
 _WORTH = 1024
 # Of a weight's energy, that may be lost: normal numbers of float16 lose 2e-8 on average, denormal ones more.
@@ -40,21 +39,28 @@ _ROUNDING = 1e-7
 class SourceTypes:
     """The narrow float types of a model as it was loaded, by onnx.TensorProto number.
 
-    computes: the type that it computes in; 0 for float32. interface: the types of its narrow inputs and outputs, where
-    it computes in one. stored: float32 tensors -> the name and type of the narrow initializer that each comes from.
+    computes: the type that it computes in; 0 for float32. interface: the types of its narrow inputs and outputs.
+    stored: float32 tensors -> the name and type of the narrow initializer that each comes from.
+    fixed: inputs and outputs that have their types whatever is asked for, for nodes that are not in the model.
     """
 
     computes: int = 0
     interface: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+
+    @property
+    def narrow(self) -> bool:
+        """True for a model that is widened: its samples are float32 then."""
+        return bool(self.computes or self.interface)
 
 
 def read_types(model: ModelLike) -> SourceTypes:
     """The narrow types of a model whose nodes are named and whose functions are inlined."""
     computes = _find_compute_type(model)
     values = (*model.graph.input, *model.graph.output)
-    narrow = {value.name: int(value.type.tensor_type.elem_type) for value in values}
-    interface = {name: kind for name, kind in narrow.items() if kind in NARROW} if computes else {}
+    kinds = {value.name: int(value.type.tensor_type.elem_type) for value in values}
+    interface = {name: kind for name, kind in kinds.items() if kind in NARROW}
     return SourceTypes(computes, interface, _map_stored(model))
 
 
@@ -93,7 +99,7 @@ def _mentions_narrow(proto: ModelProto) -> bool:
 def widen_model(model: M) -> M:
     """A copy that has float32 wherever `model` has float16 or bfloat16, inputs and outputs included.
 
-    Operators of other domains keep their types, with Casts named `<node>/in<k>/Cast` around them.
+    Custom operators, which may know the one type that they read, keep it, with Casts named `<node>/in<k>/Cast` around.
     """
     out, store = ModelProto(), copy_store(model)
     out.CopyFrom(bare_proto(model))
@@ -105,8 +111,7 @@ def widen_model(model: M) -> M:
         for node in graph.node:
             _widen_node(node)
         _widen_values((*graph.input, *graph.output, *graph.value_info))
-    others = {node.domain for _, graph in walk_graphs(out.graph) for node in graph.node} - KNOWN
-    if others:
+    if any(is_custom(node) for _, graph in walk_graphs(out.graph) for node in graph.node):
         _keep_types(out, get_index(infer_shapes(model)))
     return rebuild(model, out, store)
 
@@ -134,12 +139,12 @@ def _widen_values(values: Iterable[ValueInfoProto]) -> None:
 
 
 def _keep_types(out: ModelProto, before: GraphIndex) -> None:
-    """Casts around the operators of other domains, in place."""
+    """Casts around custom operators, in place."""
     taken = list_names(out)
     for scope, graph in walk_graphs(out.graph):
         nodes: list[NodeProto] = []
         for node in graph.node:
-            tails = _keep_node(node, scope, before, taken, nodes) if node.domain not in KNOWN else []
+            tails = _keep_node(node, scope, before, taken, nodes) if is_custom(node) else []
             nodes += [node, *tails]
         kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]

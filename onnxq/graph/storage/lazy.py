@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,7 @@ def is_large_model(model: ModelLike) -> bool:
 
 
 def _can_map(path: Path) -> bool:
-    return path.is_file() and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
+    return os.path.isfile(path) and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
 
 
 def _read_mapped(

@@ -63,12 +63,12 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
 def give_types(state: State, model: ModelLike) -> ModelLike:
     """The float32 model with inputs and outputs as a person's function expects them: in the types that it came in.
 
-    Those of a bfloat16 model stay float32: ONNX Runtime takes no bfloat16 from numpy.
+    Where some are bfloat16 all stay float32: ONNX Runtime takes no bfloat16 from numpy.
     """
-    types = state.types
-    if not types.interface or types.computes == FloatType.BFLOAT16.onnx_type:
+    kinds = set(state.types.interface.values())
+    if not kinds or FloatType.BFLOAT16.onnx_type in kinds:
         return model
-    return write_types(model, types.computes, None, interface=types.interface)
+    return write_types(model, FloatType.FLOAT16.onnx_type, None, interface=state.types.interface)
 
 
 def _with_biases(state: State, plan: Plan) -> ModelLike:

@@ -7,10 +7,14 @@ promotion is planned anew with its rules, and its cost and gain are read off the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from onnxq.calibrate import calibrate
+from onnxq.errors import CalibrationError
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel
 from onnxq.graph import GraphIndex
 from onnxq.passes.base import RunContext
@@ -18,12 +22,15 @@ from onnxq.passes.mixed_precision.request import FLOAT, UINT16
 from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
-from onnxq.planner.operators import QuantizableOp
-from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
+from onnxq.planner.cut import CutProblem, PlacementCosts
+from onnxq.sites import Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import QuantSpec
+from onnxq.targets.costs import list_cpu_costs
 
 # The network in so many segments, coarse to fine: several operators may spoil a result together.
 _SEGMENTS = (2, 4, 8, 16)
+# The cost of all operators beside that of all time: one that gains no time costs something, since int8 was asked for.
+_LEAST_COST = 0.1
 # From here on QuantizeLinear writes 16 bits.
 _OPSET_16 = 21
 
@@ -40,7 +47,7 @@ class Candidate:
 class Ways:
     """How a calibrated plan can be promoted. attention: its rules are on. to: "float" or "uint16".
 
-    reason: why operators that become float do.
+    reason: why operators that become float do; refusals: of those that have one of their own, by name.
     """
 
     problem: OnnxPlacement
@@ -48,6 +55,7 @@ class Ways:
     to: str = FLOAT
     attention: bool = False
     reason: str = "promoted to float: it cost the outputs most"
+    refusals: Mapping[str, Unquantized] = field(default_factory=dict)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Single operators, the operators around one tensor, and segments of the network; no two alike."""
@@ -71,6 +79,10 @@ class Ways:
         for site in self.plan.sites:
             if site.role in (Role.ACTIVATION, Role.OUTPUT) and isinstance(site.site, TensorId):
                 yield Candidate(str(site.site), frozenset(self._touching(site.site)).intersection(computing))
+
+    def list_operators(self, site: SitePlan) -> list[str]:
+        """The operators that would read or write the site's integers."""
+        return [site.site.node] if isinstance(site.site, Edge) else self._touching(site.quantized_tensor)
 
     def _touching(self, tensor: TensorId) -> list[str]:
         ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.consumers(tensor))]
@@ -107,7 +119,8 @@ class Ways:
 
     def left(self, keys: frozenset[str]) -> OnnxPlacement:
         """The placement problem with these operators left float."""
-        refused = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
+        promoted = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
+        refused = {name: self.refusals.get(name, one) for name, one in promoted.items()}
         left = replace(self.problem, refused={**self.problem.refused, **refused})
         # The model is the same, so its structural ids are; they take longer than planning does.
         vars(left)["ids"] = self.problem.ids
@@ -129,6 +142,43 @@ class Ways:
             sites.append(site)
         wider = replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
         return bind_sums(wider, self.problem.index)
+
+    def measure_cost(self, plan: Plan) -> float:
+        """The cost of what `plan` promotes: time, bytes of weights and operators, as shares of what there is to lose.
+
+        Time is that predicted for the kinds of CPU; where a target has no such costs, the work that leaves integers.
+        """
+        lost = self.lost(plan)
+        if self.to != FLOAT:
+            return len(lost)
+        chosen = find_integer_ops(self.problem, plan)
+        shares = [(clock(chosen) - before) / total for clock, before, total in self._clocks]
+        moved = {site.site for site in self.plan.sites} - {site.site for site in plan.sites}
+        weights = sum(size for site, size in self._sizes.items() if site in moved) / (sum(self._sizes.values()) or 1)
+        ops = _LEAST_COST * len(lost) / max(len(list_quantized_ops(self.problem, self.plan)), 1)
+        return max(statistics.fmean(shares), 0.0) + weights + ops
+
+    @cached_property
+    def _clocks(self) -> Sequence[tuple[Callable[[frozenset[str]], float], float, float]]:
+        """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
+        problem, clocks = self.problem, []
+        cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
+        for kind in list_cpu_costs(problem.config.cpu):
+            costs = cut.costs(kind)
+            clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
+            before = clock(find_integer_ops(problem, self.plan))
+            clocks.append((clock, before, cut.time_us(costs, frozenset()) or 1.0))
+        return clocks
+
+    @cached_property
+    def _sizes(self) -> dict[Site, int]:
+        """Elements of each quantized weight."""
+        index, sizes = self.problem.index, {}
+        for site in self.plan.sites:
+            if site.role is Role.WEIGHT and site.tensor is not None:
+                shape = index.shape(site.tensor) or ()
+                sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
+        return sizes
 
     def setting(self, toggled: ToggledModel, plan: Plan) -> Setting:
         """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
@@ -157,19 +207,32 @@ class Ways:
 
 def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
     """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
+    quantized = find_integer_ops(problem, plan)
+    # Those that the model came with are not ours to leave float.
+    return tuple(
+        op.name for op in problem.ops
+        if op.name in quantized and op.rule.compute and op.name not in problem.ops.complete
+    )  # fmt: skip
+
+
+def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
+    """All operators whose weight, or whose every activation, is quantized."""
     weights = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
         if site.role in (Role.ACTIVATION, Role.OUTPUT):
             for edge in site.find_readers(problem.ops.index):
                 read.setdefault(edge.node, set()).add(edge.index)
+    whole = {
+        op.name for op in problem.ops
+        if op.weight is None and {edge.index for edge, _ in op.data} <= read.get(op.name, set())
+    }  # fmt: skip
+    return frozenset(whole | weights)
 
-    def computes(op: QuantizableOp) -> bool:
-        whole = op.weight is None and {edge.index for edge, _ in op.data} <= read.get(op.name, set())
-        # Those that the model came with are not ours to leave float.
-        return op.rule.compute and op.name not in problem.ops.complete and (op.name in weights or whole)
 
-    return tuple(op.name for op in problem.ops if computes(op))
+def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
+    """Microseconds in float of the operators that are not chosen."""
+    return sum(cost.float_us for name, cost in costs.ops.items() if name not in chosen)
 
 
 def carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
@@ -198,6 +261,36 @@ def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     node = index.node(edge.node)
     makers = (index.maker(node, k) for k in range(len(node.inputs)) if node.op_type == "Add")
     return {node.name, *(maker.name for maker in makers if maker is not None)}
+
+
+def leave_missing_float(ctx: RunContext, state: State) -> State:
+    """The state with float in place of the operators at sites that calibration left without numbers.
+
+    Their sites may move to other tensors then, so it is repeated. Raises CalibrationError for a site that no operator
+    of the planner's stands at.
+    """
+    problem, plan, known = state.problem, state.planned, frozenset[str]()
+    assert problem is not None
+    left, reasons = problem, dict[str, Refusal]()
+    while missing := [site for site in plan.sites if not site.complete]:
+        causes = {refusal.subject: refusal for refusal in plan.refusals}
+        # A bias goes with the operator whose input has no scale.
+        for site in [site for site in missing if site.derived is None]:
+            cause = causes.get(str(site.site), Refusal(str(site.site), "no sample reached it"))
+            text = f"its tensor {site.quantized_tensor} {cause.reason}"
+            for name in Ways(problem, plan).list_operators(site):
+                reasons.setdefault(name, Refusal(name, text, cause.fix, "calibrate", "R106"))
+        if reasons.keys() <= known:
+            subject = str(missing[0].site)
+            cause = causes.get(subject, Refusal(subject, "no sample of the calibration data reached it"))
+            fix = "give samples that reach it, or leave it float with a rule"
+            raise CalibrationError(subject, cause.reason, fix, code="Q502")
+        known = frozenset(reasons)
+        ways = Ways(problem, plan, attention=ctx.config.attention != FLOAT, refusals=reasons)
+        left, plan = ways.left(known), calibrate_missing(ctx, state, ways.placed(known))
+    plain = None if state.plain is None else left.default()
+    same = plain is not None and {site.site for site in plain.sites} == {site.site for site in plan.sites}
+    return replace(state, plan=plan, problem=left, plain=None if same else plain)
 
 
 def calibrate_missing(ctx: RunContext, state: State, plan: Plan) -> Plan:

@@ -18,10 +18,8 @@ from onnxq.passes.mixed_precision.dynamic_scales import is_automatic, measure_al
 from onnxq.passes.mixed_precision.request import FLOAT
 from onnxq.passes.state import State
 from onnxq.planner import OnnxPlacement
-from onnxq.planner.choose import choose_ops
-from onnxq.planner.cut import CutProblem
+from onnxq.planner.choose import choose_ops, compare_times, predict_times
 from onnxq.sites import Role
-from onnxq.targets.costs import list_cpu_costs
 
 NAME = "float_ops"
 # The predicted time of the network may be so much longer.
@@ -41,13 +39,13 @@ def leave_float(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     ways = Ways(problem, plan, FLOAT, has_attention_rules(ctx, state), _REASON)
     least = _LEAST * sum(noise.values())
     loud = [name for name in list_quantized_ops(problem, plan) if noise.get(name, 0.0) > least]
-    before, left = _predict_times(problem, problem), problem
+    before, left = predict_times(problem, choose_ops(problem).chosen), problem
     keys: frozenset[str] = frozenset()
     for name in sorted(loud, key=lambda name: -noise[name]):
         if _is_forced(problem, name):
             continue
         more = ways.left(keys | {name})
-        if _compare_times(before, _predict_times(problem, more)) <= _LONGEST:
+        if compare_times(before, predict_times(problem, choose_ops(more).chosen)) <= _LONGEST:
             keys, left = keys | {name}, more
     if not keys:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
@@ -61,22 +59,11 @@ def _is_forced(problem: OnnxPlacement, name: str) -> bool:
     return problem.requests.is_forced(op.node, [(Role.ACTIVATION, tensor) for _, tensor in op.data])
 
 
-def _predict_times(problem: OnnxPlacement, changed: OnnxPlacement) -> list[float]:
-    """Microseconds of the network of `problem` on each kind of CPU, with the choice of operators of `changed`."""
-    cut, chosen = CutProblem(problem.ops, problem.engine.dynamic, problem.apart), choose_ops(changed).chosen
-    return [cut.time_us(cut.costs(kind), chosen) for kind in list_cpu_costs(problem.config.cpu)]
-
-
-def _compare_times(before: list[float], after: list[float]) -> float:
-    """The time after over that before, on the kind of CPU that loses most."""
-    return max(new / old if old else 1.0 for old, new in zip(before, after, strict=True))
-
-
 def _pays(_ctx: RunContext, before: State, after: State, db: float, changed_db: float) -> bool:
     assert before.problem is not None
     assert after.problem is not None
-    times = (_predict_times(before.problem, one) for one in (before.problem, after.problem))
-    percent = 100 * (_compare_times(*times) - 1)
+    times = (predict_times(before.problem, choose_ops(one).chosen) for one in (before.problem, after.problem))
+    percent = 100 * (compare_times(*times) - 1)
     return changed_db >= db + max(_GAIN_DB, _DB_A_PERCENT * percent)
 
 

@@ -1,21 +1,25 @@
 """Promotion: the parts that cost the outputs most leave 8 bits, one after another, until the request is met.
 
-Ranking: the noise at the outputs that goes when a candidate is left out of the quantized model, per operator that
-becomes float with it. Sites alone, as in an isolated scan, mislead where several spoil a result together; so operators,
-tensors with all around them, and stretches are compared. Gains are measured again as the plan changes, the best first
-(they only shrink as others are promoted, so one that still leads need not be compared with the rest).
+Ranking: the noise at the outputs that goes when a candidate is left out of the quantized model, over its cost in time
+and bytes. Sites alone, as in an isolated scan, mislead where several spoil a result together; so operators, tensors
+with all around them, and stretches are compared. Gains are measured again as the plan changes, the best first (they
+only shrink as others are promoted, so one that still leads need not be compared with the rest).
+
+For an SQNR that was asked for, all samples judge the steps, each on ranges that it had no part in, and new ones must
+have it all but surely. Then whatever is not needed for it is given back.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from onnxq.calibrate import calibrate
 from onnxq.errors import ConfigError
-from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.compare import Estimate, ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.metric import Metric
 from onnxq.evaluation.toggled import ToggledModel, measure_settings, toggle_model
@@ -23,9 +27,11 @@ from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly.model import build_quantized, give_types, write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
+from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.attention import has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Candidate, Ways, calibrate_missing, list_quantized_ops
-from onnxq.passes.mixed_precision.request import UINT16, AccuracyRequest, has_whole_bytes
+from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism, split_folds, widen_ranges
+from onnxq.passes.mixed_precision.request import FLOAT, UINT16, AccuracyRequest, has_whole_bytes
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import State
@@ -45,6 +51,10 @@ _SCAN_SAMPLES = 8
 _STILL = 0.98
 # Further than this from what the file says, and rounding is not the reason.
 _APART_DB = 1.0
+# Of a candidate, as `Ways.measure_cost` counts: one that gains time, since its pairs cost more, is no bargain for it.
+_LEAST_COST = 1e-6
+# By how much ranges may reach further than the samples, of which there are so many at most.
+_HEADROOM, _FEW_SAMPLES = 1.1, 64
 # Noise that is not finite, as a number that can be compared.
 _BROKEN = 1e30
 
@@ -54,18 +64,18 @@ Found = tuple[Plan, Promotion]
 
 @dataclass(frozen=True)
 class _Step:
-    """The promotions so far: keys, the last addition and its gain. likely: dB that other samples will have."""
+    """The promotions so far: keys, the last addition and its gain in dB. found: the errors after it."""
 
     keys: frozenset[str]
     name: str
     nodes: tuple[str, ...]
     before: float
     after: float
-    likely: float
+    found: ModelErrors
 
 
 def promote_operators(ctx: RunContext, state: State) -> tuple[State, PassReport]:
-    """The plan with as little promoted as the request takes, by the figures on samples kept for choosing.
+    """The plan with as little promoted as the request takes, by the figures on samples that judge it.
 
     Without a request: only where the worst output is below 10 dB, where answers are usually broken, and weights and
     activations have 8 bits at least; then until it is above, for at most half of the operators, or not at all.
@@ -80,17 +90,16 @@ def promote_operators(ctx: RunContext, state: State) -> tuple[State, PassReport]
     unchanged = state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     if not request.asked and (not has_whole_bytes(plan) or _is_good(ctx, state)):
         return unchanged
-    search = _Search(ctx, state, request.to)
+    folds = split_folds(ctx, state) if request.min_sqnr is not None else ()
+    search = _Search(ctx, state, request.to, folds)
     if request.metric is not None:
         found, account = _by_metric(search, request, request.metric)
+    elif request.min_sqnr is not None:
+        found, account = _by_sqnr(search, request.min_sqnr)
+    elif search.judged(frozenset()).worst_db() >= LOST_DB:
+        return unchanged
     else:
-        start = search.judged(frozenset())
-        if request.min_sqnr is not None:
-            found, account = _by_sqnr(search, request.min_sqnr, start.likely_db())
-        elif start.worst_db() >= LOST_DB:
-            return unchanged
-        else:
-            found, account = _mend_lost(search)
+        found, account = _mend_lost(search)
     steps = tuple(f"{step.name}: to {step.to}" for step in account.steps)
     report = PassReport(NAME, steps, outcome=Outcome.KEPT if steps else Outcome.NO_GAIN)
     return replace(state, plan=found, promotion=account), report
@@ -114,17 +123,31 @@ def _is_good(ctx: RunContext, state: State) -> bool:
     return min((one.sqnr_db for one in found), default=math.inf) >= LOST_DB
 
 
-def _by_sqnr(search: _Search, wanted: float, start: float) -> Found:
+def _by_sqnr(search: _Search, wanted: float) -> Found:
     steps: list[_Step] = []
-    at = start
-    for step in search.in_time() if at < wanted else ():
+    best = search.estimate(frozenset())
+    for step in search.in_time() if best.least_db < wanted else ():
         steps.append(step)
-        # What other samples are likely to have, since the finished model is checked on others.
-        at = step.likely
-        if at >= wanted:
+        best = search.estimate(step.keys)
+        if best.least_db >= wanted:
+            steps = search.prune(steps, wanted)
             break
-    asked = f"at least {wanted:g} dB at every output"
-    return search.outcome(steps, asked, "" if at >= wanted else search.end(), wanted)
+    note = "" if best.least_db >= wanted else search.end()
+    if steps and search.is_float(steps[-1].keys):
+        note, steps = _explain_float(search, steps), []
+    plan, account = search.outcome(steps, search.ctx.request.describe(), note, wanted)
+    return (plan, account) if note else search.add_headroom(plan, account)
+
+
+def _explain_float(search: _Search, steps: list[_Step]) -> str:
+    """Why nothing is promoted where every operator would have to be: steps up to the last one before that."""
+    note = "only the float model is sure to hold this"
+    partial = [step for step in steps if not search.is_float(step.keys)]
+    if not partial:
+        return note
+    reached, lost = search.estimate(partial[-1].keys), len(search.lost(partial[-1].keys))
+    figure = f"{reached.sqnr_db:.1f} ± {reached.spread_db:.1f} dB"
+    return f"{note}: with {lost} of {search.count} operators in float the others leave {figure}"
 
 
 def _mend_lost(search: _Search) -> Found:
@@ -136,7 +159,7 @@ def _mend_lost(search: _Search) -> Found:
         # The figure of a step beyond does not count: so much in float is no int8 model.
         if len(search.lost(step.keys)) > most:
             break
-        at = step.likely
+        at = step.found.likely_db()
         if at >= LOST_DB:
             break
     asked = f"no output below {LOST_DB:g} dB (the default)"
@@ -175,34 +198,38 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
     while met and high - low > 1 and not search.expired():
         middle = (low + high) // 2
         low, high = (low, middle) if value(middle) >= least else (middle, high)
-    asked = f"{metric.name} at most {request.max_drop} below float"
     note = "" if met else search.end()
-    plan, account = search.outcome(steps[:high], asked, note, least)
-    return plan, replace(account, unit=metric.name, met=met, value=values[high], float_value=request.float_value)
+    if high and search.is_float(steps[high - 1].keys):
+        met, high, note = False, 0, "only the float model holds this"
+    plan, account = search.outcome(steps[:high], request.describe(), note, least)
+    return plan, replace(account, unit=request.unit, met=met, value=values[high], float_value=request.float_value)
 
 
 class _Search:
     """Greedy steps over one toggled model; over finished models, one operator each, where the engine answers otherwise.
 
+    folds: the samples that judge, each fold on the ranges of the others; none: those for validation do.
     as_run: ONNX Runtime's outputs with its optimizations on are worse than the file's own arithmetic, so steps are
     ranked and judged by these. That costs a model for every candidate, where a toggled model costs a run.
     """
 
-    def __init__(self, ctx: RunContext, state: State, to: str) -> None:
+    def __init__(self, ctx: RunContext, state: State, to: str, folds: Sequence[Fold] = ()) -> None:
         plan, problem = state.planned, state.problem
         assert problem is not None
         self.ctx, self.state, self.plan = ctx, state, plan
         self.ways = Ways(problem, plan, to, has_attention_rules(ctx, state))
         threads = ctx.config.verify.threads
-        with ctx.progress("putting every pair behind a switch"):
-            self.toggled: ToggledModel = toggle_model(state.model, write_pairs(state, plan), threads=threads)
+        self.toggled = self._toggle(plan)
         samples = ctx.data.calibration.take(_SCAN_SAMPLES, ctx.config.data.seed)
         self.scan = FloatOutputs(state.model, samples, threads=threads)
         self.validation = ctx.data.judge.float_outputs(state.model)
+        self.folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in folds]
+        self._judged: dict[frozenset[str], ModelErrors] = {}
         self.count = len(list_quantized_ops(problem, plan))
         self.late = False
         self._plans: dict[frozenset[str], Plan] = {}
         self._known: dict[frozenset[str], float] = {}
+        self._costs: dict[frozenset[str], float] = {}
         self.as_run = False
         if find_target(plan.target).times_itself:
             written = self._switched([frozenset()], self.validation, "judging")[0]
@@ -227,9 +254,92 @@ class _Search:
         """True when there is no time for another step."""
         return self.ctx.budget.left() <= 0
 
+    def is_float(self, keys: frozenset[str]) -> bool:
+        """True where no operator is left in integers with these promoted."""
+        return self.ways.to == FLOAT and len(self.lost(keys)) == self.count
+
     def judged(self, keys: frozenset[str]) -> ModelErrors:
         """The errors on the samples for judging."""
-        return self._errors([keys], self.validation, "judging")[0]
+        if keys not in self._judged:
+            self._judged[keys] = self._judge(keys)
+        return self._judged[keys]
+
+    def estimate(self, keys: frozenset[str]) -> Estimate:
+        """The SQNR of new samples with these promoted."""
+        return self.judged(keys).estimate(find_optimism(self.state))
+
+    def _judge(self, keys: frozenset[str]) -> ModelErrors:
+        if not self.folds:
+            return self._errors([keys], self.validation, "judging")[0]
+        whole = ModelErrors()
+        for (fold, floats), toggled in zip(self.folds, self._narrowed, strict=True):
+            if self.as_run:
+                whole.merge(self._finished([keys], floats, "judging", fold)[0])
+            else:
+                whole.merge(self._switched([keys], floats, "judging", toggled)[0])
+        return whole
+
+    @cached_property
+    def _narrowed(self) -> list[ToggledModel]:
+        """The toggled model of each fold, with its ranges."""
+        found = []
+        for fold, _ in self.folds:
+            plan = fold.narrow_ranges(self.state.model, self.plan)
+            same = plan is self.plan or self.as_run
+            found.append(self.toggled if same else self._toggle(plan))
+        return found
+
+    def _toggle(self, plan: Plan) -> ToggledModel:
+        with self.ctx.progress("putting every pair behind a switch"):
+            pairs = write_pairs(self.state, plan)
+            return toggle_model(self.state.model, pairs, threads=self.ctx.config.verify.threads)
+
+    def prune(self, steps: list[_Step], wanted: float) -> list[_Step]:
+        """The steps without the promotions that `wanted`, dB, does not need: the dearest are given back first."""
+        keys = steps[-1].keys
+        costs = {key: self.cost(keys) - self.cost(keys - {key}) for key in sorted(keys)}
+        for key in sorted(costs, key=lambda key: -costs[key]):
+            fewer = keys - {key}
+            if self.expired():
+                break
+            if self.estimate(fewer).least_db >= wanted:
+                keys = fewer
+        if keys == steps[-1].keys:
+            return steps
+        kept: list[_Step] = []
+        for step in steps:
+            before = kept[-1].keys if kept else frozenset()
+            if step.keys & keys != before:
+                kept.append(self._make_step(before, step.keys & keys, step.name))
+        return kept
+
+    def add_headroom(self, plan: Plan, account: Promotion) -> Found:
+        """Ranges that reach further than few samples did, where the request leaves decibels for that.
+
+        What is clipped on one image of forty no sample of 32 may show: a small ResNet had 35 dB on new images beside
+        43 on its samples, and 38 with a tenth more.
+        """
+        model, optimism, whole = self.state.model, find_optimism(self.state), ModelErrors()
+        wider = widen_ranges(model, plan, _HEADROOM)
+        if wider is plan or len(self.ctx.data.ranges) > _FEW_SAMPLES or self.expired():
+            return plan, account
+        with self.ctx.progress("judging wider ranges", account.samples) as task:
+            for fold, floats in self.folds:
+                trial = make_trial(self.state, fold.narrow_ranges(model, wider, _HEADROOM))
+                whole.merge(measure_models([trial], floats, self.ctx.crew, task)[0])
+        if whole.estimate(optimism).least_db < account.least:
+            return plan, account
+        return wider, replace(account, headroom=_HEADROOM)
+
+    def cost(self, keys: frozenset[str]) -> float:
+        """The cost of these promotions; see `Ways.measure_cost`."""
+        if keys not in self._costs:
+            self._costs[keys] = self.ways.measure_cost(self.placed(keys))
+        return self._costs[keys]
+
+    def _make_step(self, keys: frozenset[str], wider: frozenset[str], name: str) -> _Step:
+        before, found = self.judged(keys).worst_db(), self.judged(wider)
+        return _Step(wider, name, self._more(keys, wider), before, found.worst_db(), found)
 
     def in_time(self) -> Iterator[_Step]:
         """The steps, as long as there is time."""
@@ -248,7 +358,6 @@ class _Search:
     def steps(self) -> Iterator[_Step]:
         """One promotion after another, the best first, as long as any helps."""
         keys: frozenset[str] = frozenset()
-        before = self.judged(keys).worst_db()
         candidates = self.ways.candidates()
         if self.as_run:
             # Every one is a model to build, where a toggled model has them all.
@@ -261,15 +370,13 @@ class _Search:
                 _, _, name, candidate = heapq.heappop(queue)
                 wider = keys | candidate.keys
                 now = self._noises([wider])[0]
-                score = _score(base - now, self._more(keys, wider))
+                score = self._score(base - now, keys, wider)
                 # Its gain was measured before the steps since: if another may be better now, it waits for its turn.
                 if score < 0 and queue and score > _STILL * queue[0][0]:
                     heapq.heappush(queue, (score, len(candidate.keys), name, candidate))
                 elif score < 0:
-                    found = self.judged(wider)
-                    after = found.worst_db()
-                    yield _Step(wider, name, self._more(keys, wider), before, after, found.likely_db())
-                    keys, base, before = wider, now, after
+                    yield self._make_step(keys, wider, name)
+                    keys, base = wider, now
             if keys == begun:
                 return
 
@@ -285,9 +392,15 @@ class _Search:
         queue: list[_Entry] = []
         for one, gain in zip(fresh, gains, strict=True):
             if gain > _WORTH * best:
-                more = self._more(keys, keys | one.keys)
-                heapq.heappush(queue, (_score(gain, more), len(one.keys), one.name, one))
+                score = self._score(gain, keys, keys | one.keys)
+                heapq.heappush(queue, (score, len(one.keys), one.name, one))
         return queue
+
+    def _score(self, gain: float, keys: frozenset[str], wider: frozenset[str]) -> float:
+        """For a heap: the more noise goes for the cost, the lower; 0 where there is no gain."""
+        if gain <= 0 or not self._more(keys, wider):
+            return 0.0
+        return -gain / max(self.cost(wider) - self.cost(keys), _LEAST_COST)
 
     def _noises(self, settings: list[frozenset[str]]) -> list[float]:
         missing = [keys for keys in dict.fromkeys(settings) if keys not in self._known]
@@ -299,23 +412,25 @@ class _Search:
     def _errors(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         return (self._finished if self.as_run else self._switched)(settings, floats, title)
 
-    def _finished(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
-        """Of finished models, as users run them."""
+    def _finished(
+        self, settings: list[frozenset[str]], floats: FloatOutputs, title: str, fold: Fold | None = None
+    ) -> list[ModelErrors]:
+        """Of finished models, as users run them. fold: on its ranges."""
         threads, ctx = self.ctx.config.verify.threads, self.ctx
-        models = (
-            TrialModel(build_quantized(self.state, self.finished(keys)), optimize=True, threads=threads)
-            for keys in settings
-        )
+        plans = (self.finished(keys) for keys in settings)
+        plans = plans if fold is None else (fold.narrow_ranges(self.state.model, plan) for plan in plans)
+        models = (TrialModel(build_quantized(self.state, plan), optimize=True, threads=threads) for plan in plans)
         with ctx.progress(title, len(settings) * len(floats.samples)) as task:
             # Each by one worker where there are several to be shared out.
             return measure_models(models, floats, ctx.crew, task, pieces=max(1, TRIAL_PIECES // len(settings)))
 
-    def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
-        """Errors of the toggled model, which computes as the file says."""
-        chosen = [self.ways.setting(self.toggled, self.placed(keys)) for keys in settings]
-        return measure_settings(
-            self.toggled, floats, chosen, progress=self.ctx.progress, title=title, crew=self.ctx.crew
-        )
+    def _switched(
+        self, settings: list[frozenset[str]], floats: FloatOutputs, title: str, toggled: ToggledModel | None = None
+    ) -> list[ModelErrors]:
+        """Errors of the toggled model, which computes as the file says. toggled: another, with a fold's ranges."""
+        board = toggled or self.toggled
+        chosen = [self.ways.setting(board, self.placed(keys)) for keys in settings]
+        return measure_settings(board, floats, chosen, progress=self.ctx.progress, title=title, crew=self.ctx.crew)
 
     def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Found:
         """The plan after these steps, and the account; whether the request is met is for the finished model to say."""
@@ -325,19 +440,15 @@ class _Search:
             PromotionStep(name=one.name, to=self.ways.to, nodes=one.nodes, before=one.before, after=one.after)
             for one in steps
         )
+        judged = sum(len(fold.samples) for fold, _ in self.folds) or len(self.validation.samples)
         account = Promotion(
             asked=asked, unit="dB", met=False, value=math.nan, least=least, steps=promoted, operators=len(lost),
-            left=self.count - len(lost), samples=len(self.validation.samples), note=note,
+            left=self.count - len(lost), samples=judged, note=note,
         )  # fmt: skip
         return self.finished(keys), account
 
 
 _Entry = tuple[float, int, str, Candidate]
-
-
-def _score(gain: float, operators: tuple[str, ...]) -> float:
-    """For a heap: the more noise each operator takes away, the lower; 0 where there is no gain."""
-    return -gain / len(operators) if gain > 0 and operators else 0.0
 
 
 def _may_promote(ctx: RunContext, state: State) -> bool:

@@ -29,6 +29,17 @@ class AccuracyRequest:
         """True when somebody asked for something."""
         return self.min_sqnr is not None or self.metric is not None
 
+    @property
+    def unit(self) -> str:
+        """The unit of its figures: "dB", or the metric's name."""
+        return "dB" if self.metric is None else self.metric.name
+
+    def describe(self) -> str:
+        """The request in words; "" where there is none."""
+        if self.metric is not None:
+            return f"{self.metric.name} at most {self.max_drop} below float"
+        return "" if self.min_sqnr is None else f"at least {self.min_sqnr:g} dB at every output"
+
 
 def has_whole_bytes(plan: Plan) -> bool:
     """True when nothing has fewer than 8 bits: who asks for fewer knows the cost."""

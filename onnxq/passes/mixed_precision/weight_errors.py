@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import walk_graphs
@@ -86,8 +87,13 @@ class _IsolatedTrial:
     """A model with weights as inputs, and its outputs with their usual values."""
 
     def __init__(self, model: ModelLike, usual: Feeds, samples: Sequence[Feeds]) -> None:
-        self.session, self.usual, self.samples = Session(model, optimize=False), usual, samples
+        selections = find_selections(model)
+        self.usual = usual
+        self.session = Session(selections.expose_choices(model), optimize=False)
         self.wanted = [self.session.run({**sample, **usual}) for sample in samples]
+        self.samples = [selections.add_choices(*pair) for pair in zip(samples, self.wanted, strict=True)]
+        if selections.nodes:
+            self.session = Session(selections.take_choices(model), optimize=False)
 
     def measure(self, changes: Feeds) -> float:
         """The error with these weights changed."""

@@ -13,6 +13,7 @@ from onnxq.passes.base import Pass, RunContext, Stage, rewriting
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.passes.rewrites.affine import fold_batchnorm, fold_scalars
+from onnxq.passes.rewrites.axes import write_axes
 from onnxq.passes.rewrites.dead import remove_dead
 from onnxq.passes.rewrites.layernorm import fuse_layernorm
 from onnxq.passes.rewrites.pad import fold_pad
@@ -45,6 +46,7 @@ REWRITES: tuple[Pass, ...] = tuple(
         ("prelu", replace_prelu, "ort"),
         ("pool", replace_reduce_mean, "ort"),
         ("pad", fold_pad, ""),
+        ("axes", write_axes, ""),
         ("batchnorm", fold_batchnorm, ""),
         ("scalars", fold_scalars, ""),
     )

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.emit import emit_pairs
+from onnxq.evaluation.float_outputs import add_own_choices
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.graph.storage.stored import Spool, release_pages
@@ -120,7 +122,7 @@ def round_sequentially(
     proto = ensure_opset(proto, plan.opset)
     view, crew, nodes = View(proto), crew or Crew(), options.nodes
     todo = [one for one in list_operators(view.index, plan) if nodes is None or one.node.name in nodes]
-    feeds = [dict(sample) for sample in samples]
+    feeds, others = (list(add_own_choices(proto, some)) if todo else [] for some in (samples, others))
     few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
     work = SharedWork(crew, one_thread=few) if crew.workers.count > 1 and todo else None
     # The operators that are rounded are in the chain of keys.
@@ -163,7 +165,9 @@ class _State:
         self.changes: Changes = {}
         for edge, value in () if self.alone else _list_rounded(plan, self.index):
             self._change(edge, value)
-        both: list[tuple[ModelLike, Changes]] = [(proto, {}), (paired, self.changes)]
+        # Both on the same choices, as the plan is judged: behind one, rows in other places would teach nothing.
+        take_choices = find_selections(proto).take_choices
+        both: list[tuple[ModelLike, Changes]] = [(take_choices(proto), {}), (take_choices(paired), self.changes)]
         self.samples, self.others = (PairedRunner(some, *_make_runners(both, some, work)) for some in (feeds, others))
         self.sites = {site.site: site for site in plan.all_sites}
         self.biases: list[BiasPlan] = list(plan.biases)

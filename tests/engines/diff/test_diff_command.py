@@ -165,6 +165,14 @@ def test_asked_for_by_name_tensorrt_must_run(folder: Path) -> None:
     assert [one["name"] for one in found["runs"]] == ["float", "ort-off", "ort-on"]
 
 
+@needs_no_gpu
+def test_asked_for_alone_it_leaves_nothing_to_show(folder: Path) -> None:
+    """There is no table without a column, and no engine that ran."""
+    done = run(folder, "--engines", "trt")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "error[Q704]: engine trt: must run, and did not" in done.stderr
+
+
 _WITHOUT_POLYGRAPHY = """
 import sys
 sys.modules["polygraphy"] = None  # as if it were not installed

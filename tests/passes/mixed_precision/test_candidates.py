@@ -185,3 +185,20 @@ def test_the_owner_of_a_bias_is_its_node_or_the_matmul_in_front_of_its_add():
     index = draft(proto).index
     assert find_owners(index, Edge("s", 1, "")) == {"s", "m"}
     assert find_owners(index, Edge("y", 2, "")) == {"y"}
+
+
+def test_time_and_bytes_weigh_and_what_gains_none_costs_little() -> None:
+    text = """g (float[1,32,24,24] x) => (float[1,32,24,24] y) {
+        a = Conv<pads=[1,1,1,1]>(x, w0) b = Conv(a, w1) y = Conv<pads=[1,1,1,1]>(b, w2) }"""
+    shapes = {"w0": (32, 32, 3, 3), "w1": (32, 32, 1, 1), "w2": (32, 32, 3, 3)}
+    for target in ("ort", "trt"):
+        problem = draft(network(text, **shapes), FORCE, preset=f"{target}-int8")
+        ways = Ways(problem, numbered(problem.default()))
+        names = list_quantized_ops(problem, ways.plan)
+        assert len(names) == 3
+        costs = {name: ways.measure_cost(ways.placed(frozenset([name]))) for name in names}
+        # Nine times the work, and the weights, of the one in the middle.
+        assert costs[names[1]] < min(costs[names[0]], costs[names[2]])
+        every = ways.measure_cost(ways.placed(frozenset(names)))
+        assert every > max(costs.values())
+        assert ways.measure_cost(ways.plan) == 0

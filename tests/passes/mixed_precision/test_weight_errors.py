@@ -18,6 +18,8 @@ from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role
 from onnxq.workers import Journal, Workers
+from tests.evaluation.selecting import network
+from tests.evaluation.selecting import samples as tokens
 from tests.pipeline.models import images, residual
 
 EVERYTHING = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
@@ -56,3 +58,15 @@ def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
             one, two = plain.run(sample)["y"].astype(np.float64), other.run(sample)["y"].astype(np.float64)
             error, power = error + float(((one - two) ** 2).sum()), power + float((one**2).sum())
         assert found[site.site] == pytest.approx(error / power, rel=1e-3)
+
+
+def test_rows_that_change_places_are_no_error_of_a_weight(tmp_path: Path) -> None:
+    """The scores of two boxes are as close as rounding: which comes first hangs on the weights of all layers."""
+    proto, rows = network("detector"), dict(tokens(6))
+    result = onnxq.quantize(proto, rows, config(weights={"bits": 6}, effort="fast"), overrides={"latency": False})
+    samples = [{"x": row[None]} for row in rows["x"]]
+    found = measure_isolated(proto, result.plan, samples, samples, rounded=False, progress=silent)
+    assert {site.name for site in found} == {"w_body", "w_box", "w_score"}
+    assert all(0 < error < 0.02 for error in found.values())
+    crew = Crew(Workers(Journal(tmp_path)))
+    assert measure_isolated(proto, result.plan, samples, samples, rounded=False, progress=silent, crew=crew) == found

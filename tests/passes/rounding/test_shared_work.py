@@ -20,6 +20,7 @@ from onnxq.progress import silent
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Piece, Workers, count_threads
 from onnxq.workers.base import Finished, R, T, run_guarded
+from tests.evaluation import selecting
 from tests.graph.shape_nets import ShapeNet
 from tests.passes.rounding.kit import ALL, FOUR, calibrated
 from tests.passes.rounding.test_sequential import branching, flags, matmuls, tokens
@@ -48,8 +49,9 @@ WEIGHTS = Config(mode="weight-only", weights=TensorConfig(granularity="channel",
         (branching(), flags(), FOUR),
         (matmuls(), tokens(24), WEIGHTS),
         (SIZES.model(), SIZES.feeds(*[(8, 8), (6, 11)] * 4), FOUR),
+        (selecting.network("queries"), dict(selecting.samples(16)), FOUR),
     ],
-    ids=["pooled", "branch", "weights", "sizes and sequences"],
+    ids=["pooled", "branch", "weights", "sizes and sequences", "choices"],
 )
 def test_who_does_it_does_not_show(proto: Any, data: Any, config: Config) -> None:
     prepared, plan, samples = calibrated(proto, data, config)

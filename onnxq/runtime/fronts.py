@@ -1,0 +1,106 @@
+"""The part of a model in front of operators that ONNX Runtime does not have, such as plugins of TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from onnx import NodeProto, helper
+
+from onnxq.graph import ModelLike, ensure_opset, find_opset, infer_shapes
+from onnxq.graph.precision.contrib import is_custom
+from onnxq.graph.precision.widen import widen_model
+from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_graphs
+from onnxq.graph.subgraph import cut_front, join_rest, list_behind
+from onnxq.runtime.faults import UnknownOperatorError
+from onnxq.runtime.session import Session
+
+# ONNX Runtime's names of sizes that have none.
+_NAMELESS = "unk__"
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """The part of a model that ONNX Runtime cannot run: the operators that it does not have, and all behind them.
+
+    whole: the model. stops: the nodes that hold such operators -> the operators. nodes: these and those behind them.
+    """
+
+    whole: ModelLike
+    stops: Mapping[str, str]
+    nodes: frozenset[str]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs of the model that these nodes make."""
+        made = {name for node in self._list_nodes() for name in node.output}
+        return tuple(value.name for value in self.whole.graph.output if value.name in made)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The tensors that these nodes read, at the border and behind it."""
+        return frozenset(name for node in self._list_nodes() for name in list_reads(node))
+
+    def count_ops(self) -> Mapping[str, int]:
+        """How many of these nodes there are, by operator."""
+        types = [node.op_type for node in self._list_nodes()]
+        return {op: types.count(op) for op in types}
+
+    def join(self, front: ModelLike) -> ModelLike:
+        """The changed front with these nodes behind it again; they are brought to its opset."""
+        whole = ensure_opset(self.whole, find_opset(front))
+        return join_rest(front, whole, list_behind(whole, self.stops))
+
+    def _list_nodes(self) -> Iterator[NodeProto]:
+        return (node for node in self.whole.graph.node if node.name in self.nodes)
+
+
+def find_front(model: ModelLike) -> tuple[ModelLike, Rest | None]:
+    """The part of a model with named nodes that ONNX Runtime has the operators of, and the rest; None where all run.
+
+    Raises UnknownOperatorError where it can run no node.
+    """
+    if not has_custom(model):
+        return model, None
+    rest, front = Rest(model, {}, frozenset()), model
+    types = {value.name: value for value in infer_shapes(model).graph.value_info}
+    while True:
+        try:
+            # Of a float16 or bfloat16 model the float32 one is run.
+            session = Session(widen_model(front), optimize=False)
+            break
+        except UnknownOperatorError as error:
+            kinds = {node.name: _find_kind(node, error) for node in front.graph.node}
+            found = {name: kind for name, kind in kinds.items() if kind}
+            stops = {**rest.stops, **found}
+            rest = replace(rest, stops=stops, nodes=list_behind(model, stops))
+            front = cut_front(model, rest.nodes, types)
+            if not found or not front.graph.node:
+                raise
+    if not rest.stops:
+        return model, None
+    told = {
+        value.name: helper.make_tensor_value_info(value.name, value.dtype, _clean_shape(value.shape))
+        for value in session.outputs
+        if value.dtype
+    }
+    return cut_front(model, rest.nodes, {**told, **types}), rest
+
+
+def has_custom(model: ModelLike) -> bool:
+    """True for a model with operators that only a library or a plugin knows."""
+    return any(is_custom(node) for _, graph in walk_graphs(model.graph) for node in graph.node)
+
+
+def _find_kind(node: NodeProto, error: UnknownOperatorError) -> str:
+    """The operator that ONNX Runtime does not have, where it is that of the node or of one in its bodies; else ""."""
+    if node.name == error.node or (node.domain, node.op_type) == error.operator:
+        return node.op_type
+    inner = (_find_kind(each, error) for _, graph in iterate_subgraphs(node) for each in graph.node)
+    return next(filter(None, inner), "")
+
+
+def _clean_shape(shape: tuple[int | str | None, ...] | None) -> list[int | str | None] | None:
+    if shape is None:
+        return None
+    return [None if isinstance(dim, str) and dim.startswith(_NAMELESS) else dim for dim in shape]

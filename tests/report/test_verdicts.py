@@ -1,0 +1,115 @@
+"""The grade of a result, and the line that says it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onnxq.evaluation.agreement import ChoiceAgreement
+from onnxq.report import Latency, OutputCheck, Report
+from onnxq.report.model import GRADES, RunFigure, describe_figures, find_worst_figure, make_verdict
+from onnxq.report.summary import show_report
+from onnxq.sites import Caution, LeftFloat, Refusal
+from tests.report.kit import shown
+
+FIGURE = RunFigure(output="y", run="as ORT runs it", sqnr_db=31.0)
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "top_1", "rows", "grade"),
+    [
+        (30.0, math.nan, 0, "good"),
+        (29.9, math.nan, 0, "acceptable"),
+        (19.9, math.nan, 0, "degraded"),
+        (9.9, math.nan, 0, "broken"),
+        (math.inf, math.nan, 0, "good"),
+        (-math.inf, math.nan, 0, "broken"),
+        (math.nan, math.nan, 0, "broken"),
+        (40.0, 0.98, 1000, "good"),
+        (40.0, 0.96, 1000, "acceptable"),
+        (40.0, 0.8, 1000, "degraded"),
+        (40.0, 0.4, 1000, "broken"),
+        # One row of four may differ by chance; agreement mends no figure.
+        (40.0, 0.75, 4, "good"),
+        (40.0, 0.5, 4, "degraded"),
+        (15.0, 1.0, 1000, "degraded"),
+    ],
+)
+def test_the_grade_is_what_both_figures_reach(sqnr_db: float, top_1: float, rows: int, grade: str) -> None:
+    assert replace(FIGURE, sqnr_db=sqnr_db, top_1=top_1, rows=rows, classes=True).grade.name == grade
+
+
+def test_agreement_counts_only_where_classes_are_sure() -> None:
+    assert replace(FIGURE, top_1=0.4, rows=100).grade.name == "good"
+
+
+def test_the_worst_output_is_named_and_the_agreement_of_another() -> None:
+    scores = replace(FIGURE, output="logits", sqnr_db=36.0, top_1=0.99, rows=200, classes=True)
+    assert find_worst_figure([FIGURE, scores]) is FIGURE
+    text = "y has 31.0 dB against float as ORT runs it; logits: top-1 the same in 198 of 200"
+    assert describe_figures([scores, FIGURE]) == text
+    as_file = replace(FIGURE, run="as the file says", sqnr_db=30.5)
+    assert find_worst_figure([as_file, FIGURE]) is FIGURE
+    assert find_worst_figure([replace(as_file, sqnr_db=29.0), FIGURE]) != FIGURE
+    lost = replace(scores, top_1=0.6)
+    assert describe_figures([FIGURE, lost]).endswith("as ORT runs it; top-1 the same in 120 of 200")
+
+
+def test_choices_that_an_output_holds_are_told() -> None:
+    label = ChoiceAgreement(
+        node="a", op="ArgMax", values=("h",), outputs=(), decides=("label",), chosen=1.0, shared=0.96875
+    )
+    inside = replace(label, node="b", decides=(), shared=0.5)
+    grade, text = make_verdict([FIGURE], [inside, label], ["2.0x smaller"])
+    assert (grade.name, text) == (
+        "good", "y has 31.0 dB against float as ORT runs it; label: 96.88 % chosen as in float; 2.0x smaller"
+    )  # fmt: skip
+
+
+REPORT = Report(
+    source="m.onnx", source_bytes=200, output_bytes=100, pairs=2, target="ort",
+    checks=(OutputCheck(name="y", sqnr_db=(32.0, 31.0), cosine=(1.0, 1.0), agreement_db=50.0),),
+    latency=Latency(float_ms=2.0, int8_ms=1.0),
+)  # fmt: skip
+FIGURES = "y has 31.0 dB against float as ORT runs it"
+
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        (REPORT, f"good: {FIGURES}; 2.0x smaller; 2.00x faster"),
+        (replace(REPORT, latency=Latency(float_ms=1.0, int8_ms=2.0)),
+         f"good: {FIGURES}; 2.0x smaller; 0.50x the speed of float"),
+        (replace(REPORT, target="trt", latency=None),
+         "good: y has 32.0 dB against float as the file says; 2.0x smaller"),
+        (replace(REPORT, checks=(), latency=None, unchecked="nothing was checked"),
+         "unchecked: nothing was checked; 2.0x smaller"),
+        (replace(REPORT, latency=None, made_up="8 made-up inputs, seed 0"),
+         f"good: {FIGURES}; on made-up inputs, which are not the task's; 2.0x smaller"),
+        (replace(REPORT, pairs=0, latency=None, left_float=(LeftFloat("a", "no faster"),)),
+         "unchanged: int8 would not pay, so that nothing is quantized; 2.0x smaller"),
+        (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),)),
+         "unchanged: what was asked for was refused; 2.0x smaller"),
+    ],
+)  # fmt: skip
+def test_the_summary_begins_with_the_verdict(report: Report, line: str) -> None:
+    lines = shown(show_report, report, width=None).splitlines()
+    assert re.fullmatch(r"verdict +(.*)", lines[1])[1] == line  # type: ignore[index]
+
+
+def test_a_float_result_has_one_warning_and_no_alarm() -> None:
+    other = Caution("W103", "on CPUs of kind vnni it would pay")
+    report = replace(REPORT, pairs=0, warnings=(other,), left_float=(LeftFloat("a", "no faster"),))
+    text = shown(show_report, report, width=None)
+    assert text.count("warning[") == 1
+    assert "it would pay" in text
+
+
+def test_the_table_of_the_docs_is_that_of_the_code() -> None:
+    page = Path(__file__).resolve().parents[2].joinpath("docs", "cli.md").read_text(encoding="utf-8")
+    rows = [f"| {one.name} | {one.sqnr_db:g} dB | {one.top_1:.0%} |".replace("%", " %") for one in GRADES[:-1]]
+    assert "\n".join(rows) in page

@@ -1,0 +1,119 @@
+"""The part of a model that ONNX Runtime has the operators of, and the rest joined to it again."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnxq.graph import LightModel, get_index, name_nodes, strip_weights
+from onnxq.graph.load import check_structure
+from onnxq.runtime import Session, UnknownOperatorError, find_front
+from onnxq.sites import TensorId
+from tests.passes.kit import parse
+
+TEXT = """g (float[N,4] x, float[2] unread) => (float[N,4] y, float[N,4] a, float[N,4] z) {
+    a = Relu(x)
+    m = Mul(a, w)
+    b = Neg(m, unread)
+    c = Abs(b)
+    y = Add(c, w)
+    n = Sigmoid(m)
+    z = Exp(n)
+}"""
+
+
+def with_custom(text: str, *kinds: str, domain: str = "TRT") -> LightModel:
+    """A model of the text in which the operators of these kinds are custom ones."""
+    head = f'<ir_version: 8, opset_import: ["" : 17, "{domain or "TRT"}" : 1]> '
+    proto = onnx.parser.parse_model(head + text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.full(4, 2, np.float32), "w"))
+    for node in proto.graph.node:
+        if node.op_type in kinds:
+            node.op_type, node.domain = f"My{node.op_type}", domain
+    return strip_weights(name_nodes(proto))
+
+
+def test_a_model_without_custom_operators_is_its_own_front() -> None:
+    model = strip_weights(parse("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
+    front, rest = find_front(model)
+    assert (front, rest) == (model, None)
+
+
+@pytest.mark.parametrize("domain", ["TRT", ""])
+def test_all_that_does_not_depend_on_the_operator_is_in_front(domain: str) -> None:
+    model = with_custom(TEXT, "Neg", domain=domain)
+    front, rest = find_front(model)
+    assert rest is not None
+    assert rest.stops == {"b/MyNeg": "MyNeg"}
+    assert rest.nodes == {"b/MyNeg", "c/Abs", "y/Add"}
+    assert rest.outputs == ("y",)
+    assert rest.reads >= {"m", "unread", "w"}
+    assert [value.name for value in front.graph.input] == ["x", "unread"]
+    assert [value.name for value in front.graph.output] == ["a", "z", "m"]
+    # The new output is declared as onnx infers it.
+    index = get_index(front)
+    assert (index.dtype(TensorId("m")), index.shape(TensorId("m"))) == (TensorProto.FLOAT, ("N", 4))
+    whole = rest.join(front)
+    check_structure(whole.proto, "the whole")
+    assert list(whole.graph.output) == list(model.graph.output)
+    assert {node.name: node for node in whole.graph.node} == {node.name: node for node in model.graph.node}
+
+
+def test_several_operators_are_found_one_after_another() -> None:
+    _, rest = find_front(with_custom(TEXT, "Neg", "Exp"))
+    assert rest is not None
+    assert set(rest.stops.values()) == {"MyNeg", "MyExp"}
+    assert rest.outputs == ("y", "z")
+
+
+def test_a_branch_with_one_is_behind_it_as_a_whole() -> None:
+    text = """g (float[N,4] x, bool q) => (float[N,4] y) {
+        a = Relu(x)
+        y = If(q) <then_branch = one () => (float[N,4] t) { t = Mul(a, w) }, else_branch = two () => (float[N,4] e) {
+            e = Neg(a) }>
+    }"""
+    model = with_custom(text)
+    proto = model.proto
+    proto.graph.node[1].attribute[1].g.node[0].op_type = "MyNeg"
+    proto.graph.node[1].attribute[1].g.node[0].domain = "TRT"
+    front, rest = find_front(model)
+    assert rest is not None
+    assert rest.stops == {"y/If": "MyNeg"}
+    assert [value.name for value in front.graph.output] == ["a"]
+    assert rest.join(front).graph.node[1] == proto.graph.node[1]
+
+
+def test_what_onnx_infers_nothing_of_has_the_type_that_onnx_runtime_tells() -> None:
+    text = "g (float[N,4] x) => (float[N,4] y) { a = Neg(x) b = Neg(a) y = Abs(b) }"
+    proto = with_custom(text, "Abs").proto
+    proto.graph.node[0].op_type, proto.graph.node[0].domain = "QuickGelu", "com.microsoft"
+    # Of com.microsoft, and in no table of ours.
+    proto.graph.node[1].op_type, proto.graph.node[1].domain = "Inverse", "com.microsoft"
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    front, rest = find_front(strip_weights(proto))
+    assert rest is not None
+    assert get_index(front).dtype(TensorId("b")) == TensorProto.FLOAT
+
+
+def test_with_no_node_in_front_the_operator_is_named() -> None:
+    with pytest.raises(UnknownOperatorError) as caught:
+        find_front(with_custom("g (float[4] x) => (float[4] y) { a = Neg(x) y = Abs(a) }", "Neg"))
+    assert caught.value.operator == ("TRT", "MyNeg")
+
+
+def test_the_rest_comes_to_the_opset_of_the_front() -> None:
+    from onnxq.graph import ensure_opset
+
+    text = "g (float[N,4] x) => (float[N,1,4] y) { a = Relu(x) b = Neg(a) y = Unsqueeze <axes=[1]>(b) }"
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 11, "TRT" : 1]> ' + text)
+    proto.graph.node[1].op_type, proto.graph.node[1].domain = "MyNeg", "TRT"
+    front, rest = find_front(strip_weights(name_nodes(proto)))
+    assert rest is not None
+    newer = ensure_opset(front, 17)
+    Session(newer, optimize=False)
+    whole = rest.join(newer)
+    check_structure(whole.proto, "the whole")
+    assert len(whole.graph.node[-1].input) == 2
+    assert next(node for node in whole.graph.node if node.op_type == "MyNeg") == rest.whole.graph.node[1]
