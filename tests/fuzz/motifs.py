@@ -1,4 +1,4 @@
-"""Valid networks, composed of motifs at random: whatever comes out of them must be right, and a refusal needs a cause."""
+"""Valid networks, composed of motifs at random: what comes out of them must be right."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def make_case(rng: Random, folder: Path) -> str:
     else:
         raise AssertionError("no composition runs")
     case = {
-        "config": rng.choice(_PRESETS), "effort": rng.choice(("balanced", "balanced", "fast")), "forced": rng.random() < 0.7,
-        "count": rng.choice((len(samples), len(samples), 2, 1)),
+        "config": rng.choice(_PRESETS), "effort": rng.choice(("balanced", "balanced", "fast")),
+        "forced": rng.random() < 0.7, "count": rng.choice((len(samples), len(samples), 2, 1)),
     }  # fmt: skip
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
     (folder / "case.json").write_text(json.dumps(case))
