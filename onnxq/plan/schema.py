@@ -159,7 +159,20 @@ class PrecisionRow(Frozen):
 class FeedRow(Frozen):
     """A Feed."""
 
-    dtype: Literal["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool"]
+    dtype: Literal[
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "bool",
+    ]
     shape: tuple[Natural, ...]
     low: int = 0
     high: int = 0

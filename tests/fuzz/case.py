@@ -17,6 +17,7 @@ FUZZERS = {
     "plans": "tests.fuzz.plans",
     "configs": "tests.fuzz.configs",
     "caches": "tests.fuzz.caches",
+    "motifs": "tests.fuzz.motifs",
 }
 ACCEPTED, REFUSED, FAILED = "accepted", "refused", "failed"
 

@@ -184,6 +184,19 @@ def image_input(net: Net, x: Value) -> Value:
     return Value(net.op("Add", net.conv(Value(scaled, (3, *side)), x.shape[0], 3), x), x.shape)
 
 
+def unsigned_input(net: Net, x: Value) -> Value:
+    """Positions in a type that few operators take."""
+    shift = net.feed(TensorProto.UINT32, ["N", 1, 1, 1], lambda rng: rng.integers(0, 3, (1, 1, 1, 1)).astype(np.uint32))
+    return Value(net.op("Add", net.conv(x, 8), net.op("Cast", shift, to=FLOAT)), (8, *x.shape[1:]))
+
+
+def hard_choice(net: Net, x: Value) -> Value:
+    """An output with a 1 at each greatest value."""
+    name = net.op("Hardmax", net.linear(x, 4), axis=-1)
+    net.give(name)
+    return Value(name, (x.shape[0], 4))
+
+
 def spectrum(net: Net, x: Value) -> Value:
     """The squared magnitudes of a Fourier transform over the tokens."""
     length, width = x.shape
@@ -224,10 +237,11 @@ MOTIFS = (
     *(Motif(build, TOKENS) for build in (
         branch_by_input, branch_never_taken, branch_by_shape, nested_branches, loop_of_products, loop_until,
         scan_of_products, split_to_sequence, sequence_as_output, loop_to_sequence, half_part, double_part,
-        brain_float_weight, empty_product,
+        brain_float_weight, empty_product, hard_choice,
     )),
     *(Motif(build, MAP) for build in (
-        sequence_of_parts, half_weight, half_input, half_output, image_input, empty_part, scalar_input, dropout,
+        sequence_of_parts, half_weight, half_input, half_output, image_input, unsigned_input, empty_part,
+        scalar_input, dropout,
     )),
     Motif(optional_value, TOKENS, 15), Motif(spectrum, TOKENS, 17),
 )  # fmt: skip

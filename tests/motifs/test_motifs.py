@@ -15,24 +15,11 @@ from tests.motifs.net import Motif, compose
 FORCED = {"rules": [{"op": "*", "set": {"quantize": True}}]}
 STATIC = ("ort-int8", "trt-int8", "virtual-int8")
 MODES = (*STATIC, "ort-dynamic", "ort-int8-weights")
-# Motifs that are known to be refused without cause.
-PENDING = {
-    *((name, "ort-int8") for name in (
-        "resize_axes_of_skip", "resize_axes_cubic", "reflect_pad_of_axes", "edge_pad_of_axes",
-    )),
-    *(("mask_of_infinities", mode) for mode in MODES),
-    *(("empty_product", mode) for mode in STATIC),
-    ("half_input", "trt-int8"),
-    # ONNX Runtime adds up no float16 there, which TensorRT does: the file loads and cannot be run here.
-    ("scatter_sum", "trt-int8"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("motif", MOTIFS, ids=lambda motif: motif.name)
 def test_a_motif_between_products(motif: Motif, mode: str, tmp_path: Path) -> None:
-    if (motif.name, mode) in PENDING:
-        pytest.xfail("refused")
     proto, samples = compose([motif], max(17, motif.since))
     config = onnxq.load_config(mode, FORCED)
     out = tmp_path / "out.onnx"

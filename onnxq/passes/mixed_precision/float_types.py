@@ -139,7 +139,7 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
         pairs = [(one[name], other[name]) for one, other in zip(*tables, strict=True) if name in one and name in other]
         lost = [_limit(one, good + _MAY_COST_DB) - _limit(other, good + _MAY_COST_DB) for one, other in pairs]
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
-        if statistics.fmean(lost) > max(_MAY_COST_DB, error):
+        if lost and statistics.fmean(lost) > max(_MAY_COST_DB, error):
             return True
     return False
 

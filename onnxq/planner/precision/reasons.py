@@ -198,7 +198,7 @@ class ReasonSearch:
         worst = min(errors.inputs_db, errors.own_db)
         reason, figure = KeepReason.PRECISION, worst
         # Rounded inputs made inf or NaN, such as 0 times a mask's lowest number, whatever the result should be.
-        if math.isinf(worst):
+        if not math.isfinite(worst):
             reason, figure = KeepReason.OVERFLOW, max(errors.peak, self.problem.kind.largest)
         self._keep(maker.name, reason, figure)
         for held in read:
@@ -249,9 +249,9 @@ class ReasonSearch:
 
 
 def round_figure(figure: float) -> float:
-    """Three digits, for people. Infinity, which a plan's JSON cannot say, becomes float32's greatest number."""
+    """Three digits, for people. Infinity and NaN, which a plan's JSON cannot say, become float32's greatest number."""
     most = float(np.finfo(np.float32).max)
-    return float(f"{min(max(figure, -most), most):.3g}")
+    return float(f"{np.nan_to_num(figure, nan=most, posinf=most, neginf=-most):.3g}")
 
 
 def _ends_mask(node: NodeRef, k: int) -> bool:

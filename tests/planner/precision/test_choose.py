@@ -13,6 +13,7 @@ from onnxq.config import load_config
 from onnxq.graph import get_index, infer_shapes
 from onnxq.plan import KeepReason, Plan, PrecisionPlan, from_json, to_json
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
+from onnxq.planner.precision.reasons import round_figure
 from onnxq.planner.requests import Requests
 from onnxq.spec import FloatType
 from onnxq.targets import find_target
@@ -155,6 +156,7 @@ def test_figures_are_finite() -> None:
     assert reasons(chosen)["m/Mul"] is KeepReason.OVERFLOW
     figures = [one.figure for one in (*chosen.kept, *find_suspects(masked, PrecisionPlan(type=F16)))]
     assert np.isfinite(figures).all()
+    assert np.isfinite([round_figure(figure) for figure in (np.nan, np.inf, -np.inf)]).all()
     plan = add_precision(masked.plan, chosen, None)
     assert from_json(to_json(plan)) == plan
 
