@@ -16,6 +16,9 @@ from onnxq.graph.precision.contrib import set_contrib_apart
 from onnxq.graph.scopes import label_node, list_defined, rename_reads, walk_graphs
 from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
+# The only opset whose Scan takes batches.
+_BATCHED_SCAN = 8
+
 
 @keep_weights
 def ensure_opset(proto: ModelProto, minimum: int) -> ModelProto:
@@ -48,6 +51,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
 
 
 def _convert_opset(named: ModelProto, version: int) -> ModelProto:
+    _check_scans(named)
     light, omitted = omit_weights(named)
     # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()
@@ -72,6 +76,15 @@ def _convert_opset(named: ModelProto, version: int) -> ModelProto:
         fix = "inline its functions first" if named.functions else f"export it at {other} opset"
         raise ModelError(error.subject, error.cause, fix, code="Q109") from error
     return full
+
+
+def _check_scans(named: ModelProto) -> None:
+    """onnx takes a Scan of opset 8 for one of opset 9, which has no axis for the batch."""
+    for _, graph in walk_graphs(named.graph):
+        for node in graph.node:
+            if node.op_type == "Scan" and find_opset(named) == _BATCHED_SCAN:
+                cause = f"has batches, as in opset {_BATCHED_SCAN}, which onnx cannot convert"
+                raise ModelError(label_node(node), cause, "export the model at opset 9 or newer", code="Q109")
 
 
 def _list_imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
@@ -123,6 +136,8 @@ def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> Non
 
 def _explain_failure(proto: ModelProto, version: int, error: Exception) -> ModelError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # Some messages quote the converter's source: "type_restriction.h:48: isUnallowed: Assertion `…` failed: …".
+    text = text.rpartition("` failed: ")[2]
     # The converter names the operator in some of its messages, never the node.
     words = set(re.findall(r"\w+", str(error)))
     culprits = [
