@@ -158,7 +158,8 @@ def _blame_node(
     """The error of a node, which ORT's optimizer may have made. nodes: names of the model's own; None: not known."""
     if nodes is not None and name not in nodes:
         cause, fix = f"{cause}; it is a node which the model does not have", _OPTIMIZER
-    return kind(subject, cause, fix, code=code).name_node(name)
+    named = name or kind is KernelError
+    return kind(subject, cause, fix, code=code).name_node(name) if named else ModelError(subject, cause, fix, code=code)
 
 
 def _name_node(op: str, name: str) -> str:

@@ -77,6 +77,14 @@ def test_a_file_without_kernels_is_loaded_and_the_note_says_what_was_run() -> No
     assert load_file(_make_typed(TensorProto.FLOAT16, TensorProto.FLOAT16), optimized=False) == ()
 
 
+def test_a_part_of_an_operators_function_that_has_no_kernel_is_told_as_any_other() -> None:
+    """ONNX Runtime runs such an operator by its function, and names none of that function's nodes."""
+    text = "g (bfloat16[4] x) => (bfloat16[4] y) { [gelu] y = Gelu(x) }"
+    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
+    (note,) = load_file(proto, optimized=False)
+    assert (note.code, "an unnamed" in str(note)) == ("W116", True)
+
+
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
     """Plans of one network by their mode."""

@@ -147,6 +147,11 @@ FAILURES: dict[str, tuple[str, type[OnnxqError], str, str, str]] = {
         RUN.format("Reshape", "", "cannot be reshaped"),
         ModelError, "an unnamed Reshape node", "failed in ONNX Runtime: cannot be reshaped", "Q111",
     ),
+    "a type that is not numpy's": (
+        "No corresponding Numpy type for Tensor Type. Int4x2", ModelError, "m.onnx",
+        "has a value of a type that ONNX Runtime does not hand to Python: No corresponding Numpy type for Tensor Type. Int4x2",
+        "Q111",
+    ),
     "anything else": ("it broke", ModelError, "m.onnx", "ONNX Runtime cannot run it: it broke", "Q111"),
 }  # fmt: skip
 
