@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser
 
 import onnxq
-from onnxq.errors import VerificationError
+from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.pipeline.check import check_model, explain_slowness, load_file
@@ -141,3 +141,24 @@ def test_how_often_the_class_is_the_same_is_told_of_scores(name: str, sure: bool
     (found,) = onnxq.diff(model, other, [{"x": one} for one in x], overrides={"engines": ["ort"]}).outputs
     assert (found.classes, found.accuracy[0].rows) == (sure, 30)
     assert found.accuracy[0].top_k == pytest.approx(same)
+
+
+def test_what_only_the_optimizations_refuse_is_told_so_and_the_remedy_helps() -> None:
+    """ONNX Runtime 1.32 takes the sizes of some axes for those of all axes beside int8 convolutions."""
+    text = """g (float[1,2,4,4] x, int64[2] sizes) => (float[1,2,2,2] y) {
+        [c] a = Conv(x, w)
+        [r] b = Resize<axes = [2, 3], keep_aspect_ratio_policy = "not_larger", mode = "nearest">(a, , , sizes)
+        [d] y = Conv(b, w) }"""
+    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text}')
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((2, 2, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    samples = [{"x": rng.standard_normal((1, 2, 4, 4)).astype(np.float32), "sizes": np.array([2, 2])} for _ in range(4)]
+    rules = [{"op": "*", "set": {"quantize": True}}]
+    how = {"effort": "fast", "latency": False}
+    with pytest.raises(ModelError, match="loads without them") as caught:
+        onnxq.quantize(proto, samples, overrides={**how, "rules": rules})
+    assert caught.value.subject == "node 'r' (Resize)"
+    assert "float with a rule" in caught.value.fix
+    freed = [{"op": "Conv", "set": {"float": True}}, *rules]
+    onnxq.quantize(proto, samples, overrides={**how, "rules": freed})
