@@ -91,8 +91,6 @@ def _rewrite(
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
     opset = find_opset(proto)
-    if (runnable := find_runnable_opset(opset)) < opset:
-        named = proto = limit_opset(proto, runnable)
     rest = None
     if not whole:
         proto, rest = find_front(proto)
@@ -100,6 +98,9 @@ def _rewrite(
     types = replace(read_types(proto), fixed=frozenset() if rest is None else rest.reads)
     if types.narrow:
         named = proto = widen_model(proto)
+    # Some operators are newer for the narrow types than for float32.
+    if (runnable := find_runnable_opset(opset)) < opset:
+        named = proto = limit_opset(proto, runnable)
     dense = store_densely(proto)
     # Before anything runs, where NaN shows far behind its origin; and before passes give weights other names.
     check_constants(get_index(dense))

@@ -118,6 +118,15 @@ def test_an_opset_without_kernels_for_pairs_is_lowered_and_the_summary_says_so(t
     runs(result)
 
 
+def test_what_is_newer_in_a_narrow_type_is_lowered_in_float32() -> None:
+    text = 'g (bfloat16[4,8] x, bfloat16[8,8] z) => (bfloat16[4,8] y) { y = Einsum<equation = "ij,jk->ik">(x, z) }'
+    proto = parser.parse_model(f'<ir_version: 14, opset_import: ["" : 28]> {text}')
+    rng = np.random.default_rng(0)
+    samples = [{"x": rng.standard_normal((4, 8)), "z": rng.standard_normal((8, 8))} for _ in range(4)]
+    result = onnxq.quantize(proto, samples, overrides=HOW)
+    assert result.report.checks[0].sqnr_db[0] > 20
+
+
 def test_a_model_of_another_domain_alone_has_nothing_to_quantize() -> None:
     text = "g (float[2,3] x) => (float[2,3] y) { y = ai.onnx.ml.Binarizer<threshold = 0.0>(x) }"
     proto = parser.parse_model(f'<ir_version: 8, opset_import: ["ai.onnx.ml" : 3]> {text}')
