@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -21,7 +22,7 @@ from onnxq.passes.journal import LOST_DB
 from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import KernelError, Session, detect_cpu, time_models
+from onnxq.runtime import KernelError, NodeError, Session, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 
 
@@ -64,7 +65,9 @@ def check_model(
     take_choices = reference.selections.take_choices
     file = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
     fast = plain = MatchedRunner(reference, file)
-    notes = () if exact is None else load_file(after, optimized=optimized, threads=threads)
+    queue = iter(samples)
+    first = tuple(islice(queue, 1))
+    notes = () if exact is None else load_file(after, optimized=optimized, threads=threads, samples=first)
     # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
     # vanish): they say nothing of another engine.
     without = exact is not None and not (optimized or everywhere)
@@ -82,7 +85,7 @@ def check_model(
     exact_run: Runner = reference
     pairs = {"off": (exact_run, plain), "on": (exact_run, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
-    sums = sum_errors(pairs, samples, on_sample=lambda: ran.append(None))
+    sums = sum_errors(pairs, chain(first, queue), on_sample=lambda: ran.append(None))
     found = {label: errors.results() for label, errors in sums.items()}
     count, choices = len(ran), plain.agreement.results()
     classes = find_class_scores(index_named(before))
@@ -119,27 +122,41 @@ def is_narrow(state: State) -> bool:
     return state.planned.precision is not None or bool(state.types.interface)
 
 
-def load_file(model: ModelLike, *, optimized: bool, threads: int = 0) -> tuple[Caution, ...]:
+def load_file(
+    model: ModelLike, *, optimized: bool, threads: int = 0, samples: Iterable[Mapping[str, Array]] = ()
+) -> tuple[Caution, ...]:
     """Load a finished file in ORT as it says: all its types must fit. A note where ORT has no kernel for one of them.
 
-    optimized: the file is for ORT, which must have them all. Raises VerificationError for a file that is not legal.
+    optimized: the file is for ORT, which must have them all. samples: to run it with, since some kernels tell only
+    then that they lack a type. Raises VerificationError for a file that is not legal.
     """
     try:
-        Session(model, optimize=False, threads=threads)
+        session = Session(model, optimize=False, threads=threads)
     except KernelError as error:
         if optimized:
             raise
-        text = (
-            f"ONNX Runtime has no kernel for {error.subject} in the file's types, which fit: the file itself was not "
-            "run, a check computes in float32 and rounds as its types say"
-        )
-        return (Caution("W116", text),)
+        return (_note_lacking(error),)
     except ModelError as error:
         fix = "report this model; `high_precision='float32'` writes no other float types"
         raise VerificationError(
             "the quantized model", f"is not legal: {error.subject}: {error.cause}", fix, code="Q701"
         ) from error
+    try:
+        for feeds in () if _is_foreign(model) else samples:
+            _TypedRunner(session).run(feeds)
+    except NodeError as error:
+        if optimized:
+            raise
+        return (_note_lacking(error),)
     return ()
+
+
+def _note_lacking(error: NodeError) -> Caution:
+    text = (
+        f"ONNX Runtime has no kernel for {error.subject} in the file's types, which fit: the file itself was not "
+        "run, a check computes in float32 and rounds as its types say"
+    )
+    return Caution("W116", text)
 
 
 def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
@@ -173,9 +190,13 @@ class _TypedRunner:
 
 def _open_typed(model: ModelLike, threads: int) -> Runner:
     """The model as ORT runs it, for float32 samples. ORT takes no bfloat16 from numpy."""
+    return _TypedRunner(Session(widen_model(model) if _is_foreign(model) else model, threads=threads))
+
+
+def _is_foreign(model: ModelLike) -> bool:
+    """True for a model that takes or gives bfloat16, which numpy does not have."""
     values = (*model.graph.input, *model.graph.output)
-    kinds = {value.type.tensor_type.elem_type for value in values}
-    return _TypedRunner(Session(widen_model(model) if TensorProto.BFLOAT16 in kinds else model, threads=threads))
+    return any(value.type.tensor_type.elem_type == TensorProto.BFLOAT16 for value in values)
 
 
 def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> tuple[Caution, ...]:

@@ -143,6 +143,23 @@ def test_how_often_the_class_is_the_same_is_told_of_scores(name: str, sure: bool
     assert found.accuracy[0].top_k == pytest.approx(same)
 
 
+def test_a_kernel_that_lacks_a_type_only_when_it_runs_is_told_too() -> None:
+    """ONNX Runtime's ScatterElements takes float16 but cannot multiply it."""
+    text = """g (float[1,4] x, int64[1,2] i) => (float[1,4] y) {
+        a = MatMul(x, w)
+        [put] y = ScatterElements<axis = 1, reduction = "mul">(a, i, v) }"""
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (4, 4)), ("v", (1, 2))):
+        proto.graph.initializer.append(numpy_helper.from_array(rng.random(shape).astype(np.float32), name))
+    samples = [{"x": rng.standard_normal((1, 4)).astype(np.float32), "i": np.array([[0, 2]])} for _ in range(4)]
+    rules = [{"op": "*", "set": {"quantize": True}}]
+    report = onnxq.quantize(proto, samples, overrides={"effort": "fast", "target": "trt", "rules": rules}).report
+    (note,) = (note for note in report.warnings if note.code == "W116")
+    assert "node 'put' (ScatterElements)" in str(note)
+    assert report.checks[0].sqnr_db[0] > 20
+
+
 def test_what_only_the_optimizations_refuse_is_told_so_and_the_remedy_helps() -> None:
     """ONNX Runtime 1.32 takes the sizes of some axes for those of all axes beside int8 convolutions."""
     text = """g (float[1,2,4,4] x, int64[2] sizes) => (float[1,2,2,2] y) {
