@@ -146,6 +146,8 @@ def _explain_failure(proto: ModelProto, version: int, error: Exception) -> Model
     where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
     cause = f"onnx cannot convert the model: {text}{where}"
     fix = f"export it at opset {version}"
+    if version < find_opset(proto):
+        fix = f"{fix}, or take a newer onnxruntime, with kernels for pairs at opset {find_opset(proto)}"
     return ModelError(f"opset {find_opset(proto)} to {version}", cause, fix, code="Q109")
 
 
