@@ -137,6 +137,8 @@ def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> Non
 
 def _explain_failure(proto: ModelProto, version: int, error: Exception) -> ModelError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # Behind the line of onnx's source and the condition that failed there.
+    text = text.rpartition("` failed: ")[2]
     # The converter names the operator in some of its messages, never the node.
     words = set(re.findall(r"\w+", str(error)))
     culprits = [
