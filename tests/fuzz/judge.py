@@ -87,16 +87,14 @@ def check_result(
 
     samples: feeds that the float model was calibrated on; () where nothing can be compared.
     """
-    optimize = target == "ort"
     check_plan(result.plan)
-    warned = (*result.report.warnings, *result.report.alarms())
     try:
-        quantized = check_file(path, optimize=optimize, source=source)
+        quantized = check_file(path, optimize=target == "ort", source=source)
     except Wrong as error:
-        # float16 and bfloat16 for another engine, of which the CPU has not every kernel, and the result says so.
-        if not optimize and "NOT_IMPLEMENTED" in str(error) and any(note.code == "W116" for note in warned):
+        if _says_not_run(result, target, error):
             return
         raise
+    warned = (*result.report.warnings, *result.report.alarms())
     if not samples or _absurd(path):
         return
     try:
@@ -118,12 +116,9 @@ def check_result(
         try:
             after = quantized.run(None, dict(feeds))
         except Exception as error:
-            # float16 for another engine, of which the CPU has not every kernel: the file was not run, and says so.
-            if target == "trt" and "data type is not supported" in str(error):
-                if "W116" in {warning.code for warning in result.report.warnings}:
-                    return
-                raise Wrong("the file cannot be run, and nothing says so") from error
-            raise
+            if _says_not_run(result, target, error):
+                return
+            raise Wrong(f"ONNX Runtime cannot run the file, and nothing says so: {error}") from error
         for at, (one, other) in enumerate(zip(before, after, strict=True)):
             if chooses and (np.shape(one) != np.shape(other) or np.asarray(one).dtype.kind in "iu"):
                 continue
@@ -131,6 +126,13 @@ def check_result(
     worst = min((_sqnr(signal, noise) for signal, noise in totals.values()), default=math.inf)
     if worst < FAR_DB and not warned:
         raise Wrong(f"the answers are far from the float model's: {worst:.1f} dB, and nothing says so")
+
+
+def _says_not_run(result: onnxq.Result, target: str, error: Exception) -> bool:
+    """True for a file in types of another engine, of which the CPU has not every kernel, where a warning says so."""
+    signs = ("NOT_IMPLEMENTED", "Could not find an implementation", "data type is not supported")
+    lacks = any(sign in str(error) for sign in signs)
+    return target != "ort" and lacks and "W116" in {warning.code for warning in result.report.warnings}
 
 
 def _absurd(path: Path) -> bool:

@@ -209,6 +209,7 @@ def test_what_cannot_be_lowered_is_told_with_the_opset_to_export_at() -> None:
     proto = model("g (float[2,8] x) => (float[2,8] y) { [s] y = CumProd(x, a) }", opset=28, ir=10, a=np.array(1))
     with pytest.raises(ModelError, match="opset 28 to 25") as caught:
         limit_opset(proto, 25)
+    assert caught.value.cause == "onnx cannot convert the model: No Previous Version of CumProd exists (such nodes: s)"
     assert caught.value.fix == "export it at opset 25"
 
 
