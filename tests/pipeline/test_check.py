@@ -77,6 +77,22 @@ def test_a_file_without_kernels_is_loaded_and_the_note_says_what_was_run() -> No
     assert load_file(_make_typed(TensorProto.FLOAT16, TensorProto.FLOAT16), optimized=False) == ()
 
 
+def test_a_file_that_loads_and_does_not_run_is_noted_too() -> None:
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,2] y)
+        <int64[1,2] at = {0, 0}> {
+            a = Cast <to=10>(x)
+            b = ScatterElements <axis=0, reduction="add">(a, at, a)
+            y = Cast <to=1>(b)
+        }""")
+    named = name_nodes(proto)
+    assert load_file(named, optimized=False) == ()
+    (note,) = load_file(named, EASY, optimized=False)
+    assert (note.code, "ScatterElements" in note, "was not run" in note) == ("W116", True, True)
+    exact = emulate_types(named)
+    (same,) = check_model(exact, named, [EASY], exact=exact, optimized=False).notes
+    assert same == note
+
+
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
     """Plans of one network by their mode."""
