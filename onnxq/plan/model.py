@@ -13,6 +13,7 @@ from onnxq.config.rows import Form, Written
 from onnxq.config.schema import Finite, Natural, Opset
 from onnxq.errors import PlanError
 from onnxq.graph import Graph
+from onnxq.nearest import suggest_names
 from onnxq.numerics import SumOrder
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
 from onnxq.plan.contents import Contents
@@ -33,6 +34,7 @@ from onnxq.plan.precision import PrecisionPlan
 from onnxq.plan.scalings import SCALING, Rotation, Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.targets import find_modes, list_names
 from onnxq.wording import abbreviate
 
 # Of the plan's JSON. Plans of another version are refused, not converted.
@@ -41,6 +43,16 @@ SCHEMA = 2
 # Lowest and highest value; None: no bound on that side.
 Bound = tuple[Finite | None, Finite | None]
 Saturation = Literal["avoid", "allow"]
+
+
+def _check_target(name: str) -> str:
+    if not find_modes(name):
+        known = list_names()
+        raise PlanError(repr(name), f"is not one of {', '.join(known)}", suggest_names(name, known), code="Q403")
+    return name
+
+
+_TARGET = Form(str, _check_target)
 _SUM_ORDERS = Form(tuple[tuple[Natural | tuple[Natural, ...], ...], ...])
 
 
@@ -153,7 +165,8 @@ class Plan:
     __repr__ = abbreviate
 
     schema: ClassVar[int] = SCHEMA
-    target: Annotated[str, Form(Literal["ort", "trt", "virtual"])]
+    # Of `onnxq.targets`.
+    target: Annotated[str, _TARGET]
     # Name of the model's file.
     model: str
     # Fingerprints of the prepared model: of its graph, and of its weights.
