@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import onnxq
 from onnxq import targets
 from onnxq.observers import base as observers
+from onnxq.passes import registry
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")}
@@ -40,6 +42,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that a program registers is left afterwards."""
     monkeypatch.setattr(observers, "_REGISTRY", dict(observers._REGISTRY))
     monkeypatch.setattr(targets, "TARGETS", targets.TARGETS)
+    monkeypatch.setattr(registry, "PASSES", registry.PASSES)
     before = dict(targets.TARGETS)
     yield
     targets.TARGETS.clear()
@@ -68,9 +71,10 @@ def test_a_target_of_your_own() -> None:
 
 def test_a_pass_of_your_own() -> None:
     found = run_section("A pass")
-    assert [node.op_type for node in found["state"].model.graph.node] == ["Relu", "Neg"]
-    (report,) = found["context"].journal
-    assert report.name == "second_relus"
+    assert [node.op_type for node in found["result"].model.graph.node] == ["Relu", "Neg"]
+    assert "second_relus" in found["result"].plan.prepare
+    again = onnxq.apply(found["twice"], found["result"].plan, overrides={"latency": False})
+    assert again.model == found["result"].model
 
 
 def test_a_quantizer_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:
