@@ -16,6 +16,9 @@ from onnxq.graph.precision.contrib import set_contrib_apart
 from onnxq.graph.scopes import label_node, list_defined, rename_reads, walk_graphs
 from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
+# What Resize and Upsample did before there were these attributes; the converter leaves defaults that do otherwise.
+_RESIZE_ATTRIBUTES = 11
+_OLD_RESIZE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 # The only opset whose Scan takes batches.
 _BATCHED_SCAN = 8
 
@@ -67,6 +70,8 @@ def _convert_opset(named: ModelProto, version: int) -> ModelProto:
     result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
     result.graph.CopyFrom(converted.graph)
     _reattach_model(light, result)
+    if find_opset(named) < _RESIZE_ATTRIBUTES <= version:
+        _keep_resizes(result)
     _settle_names(light, result)
     full = restore_weights(result, omitted)
     try:
@@ -76,6 +81,14 @@ def _convert_opset(named: ModelProto, version: int) -> ModelProto:
         fix = "inline its functions first" if named.functions else f"export it at {other} opset"
         raise ModelError(error.subject, error.cause, fix, code="Q109") from error
     return full
+
+
+def _keep_resizes(proto: ModelProto) -> None:
+    """Say in every Resize what an old one did without saying, in place."""
+    for _, graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            if node.op_type == "Resize" and not node.domain:
+                node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
 
 
 def _check_scans(named: ModelProto) -> None:

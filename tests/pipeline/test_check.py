@@ -77,6 +77,22 @@ def test_a_file_without_kernels_is_loaded_and_the_note_says_what_was_run() -> No
     assert load_file(_make_typed(TensorProto.FLOAT16, TensorProto.FLOAT16), optimized=False) == ()
 
 
+def test_a_file_that_loads_and_does_not_run_is_noted_too() -> None:
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,2] y)
+        <int64[1,2] at = {0, 0}> {
+            a = Cast <to=10>(x)
+            b = ScatterElements <axis=0, reduction="add">(a, at, a)
+            y = Cast <to=1>(b)
+        }""")
+    named = name_nodes(proto)
+    assert load_file(named, optimized=False) == ()
+    (note,) = load_file(named, EASY, optimized=False)
+    assert (note.code, "ScatterElements" in note, "was not run" in note) == ("W116", True, True)
+    exact = emulate_types(named)
+    (same,) = check_model(exact, named, [EASY], exact=exact, optimized=False).notes
+    assert same == note
+
+
 def test_a_part_of_an_operators_function_that_has_no_kernel_is_told_as_any_other() -> None:
     """ONNX Runtime runs such an operator by its function, and names none of that function's nodes."""
     text = "g (bfloat16[4] x) => (bfloat16[4] y) { [gelu] y = Gelu(x) }"
@@ -141,23 +157,6 @@ def test_how_often_the_class_is_the_same_is_told_of_scores(name: str, sure: bool
     (found,) = onnxq.diff(model, other, [{"x": one} for one in x], overrides={"engines": ["ort"]}).outputs
     assert (found.classes, found.accuracy[0].rows) == (sure, 30)
     assert found.accuracy[0].top_k == pytest.approx(same)
-
-
-def test_a_kernel_that_lacks_a_type_only_when_it_runs_is_told_too() -> None:
-    """ONNX Runtime's ScatterElements takes float16 but cannot multiply it."""
-    text = """g (float[1,4] x, int64[1,2] i) => (float[1,4] y) {
-        a = MatMul(x, w)
-        [put] y = ScatterElements<axis = 1, reduction = "mul">(a, i, v) }"""
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
-    rng = np.random.default_rng(0)
-    for name, shape in (("w", (4, 4)), ("v", (1, 2))):
-        proto.graph.initializer.append(numpy_helper.from_array(rng.random(shape).astype(np.float32), name))
-    samples = [{"x": rng.standard_normal((1, 4)).astype(np.float32), "i": np.array([[0, 2]])} for _ in range(4)]
-    rules = [{"op": "*", "set": {"quantize": True}}]
-    report = onnxq.quantize(proto, samples, overrides={"effort": "fast", "target": "trt", "rules": rules}).report
-    (note,) = (note for note in report.warnings if note.code == "W116")
-    assert "node 'put' (ScatterElements)" in str(note)
-    assert report.checks[0].sqnr_db[0] > 20
 
 
 def test_what_only_the_optimizations_refuse_is_told_so_and_the_remedy_helps() -> None:
