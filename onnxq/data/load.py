@@ -46,6 +46,11 @@ def load_data(
     Raises DataError for samples that do not fit the model, if possible before any computation.
     """
     config = config or DataConfig()
+    for value in () if model is None else model.graph.input:
+        if (kind := value.type.WhichOneof("value")) in ("sequence_type", "map_type"):
+            cause = f"is a {str(kind).removesuffix('_type')}, and samples hold tensors"
+            fix = "export a model that takes tensors, and makes sequences of them itself"
+            raise DataError(f"input {value.name!r}", cause, fix, code="Q206")
     if source is None:
         with progress("making up samples"):
             return make_synthetic(inputs, samples=config.samples or SAMPLES, seed=config.seed, model=model)

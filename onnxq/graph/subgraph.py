@@ -43,6 +43,8 @@ class Cutter(Generic[M]):
         self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
         self._producer = {tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor}
         self._types = {value.name: (k, value) for k, value in enumerate(graph.value_info)}
+        # Their values do not tell them from tensors, which operators of opset 17 and before do.
+        self._optional = {v.name: v for v in (*graph.input, *graph.value_info) if v.type.HasField("optional_type")}
         # Names of the nodes that go along with their readers, those of operator Constant among them.
         self.constants: set[str] = set()
         for name, node in self.nodes.items():
@@ -120,7 +122,7 @@ class Cutter(Generic[M]):
         place of a tensor that the nodes make or the model stores. outputs: of these nodes. changed: nodes to take in
         place of the model's, by name. tensors: stored tensors that they read.
         """
-        given = list(inputs)
+        given = [self._optional.get(value.name, value) for value in inputs]
         fed = {value.name for value in given}
         nodes = [_hide_outputs((changed or {}).get(node.name, node), fed) for node in self._select(names)]
         stored = {name: tensor for name, tensor in self._stored.items() if name not in fed}

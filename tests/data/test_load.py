@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, parser
 
 from onnxq.data import load_data
 from onnxq.errors import DataError
@@ -80,3 +80,12 @@ def test_a_dataset_goes_through_if_it_is_of_this_model() -> None:
     assert load_data(dataset, [X]) is dataset
     with pytest.raises(DataError, match="frames"):
         load_data(dataset, [FRAMES])
+
+
+@pytest.mark.parametrize("source", [None, [{"x": [np.zeros(2, np.float32)]}]])
+def test_an_input_that_is_a_sequence_is_told(source: object) -> None:
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (seq(float[N]) x) => (float[M] y) { y = ConcatFromSequence<axis = 0>(x) }""")
+    with pytest.raises(DataError, match="input 'x': is a sequence, and samples hold tensors") as caught:
+        load_data(source, [ValueInfo("x", 0, None)], model=proto)
+    assert caught.value.code == "Q206"

@@ -205,6 +205,19 @@ def test_sparse_weights_and_declared_types_are_kept() -> None:
     assert GraphIndex(cut).shape(TensorId("a")) == ("N", WIDTH)
 
 
+def test_an_optional_input_stays_one() -> None:
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x, float[2] o) => (float[2] y) {
+            [n] a = Neg(x) [g] b = OptionalGetElement(o) [s] y = Add(a, b)
+        }""")
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
+    proto.graph.input[1].type.CopyFrom(helper.make_optional_type_proto(tensor))
+    ones = np.ones(2, np.float32)
+    inputs = [declare_input(name, [ones]) for name in ("o", "a")]
+    part = Cutter(proto).cut(["g", "s"], inputs, [proto.graph.output[0]])
+    np.testing.assert_array_equal(Session(part).run({"o": ones, "a": ones})["y"], 2 * ones)
+
+
 def test_what_no_output_needs_is_removed() -> None:
     proto = ModelProto()
     proto.CopyFrom(network())

@@ -176,6 +176,20 @@ def optional_given(net: Net, x: Value) -> Value:
     return Value(net.op("If", there, then_branch=branches[0], else_branch=branches[1]), (x.shape[0], 8))
 
 
+def optional_input(net: Net, x: Value) -> Value:
+    tensor = helper.make_tensor_type_proto(FLOAT, ["N", *x.shape])
+    name = net.feed(FLOAT, [], lambda rng: rng.standard_normal((1, *x.shape)).astype("f4"))
+    net.inputs[-1].type.CopyFrom(helper.make_optional_type_proto(tensor))
+    return Value(net.op("Add", net.linear(x, x.shape[1]), net.op("OptionalGetElement", name)), x.shape)
+
+
+def optional_output(net: Net, x: Value) -> Value:
+    name = net.op("Optional", net.linear(x, 4))
+    kind = helper.make_tensor_type_proto(FLOAT, ["N", x.shape[0], 4])
+    net.outputs.append(helper.make_value_info(name, helper.make_optional_type_proto(kind)))
+    return x
+
+
 def computed_in(net: Net, x: Value, kind: int, dtype: str | type) -> Value:
     """Two products in another float type."""
     narrow = net.op("Cast", x, to=kind)
@@ -305,5 +319,6 @@ MOTIFS = (
     Motif(sequence_as_output, TOKENS, 11), Motif(sequence_of_parts, MAP, 11), Motif(loop_to_sequence, TOKENS, 13),
     Motif(brain_float_weight, TOKENS, 13), Motif(optional_value, TOKENS, 15, runs=27), Motif(spectrum, TOKENS, 17),
     Motif(scan_backwards, TOKENS, 9), Motif(branch_in_loop, TOKENS, 10), Motif(half_convolutions, MAP),
-    Motif(optional_given, TOKENS, 15, runs=27), Motif(brain_float_part, TOKENS, 13, runs=0),
+    Motif(optional_given, TOKENS, 15, runs=27), Motif(optional_output, TOKENS, 15, runs=27),
+    Motif(optional_input, TOKENS, 15, runs=27), Motif(brain_float_part, TOKENS, 13, runs=0),
 )  # fmt: skip
