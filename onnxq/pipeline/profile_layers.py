@@ -90,7 +90,8 @@ def _load_both(
     if quantized is None:
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
-            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
+            fix = "use one that `onnxq quantize` wrote by `plan_out=…`"
+            raise PlanError("plan", "it has no numbers yet", fix, code="Q405")
         state = replay_scalings(load_state(model, ctx, plan=given), given.scalings)
         rebased = fit_plan(given, GraphIndex(state.model), compute_fingerprint(state.model))
         # Without samples: activations that lack numbers are an error, weights get theirs from the model.

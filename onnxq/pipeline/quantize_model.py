@@ -47,7 +47,7 @@ from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC
 from onnxq.runtime import UnknownOperatorError, detect_cpu, observe_shapes
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Role, is_within
+from onnxq.sites import Caution, Role, Unquantized, is_within
 from onnxq.targets import find_target
 from onnxq.workers import use_threads
 
@@ -253,8 +253,9 @@ def _demand_float(state: State, name: str, mode: str) -> None:
     already, plan = count_existing(state), state.planned
     if plan.sites or not already or mode == "float":
         return
-    # Refusals say why the rest of it stays float; one example is enough.
-    reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
+    # One example of why the rest of it stays float is enough.
+    floating: Sequence[Unquantized] = (*plan.refusals, *plan.left_float)
+    reasons = [f"{one.subject}: {one.reason}" for one in floating]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
     fix = "use it as it is, or quantize the float model it was made from"
     raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix, code="Q125")

@@ -131,9 +131,6 @@ def test_rows_that_lose_too_much_stay_float() -> None:
     assert tables(plan(model("e = Gather(w, ids) y = Abs(e)", w=table))) == ["w"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="one product is all there is: where it alone could keep a wish, nothing is promoted"
-)
 def test_a_transpose_that_is_promoted_leaves_the_table_its_integers() -> None:
     proto = model("e = Gather(w, ids) h = Relu(e) t = Transpose(w) y = MatMul(h, t)", w=make_table(1000, 256) / 4)
     settings = {"effort": "fast", "latency": False, "min_sqnr": 36}

@@ -255,8 +255,8 @@ class _Search:
         return self.ctx.budget.left() <= 0
 
     def is_float(self, keys: frozenset[str]) -> bool:
-        """True where no operator is left in integers with these promoted."""
-        return self.ways.to == FLOAT and len(self.lost(keys)) == self.count
+        """True where nothing is left in integers with these promoted: no operator, and no table that is looked up."""
+        return self.ways.to == FLOAT and not self.placed(keys).sites
 
     def judged(self, keys: frozenset[str]) -> ModelErrors:
         """The errors on the samples for judging."""
