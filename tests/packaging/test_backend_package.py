@@ -85,6 +85,12 @@ def test_quantize_diff_prove_profile(work: Path) -> None:
     run("profile m.onnx --config c.yaml --data d.npz --by node")
 
 
+def test_nothing_here_times_its_placements(work: Path) -> None:
+    with pytest.raises(ConfigError, match="no engine of target accelerator") as caught:
+        onnxq.make_plan("m.onnx", "d.npz", "c.yaml", overrides={"placement": "measured"})
+    assert caught.value.code == "Q307"
+
+
 def test_training(work: Path) -> None:
     torch = pytest.importorskip("torch")
     from torch_frontend.quant_model import QuantModel
