@@ -124,9 +124,8 @@ class Pass:
     """One pass.
 
     name: by which `skip` leaves it out. title: the progress line; "" for passes too short for one. time_share: of the
-    time that is left, where there is a budget; 0: not limited. target: the only one it serves; "": all. fast: it runs
-    at effort `fast` too. applies: False where there is nothing for it. retry: another
-    attempt, where the trial took the first one back.
+    time that is left, where there is a budget; 0: not limited. fast: it runs at effort `fast` too. applies: False where
+    there is nothing for it. retry: another attempt, where the trial took the first one back.
     """
 
     name: str
@@ -134,7 +133,6 @@ class Pass:
     run: Run
     title: str = ""
     time_share: float = 0.0
-    target: str = ""
     fast: bool = False
     applies: Callable[[RunContext, State], bool] = always
     trial: Trial | None = None

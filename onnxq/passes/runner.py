@@ -10,6 +10,7 @@ from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import State
 from onnxq.progress import Progress
+from onnxq.targets import find_target
 
 Attempt = tuple[State, tuple[PassReport, ...]]
 
@@ -24,7 +25,7 @@ def run_stage(passes: Iterable[Pass], stage: Stage, ctx: RunContext, state: Stat
 
 def run_pass(entry: Pass, ctx: RunContext, state: State) -> State:
     """The state after the pass, or as it was where the pass is left out, gains nothing or does harm."""
-    if entry.name in ctx.skip or entry.target not in ("", ctx.config.target):
+    if entry.name in ctx.skip or entry.name in find_target(ctx.config.target).skips:
         return state
     if entry.stage is not Stage.REWRITE and not entry.fast and ctx.config.effort == "fast":
         return state

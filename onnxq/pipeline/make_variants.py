@@ -36,6 +36,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report.variants import FLOAT, State, Variant, Variants, variants_json
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
 from onnxq.runtime.engine import import_onnxruntime
+from onnxq.targets import find_target
 
 # Where transformers.js looks, below the folder of the repository.
 _FOLDER, _RECORD = "onnx", "quantize_config.json"
@@ -140,7 +141,7 @@ def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
         raise ConfigError(
             f"option: {taken}", "each variant has its own", "leave it out, or use `quantize`", code="Q317"
         )
-    if config.target != "ort":
+    if not find_target(config.target).times_itself:
         cause = f"the configuration {config.source!r} is for {config.target!r}, and hubs hold files for ONNX Runtime"
         raise ConfigError("target", cause, "choose a configuration for `ort`", code="Q312")
     wanted = config.variants

@@ -12,7 +12,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.bench.trt import demand_gpu, time_models_on_gpu
-from onnxq.errors import OnnxqError, VerificationError
+from onnxq.errors import ConfigError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
@@ -24,6 +24,7 @@ from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Latency, Session, detect_cpu, time_models
 from onnxq.sites import LeftFloat
+from onnxq.targets import find_target
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
 _PAYS = 1.02
@@ -50,9 +51,13 @@ class _Trial:
 def choose_timer(config: Config) -> tuple[Timer, int]:
     """The times to choose by: TensorRT's on this machine's GPU, or ONNX Runtime's on the CPU; and its threads.
 
-    Raises VerificationError where TensorRT cannot be timed here.
+    Raises VerificationError where TensorRT cannot be timed here, ConfigError for a target that nothing here times.
     """
-    if config.target == "trt":
+    engine = find_target(config.target)
+    if not engine.times_itself:
+        if not engine.library:
+            cause = f"onnxq runs no engine of target {engine.name} that could time placements"
+            raise ConfigError(config.where("placement"), cause, "write `placement: rules`", code="Q307")
         demand_gpu("placement: measured")
         return partial(time_models_on_gpu, plugins=config.runtime.plugins), 0
     threads = config.verify.threads or 1

@@ -156,7 +156,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
 
 def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, Unquantized]]:
     """Operators whose side is given: those that rules and the person keep float, those that the person forces."""
-    reasons: dict[str, Unquantized] = dict(find_excluded(problem.ops, problem.engine.name))
+    reasons: dict[str, Unquantized] = dict(find_excluded(problem.ops, problem.engine))
     sides = dict.fromkeys(reasons, False)
     for op in problem.ops:
         decided = _decide_side(problem, op, sides)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxq.planner.operators import QuantizableOp, QuantizableOps
 from onnxq.sites import LeftFloat, TensorId
+from onnxq.targets import Target
 
 # What may stand between a graph input and the stem.
 _PREPROCESSING = frozenset(
@@ -36,10 +37,9 @@ _FRONT_END = 200
 
 @dataclass(frozen=True, kw_only=True)
 class ExclusionRule:
-    """name, why (measured), and the test: reason text for an operator that stays float, else None."""
+    """name, and the test: reason text for an operator that stays float, else None."""
 
     name: str
-    why: str
     test: Callable[[QuantizableOps, QuantizableOp], str | None]
 
 
@@ -118,41 +118,24 @@ def _explain_one_row(ops: QuantizableOps, op: QuantizableOp) -> str | None:
     return "a product with one row in the samples: int8 needs one more kernel, and so few weights do not repay it"
 
 
-EXCLUSION_RULES: Mapping[str, tuple[ExclusionRule, ...]] = {
-    "ort": (
-        ExclusionRule(
-            name="stem",
-            why="EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two stem rules",
-            test=_explain_stem,
-        ),
-        ExclusionRule(name="stem-depthwise", why="see stem", test=_explain_stem_depthwise),
-        ExclusionRule(
-            name="log-front-end",
-            why="an audio net: 9 dB quantized, 36 dB with its front end float",
-            test=_explain_log_front_end,
-        ),
-    ),
-    # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
-    "trt": (
-        ExclusionRule(
-            name="log-front-end",
-            why="as for ort: the loss is in the numbers, not in the kernel",
-            test=_explain_log_front_end,
-        ),
-        ExclusionRule(
-            name="one-row",
-            why="in float product, bias and activation are one kernel, in int8 two; NVIDIA leaves GEMV out as well",
-            test=_explain_one_row,
-        ),
-    ),
-}
+# A target names those that hold for it.
+EXCLUSION_RULES: tuple[ExclusionRule, ...] = (
+    # EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two stem rules.
+    ExclusionRule(name="stem", test=_explain_stem),
+    ExclusionRule(name="stem-depthwise", test=_explain_stem_depthwise),
+    # An audio net: 9 dB quantized, 36 dB with its front end float. The loss is in the numbers, not in the kernel.
+    ExclusionRule(name="log-front-end", test=_explain_log_front_end),
+    # In float product, bias and activation are one kernel, in int8 two; NVIDIA leaves GEMV out as well.
+    ExclusionRule(name="one-row", test=_explain_one_row),
+)
 
 
-def find_excluded(ops: QuantizableOps, target: str) -> dict[str, LeftFloat]:
-    """Operator name -> the reason of the first rule that keeps it float."""
+def find_excluded(ops: QuantizableOps, engine: Target) -> dict[str, LeftFloat]:
+    """Operator name -> the reason of the first rule of the engine that keeps it float."""
+    rules = [rule for rule in EXCLUSION_RULES if rule.name in engine.exclusions]
     found: dict[str, LeftFloat] = {}
     for op in ops:
-        for rule in EXCLUSION_RULES.get(target, ()):
+        for rule in rules:
             reason = rule.test(ops, op) if op.name not in found else None
             if reason is not None:
                 found[op.name] = LeftFloat(op.name, reason, rule.name, "F103")

@@ -10,11 +10,10 @@ from onnxq.errors import ConfigError
 from onnxq.graph import Graph, NodeRef
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
+from onnxq.targets import find_target
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
 _WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}
-# Operators that have no quantized kernel but one on scales of each run, by target.
-_DYNAMIC_OPS = {"ort": ("LSTM",)}
 # Operators between a projection and the output that it makes, beside constants: biases, scales, caps, types.
 _BEHIND_SCORES = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 # The reduction axis, along which weights are blocked.
@@ -79,7 +78,7 @@ class Requests:
                 # A rule for float asks for nothing else: the rest of its request is never read.
                 found = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
-        single = bool(nodes) and nodes[0].op_type in _DYNAMIC_OPS.get(self.config.target, ())
+        single = bool(nodes) and nodes[0].op_type in find_target(self.config.target).dynamic_ops
         if role is Role.WEIGHT or not single or (found.rule is not None and found.rule.set.dynamic is False):
             return found
         return replace(found, request=found.request.model_copy(update={"dynamic": True}))

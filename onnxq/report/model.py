@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxq.config import Config
 from onnxq.engines.diff.measure import SAME_DB
 from onnxq.engines.diff.model import OFF, ON, label_run
 from onnxq.evaluation.agreement import ChoiceAgreement
@@ -14,6 +15,7 @@ from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.report.terminal import format_decibel
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
+from onnxq.targets import find_target
 from onnxq.wording import abbreviate
 
 DRIFT_DB = 3.0
@@ -25,11 +27,6 @@ SYNTHETIC = Caution(
     "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
     "Pass real samples as `data=…`.",
 )
-# Advice by target when an output is lost.
-_OTHERS = {
-    "ort": "try the presets ort-int8-mse and ort-int8-percentile",
-    "trt": "try another observer (mse, minmax), or trt-fp8",
-}
 
 
 @dataclass(frozen=True)
@@ -221,7 +218,7 @@ class Report:
     # Paths as given; "" for models in memory.
     source: str = ""
     output: str = ""
-    target: str = ""
+    target: str = Config.model_fields["target"].default
     config: str = ""
     placement: str = "rules"
     # The kind of CPU of the placement, "any" for all that were measured; "" if it depends on none.
@@ -289,7 +286,7 @@ class Report:
     def list_figures(self, check: OutputCheck) -> list[RunFigure]:
         """An output as the file says and, where ONNX Runtime is to run it, as it does."""
         # Other engines run the file as it is, without ORT's optimizations.
-        here = check.optimized and self.target in ("", "ort")
+        here = check.optimized and find_target(self.target).times_itself
         return [
             RunFigure(
                 output=check.name + check.parts[k], run=label_run(run), sqnr_db=check.sqnr_db[k],
@@ -323,8 +320,7 @@ class Report:
             if figure is not None and figure.grade is GRADES[-1]:
                 text = (
                     f"output {figure.output} is far from the float model's ({figure.describe_error()}); check the "
-                    f"task's own metric, {_OTHERS.get(self.target, _OTHERS['ort'])}, or keep sensitive nodes float "
-                    "with a rule"
+                    f"task's own metric, {find_target(self.target).advice}, or keep sensitive nodes float with a rule"
                 )
                 found.append(Caution("W108", text))
             elif check.drifts:

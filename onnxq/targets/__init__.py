@@ -20,17 +20,17 @@ from onnxq.targets.ort import ORT, ORT_DYNAMIC, ORT_WEIGHT_ONLY
 from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
 from onnxq.targets.virtual import VIRTUAL
 
+# Quantizes nothing; only float types are chosen.
+_FLOAT = "float"
+
 
 def _without_pairs(engine: Target) -> Target:
     """The engine for mode `float`, which quantizes nothing."""
     return replace(engine, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs=False, quantizes_alone=False)
 
 
-# By name and mode of quantization.
+# By name and mode of quantization. Mode `float` follows from them.
 TARGETS: dict[tuple[str, str], Target] = {
-    ("ort", "float"): _without_pairs(ORT),
-    ("trt", "float"): _without_pairs(TRT),
-    ("virtual", "float"): _without_pairs(VIRTUAL),
     ("ort", "static"): ORT,
     ("ort", "dynamic"): ORT_DYNAMIC,
     ("ort", "auto"): ORT,
@@ -72,15 +72,20 @@ def _load(entry: EntryPoint) -> dict[str, Target]:
         raise ConfigError(f"target {entry.name!r}", cause, fix, code="Q312") from error
 
 
-def find_target(name: str, mode: str = "static") -> Target:
-    """The target of this name and mode. Raises ConfigError, with the nearest name, where there is none."""
+def find_target(name: str, mode: str = "") -> Target:
+    """The target of this name and mode. Raises ConfigError, with the nearest name, where there is none.
+
+    mode: "" for what is the same in all modes.
+    """
     modes = find_modes(name)
     if not modes:
         fix = suggest_names(name, list_names())
         raise ConfigError(f"target {name!r}", "there is none of this name", fix, code="Q312")
-    if mode not in modes:
-        raise ConfigError(f"target {name!r}", f"has no mode {mode!r}", suggest_names(mode, modes), code="Q312")
-    return modes[mode]
+    if mode not in ("", _FLOAT, *modes):
+        fix = suggest_names(mode, {_FLOAT, *modes})
+        raise ConfigError(f"target {name!r}", f"has no mode {mode!r}", fix, code="Q312")
+    found = modes.get(mode) or modes.get("static") or next(iter(modes.values()))
+    return _without_pairs(found) if mode == _FLOAT else found
 
 
 def check_target(config: Config) -> None:

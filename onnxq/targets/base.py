@@ -219,6 +219,18 @@ class Target:
     quantizes_alone: bool = True
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.
     times_itself: bool = True
+    # It stands for no engine: every node whose operator can be quantized is, by rules of its own.
+    ideal: bool = False
+    # The library that builds and proves for the engine, of `engines.builder.library`; "" for none that onnxq knows.
+    library: str = ""
+    # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.
+    skips: tuple[str, ...] = ("activations", "layernorm", "residual", "prelu", "pool")
+    # Names of the exclusion rules (`planner.exclusions`) that hold for it.
+    exclusions: tuple[str, ...] = ()
+    # Operators that have no quantized kernel but one on scales of each run.
+    dynamic_ops: tuple[str, ...] = ()
+    # A remedy for an output that is lost, for people.
+    advice: str = "try another observer (mse, percentile)"
     # The float type of what is not quantized, where the configuration names none.
     high_precision: FloatType = FloatType.FLOAT32
     # Why a node has no kernel in a narrow float type; "" where it has.

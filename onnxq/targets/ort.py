@@ -344,9 +344,19 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     return None
 
 
-ORT = Target(
-    name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN, sum_order=find_sum_order
+_BASE = Target(
+    name="ort",
+    rules=RULES,
+    capabilities=CAPABILITIES,
+    no_kernel=_NO_KERNEL,
+    no_gain=_NO_GAIN,
+    library="ort",
+    skips=(),
+    exclusions=("stem", "stem-depthwise", "log-front-end"),
+    dynamic_ops=("LSTM",),
+    advice="try the presets ort-int8-mse and ort-int8-percentile",
 )
+ORT = replace(_BASE, sum_order=find_sum_order)
 # The kernels that quantize their data at each run write floats, so that each stands for itself.
 _DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
 DYNAMIC_RULES: tuple[PlacementRule, ...] = (
@@ -360,10 +370,7 @@ DYNAMIC_RULES: tuple[PlacementRule, ...] = (
 _NO_DYNAMIC_GAIN = {
     "Conv": "ORT's ConvInteger, which quantizes its data at each run, is several times slower than the float Conv",
 }
-ORT_DYNAMIC = Target(
-    name="ort", rules=DYNAMIC_RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_DYNAMIC_GAIN,
-    quantizes_alone=False, dynamic=True, sum_order=find_sum_order,
-)  # fmt: skip
+ORT_DYNAMIC = replace(ORT, rules=DYNAMIC_RULES, no_gain=_NO_DYNAMIC_GAIN, quantizes_alone=False, dynamic=True)
 _GRU = PlacementRule(
     name="gru", ops=("GRU",), kernel="GRU", why="integers in the file alone", output=Output.FLOAT, weight=1,
     more_weights=(2,), compute=True, check=_check_recurrent,
@@ -378,12 +385,11 @@ def _refuse_narrow(c: Candidate, kind: FloatType) -> str:
     return ""
 
 
-ORT_WEIGHT_ONLY = Target(
-    name="ort",
+ORT_WEIGHT_ONLY = replace(
+    _BASE,
     signed_scales=True,
     rules=(*RULES, _GRU),
     capabilities=WEIGHT_ONLY,
     refuse_narrow=_refuse_narrow,
     no_kernel={op: reason for op, reason in _NO_KERNEL.items() if op != "GRU"},
-    no_gain=_NO_GAIN,
 )

@@ -292,6 +292,11 @@ TRT = Target(
     refuse_narrow=refuse_narrow,
     refuse_float=refuse_float,
     strict=True,
+    # It also builds where there is no GPU, so that it stands for TensorRT.
+    library="tensorrt-rtx",
+    # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
+    exclusions=("log-front-end", "one-row"),
+    advice="try another observer (mse, minmax), or trt-fp8",
     no_kernel=_NO_KERNEL,
     no_gain=dict.fromkeys(ATTENTION, "attention in one node stays float: no pair can stand inside it"),
 )

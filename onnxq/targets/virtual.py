@@ -94,5 +94,11 @@ CAPABILITIES: tuple[Capability, ...] = (
 )
 
 VIRTUAL = Target(
-    name="virtual", rules=RULES, capabilities=CAPABILITIES, costs=False, quantizes_alone=False, times_itself=False
+    name="virtual",
+    rules=RULES,
+    capabilities=CAPABILITIES,
+    costs=False,
+    quantizes_alone=False,
+    times_itself=False,
+    ideal=True,
 )

@@ -85,6 +85,21 @@ def test_quantize_diff_prove_profile(work: Path) -> None:
     run("profile m.onnx --config c.yaml --data d.npz --by node")
 
 
+def test_nothing_here_times_its_placements(work: Path) -> None:
+    with pytest.raises(ConfigError, match="no engine of target accelerator") as caught:
+        onnxq.make_plan("m.onnx", "d.npz", "c.yaml", overrides={"placement": "measured"})
+    assert caught.value.code == "Q307"
+
+
+def test_training(work: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch_frontend.quant_model import QuantModel
+
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
+    quantized = QuantModel(net, "c.yaml", example_inputs=torch.randn(2, 3, 8, 8))
+    assert len(quantized.quantizers) == 4
+
+
 def test_the_name_alone_begins_with_the_usual_preset(work: Path) -> None:
     """Its activations are unsigned there, which this target refuses, and says so."""
     plan = onnxq.make_plan("m.onnx", "d.npz", overrides={"target": "accelerator"})

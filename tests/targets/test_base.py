@@ -191,6 +191,10 @@ def test_specs_in_words(spec: QuantSpec, text: str) -> None:
 
 def test_targets_are_found_by_name_and_mode() -> None:
     assert {key: found for key in TARGETS if (found := find_target(*key))} == TARGETS
+    assert all(not find_target(name, "float").rules and find_target(name).rules for name, _ in TARGETS)
+    with pytest.raises(ConfigError, match="has no mode 'flaot'") as caught:
+        find_target("ort", "flaot")
+    assert caught.value.fix == "did you mean 'float'?"
     with pytest.raises(ConfigError, match="known: ort, trt, virtual") as caught:
         find_target("openvino")
     assert (caught.value.code, caught.value.subject) == ("Q312", "target 'openvino'")

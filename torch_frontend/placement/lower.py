@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from onnxq.config import Config
 from onnxq.graph import ValueInfo
 from onnxq.sites import LeftFloat, Refusal, TensorId
+from onnxq.targets import find_target
 from torch_frontend.placement.graph import Argument, CallGraph, Weight
 from torch_frontend.placement.slots import Slot, TracedCall
 from torch_frontend.placement.types import (
@@ -60,6 +61,7 @@ def lower_model(model: fx.GraphModule, config: Config, skipped: Collection[str] 
 class _Lowering:
     def __init__(self, model: fx.GraphModule, config: Config, skipped: Collection[str]) -> None:
         self.model, self.config, self.skipped = model, config, skipped
+        self.engine = find_target(config.target)
         self.graph = CallGraph()
         self.tensors: dict[fx.Node, str] = {}
         # Calls that hand a value on as it is -> their own argument.
@@ -210,7 +212,7 @@ class _Lowering:
         elif op == "float":
             op_type = FUNCTION_TYPES.get(call.function, op_type)
         elif op in ("mean", "adaptive_avg_pool"):
-            op_type = find_mean_type(call, self.config.target)
+            op_type = find_mean_type(call, pools="pool" not in self.engine.skips)
         elif op in ("slice", "transpose"):
             op_type = find_slice_type(call)
         elif op == "interpolate":
@@ -218,7 +220,7 @@ class _Lowering:
             op_type = "AveragePool" if mode == "area" else op_type
             attrs["mode"] = "nearest" if mode.startswith("nearest") else mode
             # Nearest values stay on the quantization grid.
-            closed = closed or (attrs["mode"] == "nearest" and self.config.target == "virtual")
+            closed = closed or (attrs["mode"] == "nearest" and self.engine.ideal)
         elif op == "max_pool":
             size = call.find_setting("kernel_size", "input", "kernel_size", default=2)
             attrs["kernel_shape"] = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
@@ -231,7 +233,7 @@ class _Lowering:
         op_type = find_op_type(call.op)
         # onnxq writes the sum in front of a layer norm so that ONNX Runtime fuses nothing with it.
         normed = any(read_op(user) == "layer_norm" and user.args[:1] == (call.node,) for user in call.node.users)
-        if op_type == "Add" and normed and not alone and self.config.target == "ort":
+        if op_type == "Add" and normed and not alone and "residual" not in self.engine.skips:
             op_type = "Sum"
         self._emit(call, op_type, reads, closed=not call.reads_floats or (alone and call.policy is None))
 
@@ -273,14 +275,14 @@ class _Lowering:
 
     def _attention(self, call: TracedCall) -> None:
         name, reads = call.name.name, self._list_reads(call)
-        if self.config.target == "virtual" or call.policy is not None:
+        if self.engine.ideal or call.policy is not None:
             self._emit(call, "Attention", reads[:3], closed=not call.reads_floats)
             return
         scores, weights = (f"{name}.out/{part}" for part in ("scores", "weights"))
         self._emit(call, "MatMul", reads[:2], out=scores, closed=True)
         self._emit(call, "Softmax", [_Read(scores)], part="/Softmax", out=weights)
         self._emit(call, "MatMul", [_Read(weights), *reads[2:3]], part="/MatMul")
-        if self.config.target == "trt":
+        if self.engine.attention_rules:
             reason = "attention stays float unless asked for: quantized it may cost accuracy"
             if self.config.attention == "quantized":
                 reason = (

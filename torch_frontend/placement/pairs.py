@@ -16,6 +16,7 @@ from onnxq.planner.place import Placement, Placer
 from onnxq.planner.problem import PlacementProblem, state_problem
 from onnxq.sites import Edge, Role, TensorId, Unquantized
 from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
+from onnxq.targets import find_target
 from torch_frontend.placement.graph import Argument, CallGraph, Weight, read_call
 from torch_frontend.placement.products import Product, list_products
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
@@ -106,7 +107,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
             out.pairs += [_make_weight(graph, site, edge, placement, problem) for edge in site.consumers or ()]
     if config.mode == "weight-only" and config.torch.activations.quantizer.name == _DYNAMIC:
         out.pairs = [*_find_engine_data(graph, placement, problem), *out.pairs]
-    if config.torch.disable_redundant and config.target == "virtual":
+    if config.torch.disable_redundant and find_target(config.target).ideal:
         _disable_redundant(out)
     return out
 

@@ -94,7 +94,7 @@ def front_end_target(config: Config) -> FrontEndTarget:
     engine = find_target(config.target, config.mode)
     # Targets are shared by all that plan for an engine, so the additions go into a copy.
     given = {one.name: getattr(engine, one.name) for one in fields(engine)}
-    given["rules"] += VIRTUAL_RULES if engine.name == "virtual" else ()
+    given["rules"] += VIRTUAL_RULES if engine.ideal else ()
     return FrontEndTarget(**given, policies=dict(config.torch.multi_input))
 
 

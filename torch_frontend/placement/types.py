@@ -44,9 +44,9 @@ def find_clip_bounds(call: TracedCall) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-def find_mean_type(call: TracedCall, target: str) -> str:
-    """The node of an average: over a whole map it is a pooling, which the preparation for ONNX Runtime makes of it."""
-    pooled = "GlobalAveragePool" if target == "ort" else "ReduceMean"
+def find_mean_type(call: TracedCall, *, pools: bool) -> str:
+    """The node of an average. pools: the preparation for the target makes a pooling of one over a whole map."""
+    pooled = "GlobalAveragePool" if pools else "ReduceMean"
     if call.op.name == "adaptive_avg_pool":
         size = call.find_setting("output_size", "input", "output_size")
         ones = all(one == 1 for one in size) if isinstance(size, (tuple, list)) else size == 1

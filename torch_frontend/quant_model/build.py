@@ -12,6 +12,7 @@ from torch import fx, nn
 from onnxq.config import Config
 from onnxq.errors import ModelError
 from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
+from onnxq.targets import find_target
 from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, plan_pairs
@@ -117,7 +118,7 @@ def _simplify_traced(traced: Traced) -> _Network:
 def _build_traced(network: _Network, config: Config, example: tuple[Any, Any] | None) -> Built:
     traced, model = network.traced, network.model
     # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
-    if config.target == "trt" and config.attention == "quantized":
+    if config.attention == "quantized" and find_target(config.target).attention_rules:
         take_apart(model)
     name_calls(model, traced.skipped)
     if example is not None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from onnxq.annotate import read_plan_note
-from onnxq.engines.builder.library import ORT, RTX
-
-# TensorRT for RTX stands for TensorRT: it also builds where there is no GPU.
-_OF_TARGET = {"ort": ORT, "trt": RTX}
+from onnxq.engines.builder.library import RTX
+from onnxq.targets import find_target
 
 
 def choose_engine(proto: ModelProto, capability: str | None) -> tuple[str, str]:
@@ -21,7 +19,7 @@ def choose_engine(proto: ModelProto, capability: str | None) -> tuple[str, str]:
     plan = read_plan_note(proto)
     if plan is None:
         return RTX, "the default: the file holds no plan"
-    engine = _OF_TARGET.get(plan.target)
-    if engine is None:
+    engine = find_target(plan.target).library
+    if not engine:
         return RTX, f"the default: the plan in the file is for {plan.target}"
     return engine, f"the plan in the file is for {plan.target}"

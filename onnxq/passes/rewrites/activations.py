@@ -183,13 +183,7 @@ def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, ctx: RunC
     if anchor.kind == "Tanh" and halves and close(tail.poly, _TANH, tol):
         return _Single("Gelu", 20, {"approximate": "tanh"})
     plain = close({0: tail.shift, 1: tail.scale}, {1: 1.0}, tol)
-    if (
-        anchor.kind == "Sigmoid"
-        and plain
-        and set(tail.poly) <= {1}
-        and ctx.config.target == "ort"
-        and dtype == TensorProto.FLOAT
-    ):
+    if anchor.kind == "Sigmoid" and plain and set(tail.poly) <= {1} and dtype == TensorProto.FLOAT:
         # The slope as ORT's kernel holds it, in float32.
         return _Single("QuickGelu", 1, {"alpha": float(np.float32(tail.poly[1]))}, "com.microsoft")
     return None

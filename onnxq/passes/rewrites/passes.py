@@ -24,22 +24,22 @@ def compute_constants(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, Pa
     return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))
 
 
-# Where a target is named the pass serves its fusions alone; TensorRT makes the same kernels of the chains and of the
-# single nodes (counted on six networks), and older releases lack the parsers for the latter.
+# `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
+# of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
 REWRITES: tuple[Pass, ...] = tuple(
-    Pass(name, Stage.REWRITE, rewriting(function), target=target, fast=True)
-    for name, function, target in (
-        ("constants", compute_constants, ""),
-        ("dead", remove_dead, ""),
-        ("activations", fuse_activations, "ort"),
-        ("layernorm", fuse_layernorm, "ort"),
-        ("residual", reorder_residual, "ort"),
-        ("prelu", replace_prelu, "ort"),
-        ("pool", replace_reduce_mean, "ort"),
-        ("pad", fold_pad, ""),
-        ("axes", write_axes, ""),
-        ("batchnorm", fold_batchnorm, ""),
-        ("scalars", fold_scalars, ""),
+    Pass(name, Stage.REWRITE, rewriting(function), fast=True)
+    for name, function in (
+        ("constants", compute_constants),
+        ("dead", remove_dead),
+        ("activations", fuse_activations),
+        ("layernorm", fuse_layernorm),
+        ("residual", reorder_residual),
+        ("prelu", replace_prelu),
+        ("pool", replace_reduce_mean),
+        ("pad", fold_pad),
+        ("axes", write_axes),
+        ("batchnorm", fold_batchnorm),
+        ("scalars", fold_scalars),
     )
 )
