@@ -120,6 +120,8 @@ class Ways:
     def left(self, keys: frozenset[str]) -> OnnxPlacement:
         """The placement problem with these operators left float."""
         promoted = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
+        # Those that are float already stay so for the reason that they have.
+        promoted |= {one.subject: one for one in self.plan.left_float if one.subject in keys}
         refused = {name: self.refusals.get(name, one) for name, one in promoted.items()}
         left = replace(self.problem, refused={**self.problem.refused, **refused})
         # The model is the same, so its structural ids are; they take longer than planning does.
