@@ -252,8 +252,7 @@ class _Search:
         self.validation = ctx.data.judge.float_outputs(state.model)
         self.folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in folds]
         self._judged: dict[frozenset[str], ModelErrors] = {}
-        self.operators = list_quantized_ops(problem, plan)
-        self.count = len(self.operators)
+        self.count = len(list_quantized_ops(problem, plan))
         self.late = False
         self._plans: dict[frozenset[str], Plan] = {}
         self._known: dict[frozenset[str], float] = {}
@@ -265,12 +264,9 @@ class _Search:
             self.as_run = run.worst_db() < written.worst_db() - _APART_DB
 
     def placed(self, keys: frozenset[str]) -> Plan:
-        """The plan with these promoted, new sites without numbers; no operator comes to compute in integers by it."""
+        """The plan with these promoted, new sites without numbers."""
         if keys not in self._plans:
-            plan = self.ways.placed(keys)
-            # One that pays now, beside operators that are float, is float in the toggled model.
-            grown = set(list_quantized_ops(self.ways.problem, plan)).difference(self.operators)
-            self._plans[keys] = self.ways.placed(keys | grown) if grown else plan
+            self._plans[keys] = self.ways.place_promoted(keys)
         return self._plans[keys]
 
     def lost(self, keys: frozenset[str]) -> tuple[str, ...]:
