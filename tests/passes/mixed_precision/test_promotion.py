@@ -20,7 +20,7 @@ from onnxq.config import Config, Rule, TensorConfig
 from onnxq.data import load_data
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.compare import compare_models
-from onnxq.graph import GraphIndex, get_index
+from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.numerics import clip_bounds
 from onnxq.passes.mixed_precision.promotion import ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.request import AccuracyRequest
@@ -156,10 +156,9 @@ def test_ranges_get_headroom_where_samples_are_few_and_the_wish_leaves_decibels(
 ])  # fmt: skip
 def test_weights_rounded_anew_cost_no_wish(wanted: float | None, after: float, keeps: bool) -> None:
     """Of 41.6 dB on all samples, which may be less than a wish that is out of reach."""
-    feeds = images(2)
-    samples = load_data(feeds, get_index(residual()).inputs)
-    ctx = replace(make_context(samples), request=AccuracyRequest(min_sqnr=wanted))
-    state = State(residual(), residual())
+    model = name_nodes(residual())
+    samples = load_data(images(2), get_index(model).inputs)
+    ctx, state = replace(make_context(samples), request=AccuracyRequest(min_sqnr=wanted)), State(model, model)
     assert ROUNDING_AGAIN.trial is not None
     assert ROUNDING_AGAIN.trial.keeps(ctx, state, state, 41.6, after) is keeps
 
