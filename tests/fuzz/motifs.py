@@ -13,11 +13,13 @@ import onnx
 import onnxq
 from tests.fuzz.judge import check_result, open_session
 from tests.motifs.catalogue import MOTIFS
-from tests.motifs.net import compose
+from tests.motifs.net import NEWEST, OLDEST, compose
 
 _PRESETS = ("ort-int8", "trt-int8", "virtual-int8") * 3 + (
     "ort-dynamic", "ort-int8-weights", "ort-int4-weights", "ort-int8-percentile", "ort-w4a8", "trt-fp16", "trt-fp8",
 )  # fmt: skip
+# All, and those once more that exporters write.
+_OPSETS = (*range(OLDEST, NEWEST + 1), 11, 13, 17, 17, 18, 18, 20)
 # Compositions that ONNX Runtime cannot run as they are say nothing of onnxq.
 _ATTEMPTS = 20
 
@@ -25,8 +27,8 @@ _ATTEMPTS = 20
 def make_case(rng: Random, folder: Path) -> str:
     """Write a network of one to five motifs that ONNX Runtime runs, its samples, and what is to be done with it."""
     for _ in range(_ATTEMPTS):
-        opset = rng.choice((13, 15, 17, 17, 18, 20, 21, 23))
-        usable = [motif for motif in MOTIFS if motif.since <= opset <= motif.until]
+        opset = rng.choice(_OPSETS)
+        usable = [motif for motif in MOTIFS if motif.since <= opset <= min(motif.until, motif.runs)]
         motifs = [rng.choice(usable) for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5)))]
         names = ", ".join(motif.name for motif in motifs)
         try:

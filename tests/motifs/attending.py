@@ -17,7 +17,7 @@ def split_heads(net: Net, x: Value) -> str:
 
 def joined(net: Net, scores: str, value: str, length: int) -> Value:
     """Softmax, the weighted sum, the heads beside each other, the projection."""
-    mixed = net.op("MatMul", net.op("Softmax", scores, axis=-1), value)
+    mixed = net.op("MatMul", net.op("Softmax", scores, axis=3), value)
     flat = net.op("Reshape", net.op("Transpose", mixed, perm=[0, 2, 1, 3]), ints(0, 0, HEADS * WIDTH))
     return net.linear(Value(flat, (length, HEADS * WIDTH)), 8)
 
@@ -138,7 +138,7 @@ def turned_positions(net: Net, x: Value, of: str) -> str:
     cosine, sine = (net.op("Gather", f(both).astype(np.float32), steps) for f in (np.cos, np.sin))
     left = net.op("Slice", of, ints(0), ints(2), ints(3))
     right = net.op("Slice", of, ints(2), ints(2**31 - 1), ints(3))
-    crossed = net.op("Concat", net.op("Neg", right), left, axis=-1)
+    crossed = net.op("Concat", net.op("Neg", right), left, axis=3)
     return net.op("Add", net.op("Mul", of, cosine), net.op("Mul", crossed, sine))
 
 
@@ -198,6 +198,73 @@ def attention_operator(net: Net, x: Value) -> Value:
     return net.linear(Value(name, (x.shape[0], HEADS * WIDTH)), 8)
 
 
+def attention_of_booleans(net: Net, x: Value) -> Value:
+    """The operator with a mask of booleans as input, shared keys and a cap."""
+    length = x.shape[0]
+    mask = net.feed(
+        BOOL, [length, length], lambda rng: (rng.random((length, length)) < 0.7) | np.eye(length, dtype=bool)
+    )
+    parts = [net.linear(x, width) for width in (HEADS * WIDTH, WIDTH, WIDTH)]
+    name = net.op("Attention", *parts, mask, q_num_heads=HEADS, kv_num_heads=1, softcap=10.0)
+    return net.linear(Value(name, (length, HEADS * WIDTH)), 8)
+
+
+def attention_of_infinities(net: Net, x: Value) -> Value:
+    """The operator on heads, a mask of -inf, keys and values of the past, those of now as outputs."""
+    length = x.shape[0]
+    shape = (1, HEADS, 3, WIDTH)
+    caches = [net.feed(FLOAT, ["N", *shape[1:]], lambda rng: rng.standard_normal(shape).astype("f4")) for _ in range(2)]
+
+    def mask(rng: np.random.Generator) -> np.ndarray:
+        hidden = rng.random((1, 1, length, length + 3)) < 0.3
+        hidden[..., 0] = False
+        return np.where(hidden, np.float32(-np.inf), np.float32(0))
+
+    name = net.feed(FLOAT, ["N", 1, length, length + 3], mask)
+    parts = [split_heads(net, x) for _ in range(3)]
+    mixed, key, value = net.ops("Attention", 3, *parts, name, *caches)
+    net.give(key)
+    net.give(value)
+    flat = net.op("Reshape", net.op("Transpose", mixed, perm=[0, 2, 1, 3]), ints(0, 0, HEADS * WIDTH))
+    return net.linear(Value(flat, (length, HEADS * WIDTH)), 8)
+
+
+def rotary_operator(net: Net, x: Value) -> Value:
+    """The operator of opset 23, by positions that are an input."""
+    length = x.shape[0]
+    angles = np.arange(128)[:, None] * np.array([1.0, 0.1])
+    tables = [f(angles).astype(np.float32) for f in (np.cos, np.sin)]
+    positions = net.feed(INT64, ["N", length], lambda rng: np.arange(length)[None] + rng.integers(0, 9, (1, 1)))
+    query, key = (net.op("RotaryEmbedding", split_heads(net, x), *tables, positions) for _ in range(2))
+    return joined(net, scored(net, query, key), split_heads(net, x), length)
+
+
+def scattered_cache(net: Net, x: Value) -> Value:
+    """Keys and values are written into caches that are inputs, at positions that are an input."""
+    length = x.shape[0]
+    shape = (1, HEADS, length + 2, WIDTH)
+    place = net.feed(INT64, ["N"], lambda rng: rng.integers(0, 3, 1))
+    caches = []
+    for _ in range(2):
+        past = net.feed(FLOAT, ["N", *shape[1:]], lambda rng: rng.standard_normal(shape).astype("f4"))
+        caches.append(net.op("TensorScatter", past, split_heads(net, x), place, axis=2))
+        net.give(caches[-1])
+    return joined(net, scored(net, split_heads(net, x), caches[0]), caches[1], length)
+
+
+def linear_attention_operator(net: Net, x: Value) -> Value:
+    """The operator of opset 27: a state that is updated token by token."""
+    parts = [net.linear(x, HEADS * WIDTH) for _ in range(3)]
+    past = net.feed(
+        FLOAT, ["N", HEADS, WIDTH, WIDTH], lambda rng: rng.standard_normal((1, HEADS, WIDTH, WIDTH)).astype("f4")
+    )
+    mixed, state = net.ops(
+        "LinearAttention", 2, *parts, past, q_num_heads=HEADS, kv_num_heads=HEADS, update_rule="linear"
+    )
+    net.give(state)
+    return net.linear(Value(mixed, (x.shape[0], HEADS * WIDTH)), 8)
+
+
 def embedding(net: Net, x: Value) -> Value:
     """Ids as input; their rows are added, with rows of positions."""
     length, width = x.shape
@@ -208,9 +275,13 @@ def embedding(net: Net, x: Value) -> Value:
 
 MOTIFS = (
     *(Motif(build, TOKENS) for build in (
-        self_attention, mask_of_infinities, mask_of_float_min, mask_of_ten_thousand, mask_of_integers,
-        mask_of_booleans, causal_mask, causal_mask_stored, position_bias, rotary_attention, cached_attention,
-        cross_attention, shared_keys, linear_attention, learned_queries, embedding,
+        self_attention, mask_of_infinities, mask_of_float_min, mask_of_ten_thousand, mask_of_integers, position_bias,
+        cached_attention, cross_attention, linear_attention, embedding,
     )),
+    Motif(shared_keys, TOKENS, 8), Motif(learned_queries, TOKENS, 8), Motif(mask_of_booleans, TOKENS, 9),
+    Motif(causal_mask_stored, TOKENS, 10), Motif(causal_mask, TOKENS, 11), Motif(rotary_attention, TOKENS, 11),
     Motif(causal_mask_of_trilu, TOKENS, 14), Motif(attention_operator, TOKENS, 23),
+    Motif(attention_of_booleans, TOKENS, 23), Motif(attention_of_infinities, TOKENS, 23),
+    Motif(rotary_operator, TOKENS, 23), Motif(scattered_cache, TOKENS, 24),
+    Motif(linear_attention_operator, TOKENS, 27),
 )  # fmt: skip

@@ -88,6 +88,40 @@ def scan_of_products(net: Net, x: Value) -> Value:
     return Value(stacked, (length, width))
 
 
+def scan_backwards(net: Net, x: Value) -> Value:
+    """From the last token to the first, beside another sequence that goes forth; outputs in both orders."""
+    length, width = x.shape
+    other = net.linear(x, width)
+    start = net.op("Mul", net.reduce("ReduceMax", x, 1, keepdims=0), floats(0.1))
+    state, item, partner = (net.new(stem) for stem in ("state", "item", "partner"))
+
+    def body(inner: Net) -> list[tuple[str, int]]:
+        product = inner.linear(Value(item, (width,)), width)
+        cell = inner.op("Tanh", inner.op("Add", inner.op("Add", product, state), partner))
+        return [(cell, FLOAT), (inner.op("Identity", cell), FLOAT), (inner.op("Neg", cell), FLOAT)]
+
+    graph = net.body(body, [(state, FLOAT), (item, FLOAT), (partner, FLOAT)])
+    axes = {"scan_input_axes": [1, 1], "scan_output_axes": [1, 1]}
+    ways = {"scan_input_directions": [1, 0], "scan_output_directions": [1, 0]}
+    _, turned, straight = net.ops("Scan", 3, start, x, other, body=graph, num_scan_inputs=2, **axes, **ways)
+    return Value(net.op("Concat", turned, straight, axis=2), (length, 2 * width))
+
+
+def branch_in_loop(net: Net, x: Value) -> Value:
+    """Even steps go one way, odd ones another."""
+    state, step, going = net.new("state"), net.new("step"), net.new("going")
+
+    def body(inner: Net) -> list[tuple[str, int]]:
+        even = inner.op("Equal", inner.op("Mod", step, np.array(2)), np.array(0))
+        value = Value(state, x.shape)
+        branches = [inner.body(lambda deep: [(deep.linear(value, x.shape[1]).name, FLOAT)]) for _ in range(2)]
+        chosen = inner.op("If", even, then_branch=branches[0], else_branch=branches[1])
+        return [(inner.op("Identity", going), BOOL), (inner.op("Tanh", chosen), FLOAT)]
+
+    graph = net.body(body, [(step, INT64), (going, BOOL), (state, FLOAT)])
+    return Value(net.op("Loop", np.array(3), "", x, body=graph), x.shape)
+
+
 def sequence_of_parts(net: Net, x: Value) -> Value:
     """Split into a sequence, its ends swapped, put together again."""
     first, second = (net.conv(x, 4) for _ in range(2))
@@ -131,7 +165,18 @@ def optional_value(net: Net, x: Value) -> Value:
     return Value(net.op("OptionalGetElement", optional), (x.shape[0], 8))
 
 
-def computed_in(net: Net, x: Value, kind: int, dtype: str) -> Value:
+def optional_given(net: Net, x: Value) -> Value:
+    """Asked for, and taken in a branch."""
+    optional = net.op("Optional", net.linear(x, 8))
+    there = net.op("OptionalHasElement", optional)
+    branches = [
+        net.body(lambda inner: [(inner.op("OptionalGetElement", optional), FLOAT)]),
+        net.body(lambda inner: [(inner.linear(x, 8).name, FLOAT)]),
+    ]
+    return Value(net.op("If", there, then_branch=branches[0], else_branch=branches[1]), (x.shape[0], 8))
+
+
+def computed_in(net: Net, x: Value, kind: int, dtype: str | type) -> Value:
     """Two products in another float type."""
     narrow = net.op("Cast", x, to=kind)
     inner = net.op("MatMul", narrow, net.weight(x.shape[1], 8, fan=x.shape[1]).astype(dtype))
@@ -147,6 +192,12 @@ def double_part(net: Net, x: Value) -> Value:
     return computed_in(net, x, DOUBLE, "f8")
 
 
+def brain_float_part(net: Net, x: Value) -> Value:
+    import ml_dtypes
+
+    return computed_in(net, x, *((FLOAT, "f4") if net.runnable else (BFLOAT, ml_dtypes.bfloat16)))
+
+
 def brain_float_weight(net: Net, x: Value) -> Value:
     """A weight stored in bfloat16, and activations that pass through it."""
     import ml_dtypes
@@ -154,6 +205,14 @@ def brain_float_weight(net: Net, x: Value) -> Value:
     weight = net.op("Cast", net.weight(x.shape[1], 8, fan=x.shape[1]).astype(ml_dtypes.bfloat16), to=FLOAT)
     passed = net.op("Cast", net.op("Cast", x, to=BFLOAT), to=FLOAT)
     return Value(net.op("MatMul", passed, weight), (x.shape[0], 8))
+
+
+def half_convolutions(net: Net, x: Value) -> Value:
+    """A block in float16, its input cast there and back."""
+    narrow = net.op("Cast", x, to=HALF)
+    conv = net.op("Conv", narrow, net.weight(8, x.shape[0], 3, 3).astype("f2"), pads=[1, 1, 1, 1])
+    outer = net.op("Conv", net.op("Relu", conv), net.weight(8, 8, 1, 1).astype("f2"), net.around(8).astype("f2"))
+    return Value(net.op("Cast", outer, to=FLOAT), (8, *x.shape[1:]))
 
 
 def half_weight(net: Net, x: Value) -> Value:
@@ -235,13 +294,16 @@ def dropout(net: Net, x: Value) -> Value:
 
 MOTIFS = (
     *(Motif(build, TOKENS) for build in (
-        branch_by_input, branch_never_taken, branch_by_shape, nested_branches, loop_of_products, loop_until,
-        scan_of_products, split_to_sequence, sequence_as_output, loop_to_sequence, half_part, double_part,
-        brain_float_weight, empty_product, hard_choice,
+        branch_by_input, branch_never_taken, nested_branches, loop_of_products, loop_until, half_part, double_part,
+        empty_product, hard_choice,
     )),
     *(Motif(build, MAP) for build in (
-        sequence_of_parts, half_weight, half_input, half_output, image_input, unsigned_input, empty_part,
+        half_weight, half_input, half_output, image_input, unsigned_input, empty_part,
         scalar_input, dropout,
     )),
-    Motif(optional_value, TOKENS, 15), Motif(spectrum, TOKENS, 17),
+    Motif(branch_by_shape, TOKENS, 9), Motif(scan_of_products, TOKENS, 9), Motif(split_to_sequence, TOKENS, 11),
+    Motif(sequence_as_output, TOKENS, 11), Motif(sequence_of_parts, MAP, 11), Motif(loop_to_sequence, TOKENS, 13),
+    Motif(brain_float_weight, TOKENS, 13), Motif(optional_value, TOKENS, 15, runs=27), Motif(spectrum, TOKENS, 17),
+    Motif(scan_backwards, TOKENS, 9), Motif(branch_in_loop, TOKENS, 10), Motif(half_convolutions, MAP),
+    Motif(optional_given, TOKENS, 15, runs=27), Motif(brain_float_part, TOKENS, 13, runs=0),
 )  # fmt: skip

@@ -160,6 +160,25 @@ def dilated_average(net: Net, x: Value) -> Value:
     return Value(name, x.shape)
 
 
+def dilated_pools(net: Net, x: Value) -> Value:
+    """Dilated windows that stride, round up and count their pads."""
+    channels, height, width = x.shape
+    common = {"kernel_shape": [2, 3], "pads": [1, 2, 1, 2], "dilations": [2, 2], "strides": [2, 1], "ceil_mode": 1}
+    kinds = ("AveragePool", "MaxPool") + ("LpPool",) * (net.opset >= 18)
+    some = [net.op(kind, x, **common) for kind in kinds]
+    some.append(net.op("AveragePool", x, count_include_pad=1, **common))
+    shape = ((height + 1) // 2, width)
+    # (height - 1) / 2 + 1, rounded up
+    return net.conv(Value(net.op("Concat", *some, axis=1), (len(some) * channels, *shape)), channels)
+
+
+def global_pools(net: Net, x: Value) -> Value:
+    """Three ways to one pixel, which gate the map together."""
+    gates = [net.conv(Value(net.op(kind, x), (x.shape[0], 1, 1)), x.shape[0]).name
+             for kind in ("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")]  # fmt: skip
+    return Value(net.op("Mul", x, net.op("Sigmoid", net.op("Sum", *gates))), x.shape)
+
+
 def lp_pool(net: Net, x: Value) -> Value:
     name = net.op("LpPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1], p=2)
     return Value(name, x.shape)
@@ -198,6 +217,26 @@ def residuals(net: Net, x: Value) -> Value:
     return x
 
 
+def deformable(net: Net, x: Value) -> Value:
+    """A convolution whose taps are moved by offsets that the network predicts."""
+    offsets = net.op("Tanh", net.conv(x, 18, 3))
+    mask = net.op("Sigmoid", net.conv(x, 9))
+    weight = net.weight(8, x.shape[0], 3, 3)
+    return Value(net.op("DeformConv", x, weight, offsets, net.around(8), mask, pads=[1, 1, 1, 1]), (8, *x.shape[1:]))
+
+
+def causal_conv_with_state(net: Net, x: Value) -> Value:
+    """A state space model's convolution: the last values of the past are an input, those of now an output."""
+    channels, height, width = x.shape
+    flat = net.op("Reshape", x, ints(0, channels, height * width))
+    past = net.feed(FLOAT, ["N", channels, 2], lambda rng: rng.standard_normal((1, channels, 2)).astype("f4"))
+    conv, state = net.ops(
+        "CausalConvWithState", 2, flat, net.weight(channels, 1, 3), net.around(channels), past, activation="silu"
+    )
+    net.give(state)
+    return Value(net.op("Reshape", conv, ints(0, *x.shape)), x.shape)
+
+
 def weight_as_input(net: Net, x: Value) -> Value:
     weight = net.weight(4, x.shape[0], 1, 1)
     name = net.feed(FLOAT, list(weight.shape), lambda rng: weight)
@@ -206,11 +245,13 @@ def weight_as_input(net: Net, x: Value) -> Value:
 
 MOTIFS = (
     *(Motif(build, MAP) for build in (
-        dilated, asymmetric_pads, auto_pads, constant_pad, edge_pad, pads_as_input, pads_to_a_multiple, negative_pad,
-        causal_conv, conv3d, depthwise, channel_shuffle, standardized_weight, predicted_weight, shared_weight,
-        batch_norm_behind_relu, pools, ceil_pool, lp_pool, max_unpool, squeeze_excite, block_attention, residuals,
-        weight_as_input,
+        dilated, asymmetric_pads, auto_pads, constant_pad, edge_pad, negative_pad, causal_conv, conv3d, depthwise,
+        channel_shuffle, standardized_weight, predicted_weight, shared_weight, batch_norm_behind_relu, lp_pool,
+        squeeze_excite, block_attention, residuals, weight_as_input,
     )),
+    Motif(max_unpool, MAP, 9), Motif(pools, MAP, 10), Motif(ceil_pool, MAP, 10),
+    Motif(pads_as_input, MAP, 11), Motif(pads_to_a_multiple, MAP, 11),
     Motif(reflect_pad_of_axes, MAP, 18), Motif(edge_pad_of_axes, MAP, 18), Motif(wrap_pad, MAP, 19),
-    Motif(dilated_average, MAP, 19),
+    Motif(dilated_average, MAP, 19), Motif(dilated_pools, MAP, 19), Motif(global_pools, MAP, 7, 21),
+    Motif(deformable, MAP, 19), Motif(causal_conv_with_state, MAP, 27),
 )  # fmt: skip

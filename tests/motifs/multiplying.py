@@ -51,6 +51,24 @@ def gelu_by_tanh(net: Net, x: Value) -> Value:
     return net.linear(Value(net.op("Gelu", inner, approximate="tanh"), inner.shape), x.shape[-1])
 
 
+def gated_by_swish(net: Net, x: Value) -> Value:
+    """The operator of opset 24."""
+    gate, up = net.linear(x, 16), net.linear(x, 16)
+    return net.linear(Value(net.op("Mul", net.op("Swish", gate, alpha=1.5), up.name), gate.shape), x.shape[-1])
+
+
+def mish_between(net: Net, x: Value) -> Value:
+    inner = net.conv(x, 8, 3)
+    return net.conv(Value(net.op("Mish", inner), inner.shape), 8)
+
+
+def rarer_activations(net: Net, x: Value) -> Value:
+    """Functions of opset 9 and before."""
+    names = [net.op(kind, net.linear(x, 8)) for kind in ("Shrink", "Sinh", "Atan", "Sign", "Floor", "Exp", "Erf")]
+    names.append(net.op("LogSoftmax", net.linear(x, 8), axis=2))
+    return Value(net.op("Tanh", net.op("Sum", *names)), (x.shape[0], 8))
+
+
 def activations(net: Net, x: Value) -> Value:
     """One branch of each function, added up."""
     names = []
@@ -170,6 +188,18 @@ def lstm_both_ways(net: Net, x: Value) -> Value:
     return recurrent(net, x, "LSTM", 4, "bidirectional")
 
 
+def lstm_of_lengths(net: Net, x: Value) -> Value:
+    """Both ways over sequences of their own lengths, cells clipped."""
+    lengths = net.feed(6, ["N"], lambda rng: rng.integers(1, x.shape[0] + 1, 1).astype(np.int32))
+    return recurrent(net, x, "LSTM", 4, "bidirectional", lengths, clip=1.0)
+
+
+def lstm_of_layers(net: Net, x: Value) -> Value:
+    """Two layers, the outputs of one the inputs of the other."""
+    inner = recurrent(net, x, "LSTM", 4, "forward")
+    return recurrent(net, Value(net.op("Dropout", inner), inner.shape), "LSTM", 4, "reverse", input_forget=0)
+
+
 def lstm_of_states(net: Net, x: Value) -> Value:
     """The states come as inputs, so that the batch has one item."""
     states = [net.feed(FLOAT, [1, 1, 4], lambda rng: rng.standard_normal((1, 1, 4)).astype("f4")) for _ in range(2)]
@@ -179,6 +209,10 @@ def lstm_of_states(net: Net, x: Value) -> Value:
 
 def gru(net: Net, x: Value) -> Value:
     return recurrent(net, x, "GRU", 3, "forward", linear_before_reset=1)
+
+
+def gru_reverse(net: Net, x: Value) -> Value:
+    return recurrent(net, x, "GRU", 3, "reverse", activations=["HardSigmoid", "Softsign"])
 
 
 def gru_both_ways(net: Net, x: Value) -> Value:
@@ -212,10 +246,13 @@ def gated_maps(net: Net, x: Value) -> Value:
 
 MOTIFS = (
     *(Motif(build, TOKENS) for build in (
-        einsum_weight, einsum_attention, einsum_ellipsis, einsum_bilinear, swiglu, geglu_of_one_product, experts,
-        low_rank, stored_on_the_left, turned_weight, gemm_forms, gemm_of_turned_rows, vector_product, tied_weight,
-        integer_product, paired_product, lstm, lstm_reverse, lstm_both_ways, lstm_of_states, gru, gru_both_ways,
-        gru_of_lengths, elman, highway,
+        swiglu, low_rank, stored_on_the_left, turned_weight, gemm_forms, gemm_of_turned_rows, vector_product,
+        tied_weight, lstm, lstm_reverse, lstm_both_ways, lstm_of_lengths, lstm_of_layers, lstm_of_states, gru,
+        gru_reverse, gru_both_ways, gru_of_lengths, elman, highway,
     )),
-    Motif(gated_maps, MAP), Motif(activations, TOKENS, 14), Motif(gelu_by_tanh, TOKENS, 20),
+    *(Motif(build, TOKENS, 12) for build in (einsum_weight, einsum_attention, einsum_ellipsis, einsum_bilinear)),
+    Motif(geglu_of_one_product, TOKENS, 9), Motif(gated_maps, MAP, 10), Motif(paired_product, TOKENS, 10, runs=27),
+    Motif(experts, TOKENS, 11), Motif(integer_product, TOKENS, 11), Motif(activations, TOKENS, 14),
+    Motif(gelu_by_tanh, TOKENS, 20),
+    Motif(rarer_activations, TOKENS, 9), Motif(mish_between, MAP, 18), Motif(gated_by_swish, TOKENS, 24, 24),
 )  # fmt: skip

@@ -9,10 +9,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.motifs.forms import write_form
+
 SAMPLES = 6
 CHANNELS, SIDE, LENGTH = 8, 8, 6
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 MAP, TOKENS = 3, 2
+# The oldest opset that ONNX Runtime promises to run, and the newest that onnx writes.
+OLDEST, NEWEST = 7, 28
+# From this intermediate representation on, weights are no inputs besides.
+_IR_OF_WEIGHTS = 4
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,16 @@ Input = Value | str | np.ndarray
 
 @dataclass(frozen=True)
 class Motif:
-    """build: appends the motif behind a tensor of `rank` axes besides the batch axis. since, until: opsets."""
+    """build: appends the motif behind a tensor of `rank` axes besides the batch axis. since, until: opsets.
+
+    runs: the newest opset at which ONNX Runtime runs it, 0 where it has no kernel for a type in it.
+    """
 
     build: Callable[[Net, Value], Value]
     rank: int
-    since: int = 13
-    until: int = 24
+    since: int = OLDEST
+    until: int = NEWEST
+    runs: int = NEWEST
 
     @property
     def name(self) -> str:
@@ -52,9 +62,10 @@ def floats(*values: float) -> np.ndarray:
 
 
 class Net:
-    """A graph in the making, and what its inputs are fed with."""
+    """A graph in the making, and what its inputs are fed with. runnable: in types that ONNX Runtime has kernels for."""
 
-    def __init__(self, seed: int, opset: int) -> None:
+    def __init__(self, seed: int, opset: int, *, runnable: bool = False) -> None:
+        self.runnable = runnable
         self.rng = np.random.default_rng(seed)
         self.opset = opset
         self.nodes: list[onnx.NodeProto] = []
@@ -76,6 +87,8 @@ class Net:
 
     def ops(self, kind: str, count: int, *inputs: Input, domain: str = "", **attributes: object) -> list[str]:
         """Append a node with `count` outputs."""
+        if not domain:
+            kind, inputs, attributes = write_form(self.opset, kind, inputs, attributes)
         names = [self.name(value) for value in inputs]
         outputs = [self.new(kind.lower()) for _ in range(count)]
         self.domains.add(domain)
@@ -114,10 +127,8 @@ class Net:
         return Value(name, (*x.shape[:-1], width))
 
     def reduce(self, kind: str, x: Input, *axes: int, keepdims: int = 1) -> str:
-        """A reduction; its axes are an input from opset 18 on, of ReduceSum from 13 on."""
-        if self.opset >= 18 or kind == "ReduceSum":
-            return self.op(kind, x, ints(*axes), keepdims=keepdims)
-        return self.op(kind, x, axes=list(axes), keepdims=keepdims)
+        """A reduction."""
+        return self.op(kind, x, ints(*axes), keepdims=keepdims)
 
     def dims(self, x: Input, start: int, end: int) -> str:
         """Shape(x)[start:end]."""
@@ -151,10 +162,12 @@ class Net:
 
     def close(self) -> onnx.ModelProto:
         """The model."""
-        graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
         opsets = [helper.make_opsetid(domain, 1 if domain else self.opset) for domain in sorted(self.domains)]
-        model = helper.make_model(graph, opset_imports=opsets)
-        model.ir_version = helper.find_min_ir_version_for([opset for opset in opsets if not opset.domain])
+        version = helper.find_min_ir_version_for([opset for opset in opsets if not opset.domain])
+        weights = self.initializers if version < _IR_OF_WEIGHTS else ()
+        inputs = [*self.inputs, *(helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in weights)]
+        graph = helper.make_graph(self.nodes, "net", inputs, self.outputs, self.initializers)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
         # Inference names dims that it does not know, and the names of one pass stand for nothing in the next.
         for known, output in zip(
             onnx.shape_inference.infer_shapes(model).graph.output, model.graph.output, strict=True
@@ -181,9 +194,16 @@ def as_rank(net: Net, x: Value, rank: int) -> Value:
     return Value(net.op("Reshape", flat, ints(0, *shape)), shape)
 
 
-def compose(motifs: Sequence[Motif], opset: int, seed: int = 0) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
-    """A network of the motifs between products, and samples of its inputs."""
-    net = Net(seed, opset)
+def compose(
+    motifs: Sequence[Motif], opset: int, seed: int = 0, *, runnable: bool = False
+) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
+    """A network of the motifs between products, and samples of its inputs.
+
+    runnable: the same function as ONNX Runtime can run it, at an older opset or in other types.
+    """
+    if runnable:
+        opset = min(opset, *(motif.runs or NEWEST for motif in motifs))
+    net = Net(seed, opset, runnable=runnable)
     if motifs[0].rank == MAP:
         name = net.feed(FLOAT, ["N", 3, SIDE, SIDE], lambda rng: rng.standard_normal((1, 3, SIDE, SIDE)).astype("f4"))
         x = net.conv(Value(name, (3, SIDE, SIDE)), CHANNELS, 3)

@@ -12,6 +12,13 @@ def instance_norm(net: Net, x: Value) -> Value:
     return Value(net.op("InstanceNormalization", x, net.around(channels, 1.0), net.around(channels)), x.shape)
 
 
+def instance_norm_plain(net: Net, x: Value) -> Value:
+    channels = x.shape[0]
+    return Value(
+        net.op("InstanceNormalization", x, np.ones(channels, np.float32), np.zeros(channels, np.float32)), x.shape
+    )
+
+
 def grouped(net: Net, x: Value, groups: int) -> str:
     """GroupNorm without scale, as torch exports it: an InstanceNormalization of the groups."""
     flat = net.op("Reshape", x, ints(0, groups, -1))
@@ -35,6 +42,11 @@ def group_norm(net: Net, x: Value) -> Value:
     return Value(net.op("Relu", name), x.shape)
 
 
+def group_norm_of_ones(net: Net, x: Value) -> Value:
+    values = [np.full(x.shape[0], fill, np.float32) for fill in (1, 0)]
+    return Value(net.op("GroupNormalization", x, *values, num_groups=2), x.shape)
+
+
 def layer_norm(net: Net, x: Value) -> Value:
     width = x.shape[-1]
     return Value(net.op("LayerNormalization", x, net.around(width, 1.0), net.around(width), axis=-1), x.shape)
@@ -56,9 +68,15 @@ def layer_norm_of_maps(net: Net, x: Value) -> Value:
     return Value(net.op("Transpose", normal, perm=[0, 3, 1, 2]), x.shape)
 
 
+def layer_norm_of_all(net: Net, x: Value) -> Value:
+    """Over every axis but the batch, with a scale for each value."""
+    scale = net.around(int(np.prod(x.shape)), 1.0).reshape(x.shape)
+    return Value(net.op("LayerNormalization", x, scale, axis=1), x.shape)
+
+
 def layer_norm_written_out(net: Net, x: Value) -> Value:
     centered = net.op("Sub", x, net.reduce("ReduceMean", x, -1))
-    variance = net.reduce("ReduceMean", net.op("Pow", centered, floats(2).reshape(())), -1)
+    variance = net.reduce("ReduceMean", net.op("Pow", centered, floats(2).reshape(())), 2)
     root = net.op("Sqrt", net.op("Add", variance, floats(1e-5).reshape(())))
     normal = net.op("Mul", net.op("Div", centered, root), net.around(x.shape[-1], 1.0))
     return Value(net.op("Add", normal, net.around(x.shape[-1])), x.shape)
@@ -66,13 +84,13 @@ def layer_norm_written_out(net: Net, x: Value) -> Value:
 
 def layer_norm_without_scale_written_out(net: Net, x: Value) -> Value:
     centered = net.op("Sub", x, net.reduce("ReduceMean", x, -1))
-    variance = net.reduce("ReduceMean", net.op("Mul", centered, centered), -1)
+    variance = net.reduce("ReduceMean", net.op("Mul", centered, centered), 2)
     return Value(net.op("Div", centered, net.op("Sqrt", net.op("Add", variance, floats(1e-5)))), x.shape)
 
 
 def root_mean_square(net: Net, x: Value) -> str:
     """RMSNorm without scale."""
-    mean = net.reduce("ReduceMean", net.op("Pow", x, floats(2)), -1)
+    mean = net.reduce("ReduceMean", net.op("Pow", x, floats(2)), 2)
     root = net.op("Sqrt", net.op("Add", mean, floats(1e-6)))
     return net.op("Mul", x, net.op("Reciprocal", root))
 
@@ -87,6 +105,10 @@ def rms_norm_without_scale(net: Net, x: Value) -> Value:
 
 def rms_norm(net: Net, x: Value) -> Value:
     return Value(net.op("RMSNormalization", x, net.around(x.shape[-1], 1.0)), x.shape)
+
+
+def rms_norm_of_ones(net: Net, x: Value) -> Value:
+    return Value(net.op("RMSNormalization", x, np.ones(x.shape[-1], np.float32), epsilon=1e-6), x.shape)
 
 
 def lengths_of_one(net: Net, x: Value) -> Value:
@@ -120,12 +142,15 @@ def channel_affine(net: Net, x: Value) -> Value:
 
 MOTIFS = (
     *(Motif(build, MAP) for build in (
-        instance_norm, group_norm_exported, group_norm_plain, mean_variance, local_response, channel_affine,
+        instance_norm, instance_norm_plain, group_norm_exported, group_norm_plain, local_response, channel_affine,
     )),
     *(Motif(build, TOKENS) for build in (
         layer_norm_written_out, layer_norm_without_scale_written_out, rms_norm_written_out, rms_norm_without_scale,
-        lengths_of_one, lengths_of_one_written_out,
+        lengths_of_one,
     )),
+    Motif(lengths_of_one_written_out, TOKENS, 8), Motif(mean_variance, MAP, 9),
     Motif(layer_norm, TOKENS, 17), Motif(layer_norm_without_bias, TOKENS, 17), Motif(layer_norm_of_ones, TOKENS, 17),
     Motif(layer_norm_of_maps, MAP, 17), Motif(group_norm, MAP, 21), Motif(rms_norm, TOKENS, 23),
+    Motif(group_norm_of_ones, MAP, 21),
+    Motif(layer_norm_of_all, TOKENS, 17), Motif(rms_norm_of_ones, TOKENS, 23),
 )  # fmt: skip

@@ -56,6 +56,21 @@ def unet_linear_sizes_stored(net: Net, x: Value) -> Value:
     return merge(net, x, net.op("Resize", low, "", "", sizes, mode="linear"))
 
 
+def unet_nearest_sizes_stored(net: Net, x: Value) -> Value:
+    """All four sizes are stored, which takes a batch of one."""
+    return merge(net, x, net.op("Resize", down(net, x), "", "", ints(1, *x.shape), mode="nearest"))
+
+
+def unet_linear_scales_of_skip(net: Net, x: Value) -> Value:
+    """Scales that are computed of two shapes."""
+    low = down(net, x)
+    big, small = (net.op("Cast", net.op("Shape", value), to=FLOAT) for value in (x, low))
+    up = net.op(
+        "Resize", low, "", net.op("Div", big, small), mode="linear", coordinate_transformation_mode="asymmetric"
+    )
+    return merge(net, x, up)
+
+
 def unet_sizes_as_input(net: Net, x: Value) -> Value:
     low = down(net, x)
     wish = net.feed(INT64, [2], lambda rng: ints(*x.shape[1:]))
@@ -74,6 +89,26 @@ def resize_scales_as_input(net: Net, x: Value) -> Value:
     up = net.op("Resize", x, "", scales, mode="nearest")
     name = net.op("MaxPool", up, kernel_shape=[2, 2], strides=[2, 2])
     return Value(name, (channels, height, width))
+
+
+def resize_linear_scales_as_input(net: Net, x: Value) -> Value:
+    scales = net.feed(FLOAT, [4], lambda rng: floats(1, 1, 2, 2))
+    up = net.op("Resize", x, "", scales, mode="linear")
+    return Value(net.op("AveragePool", up, kernel_shape=[2, 2], strides=[2, 2]), x.shape)
+
+
+def resize_axes_to_input(net: Net, x: Value) -> Value:
+    low = down(net, x)
+    sizes = net.feed(INT64, [2], lambda rng: ints(*x.shape[1:]))
+    return merge(net, x, net.op("Resize", low, "", "", sizes, mode="linear", axes=[2, 3]))
+
+
+def resize_of_region(net: Net, x: Value) -> Value:
+    """The middle of the map, cut out and resized by one operator."""
+    region = floats(0, 0, 0.25, 0.25, 1, 1, 0.75, 0.75)
+    name = net.op("Resize", x, region, "", ints(1, *x.shape), mode="linear",
+                  coordinate_transformation_mode="tf_crop_and_resize")  # fmt: skip
+    return Value(name, x.shape)
 
 
 def resize_axes_of_skip(net: Net, x: Value) -> Value:
@@ -149,6 +184,33 @@ def conv_transpose_output_shape(net: Net, x: Value) -> Value:
     return Value(name, (channels, *shape))
 
 
+def conv_transpose_of_rows(net: Net, x: Value) -> Value:
+    """One axis, dilated, with more padding at one end: a vocoder's way up."""
+    channels, height, width = x.shape
+    flat = net.op("Reshape", x, ints(0, channels, height * width))
+    weight = net.weight(channels, 6, 3, fan=2 * channels)
+    name = net.op("ConvTranspose", flat, weight, net.around(6), strides=[2], dilations=[2], pads=[2, 1])
+    # (length - 1) * 2 + 5 - 3
+    split = net.op("Reshape", name, ints(0, 6, 2 * height, width))
+    return Value(net.op("LeakyRelu", split, alpha=0.1), (6, 2 * height, width))
+
+
+def fold_of_columns(net: Net, x: Value) -> Value:
+    """Overlapping patches added up."""
+    channels, height, width = x.shape
+    wide = net.conv(x, 4 * channels)
+    columns = net.op("Reshape", wide, ints(0, 4 * channels, height * width))
+    shape = ints(height + 1, width + 1)
+    return Value(net.op("Col2Im", columns, shape, ints(2, 2)), (channels, height + 1, width + 1))
+
+
+def centered_crop(net: Net, x: Value) -> Value:
+    """A skip cut to what is in its middle, as U-Nets without pads do."""
+    channels, height, width = x.shape
+    shape = (max(height - 2, 1), max(width - 1, 1))
+    return Value(net.op("CenterCropPad", x, ints(*shape), axes=[2, 3]), (channels, *shape))
+
+
 def grid_sample(net: Net, x: Value) -> Value:
     """A warp by a flow that the network predicts."""
     _, height, width = x.shape
@@ -168,11 +230,18 @@ def affine_grid(net: Net, x: Value) -> Value:
 
 MOTIFS = (
     *(Motif(build, MAP) for build in (
-        unet_nearest_scales, unet_linear_scales, unet_nearest_sizes_of_skip, unet_linear_sizes_of_skip,
-        unet_linear_sizes_stored, unet_sizes_as_input, resize_to_input_of_all_axes, resize_scales_as_input, pyramid,
-        pixel_shuffle, pixel_shuffle_written_out, space_to_depth, conv_transpose, conv_transpose_groups_output_padding,
-        conv_transpose_output_shape,
+        unet_nearest_scales, unet_linear_scales, pixel_shuffle_written_out, space_to_depth, conv_transpose,
+        conv_transpose_groups_output_padding, conv_transpose_output_shape,
     )),
+    *(Motif(build, MAP, 11) for build in (
+        unet_nearest_sizes_of_skip, unet_linear_sizes_of_skip, unet_linear_sizes_stored, unet_sizes_as_input,
+        unet_nearest_sizes_stored, resize_to_input_of_all_axes, resize_of_region, pyramid, pixel_shuffle,
+    )),
+    *(Motif(build, MAP, 18) for build in (
+        resize_axes_to_input, fold_of_columns, centered_crop,
+    )),
+    Motif(conv_transpose_of_rows, MAP), Motif(resize_scales_as_input, MAP, 9),
+    Motif(resize_linear_scales_as_input, MAP, 9), Motif(unet_linear_scales_of_skip, MAP, 9),
     Motif(resize_axes_of_skip, MAP, 18), Motif(resize_axes_cubic, MAP, 18), Motif(resize_antialiased, MAP, 18),
     Motif(grid_sample, MAP, 16), Motif(affine_grid, MAP, 20),
 )  # fmt: skip

@@ -104,6 +104,22 @@ def scatter_sum(net: Net, x: Value) -> Value:
     return Value(net.op("ScatterElements", x, index, messages, axis=1, reduction="add"), x.shape)
 
 
+def scatter_greatest(net: Net, x: Value) -> Value:
+    """The greatest of what falls into one row."""
+    index = net.op("Expand", ints(*(k // 2 for k in range(x.shape[0]))).reshape(1, -1, 1), net.op("Shape", x))
+    updates = net.linear(x, x.shape[1])
+    return Value(net.op("ScatterElements", x, index, updates, axis=1, reduction="max"), x.shape)
+
+
+def scatter_nd_sum(net: Net, x: Value) -> Value:
+    """Rows added where indices that are an input say, of which two may be the same."""
+    turned = net.op("Transpose", x, perm=[1, 0, 2])
+    rows = net.op("Transpose", net.linear(x, x.shape[1]), perm=[1, 0, 2])
+    indices = net.feed(INT64, [x.shape[0], 1], lambda rng: rng.integers(0, x.shape[0], (x.shape[0], 1)))
+    done = net.op("ScatterND", turned, indices, rows, reduction="add")
+    return Value(net.op("Transpose", done, perm=[1, 0, 2]), x.shape)
+
+
 def gather_nd(net: Net, x: Value) -> Value:
     indices = net.feed(INT64, ["N", 3, 1], lambda rng: rng.integers(0, x.shape[0], (1, 3, 1)))
     return Value(net.op("GatherND", x, indices, batch_dims=1), (3, x.shape[1]))
@@ -127,6 +143,27 @@ def cumulated(net: Net, x: Value) -> Value:
     total = net.op("CumSum", x, np.array(1))
     counts = np.arange(1, x.shape[0] + 1, dtype=np.float32)[:, None]
     return Value(net.op("Div", total, counts), x.shape)
+
+
+def multiplied_up(net: Net, x: Value) -> Value:
+    """Transmittance along a ray: products of all before."""
+    share = net.op("Sigmoid", net.linear(x, 4))
+    return Value(net.op("CumProd", share, np.array(1), exclusive=1), (x.shape[0], 4))
+
+
+def reversed_lengths(net: Net, x: Value) -> Value:
+    """Sequences of their own lengths turned around."""
+    lengths = net.feed(INT64, ["N"], lambda rng: rng.integers(1, x.shape[0] + 1, 1))
+    return Value(net.op("ReverseSequence", x, lengths, batch_axis=0, time_axis=1), x.shape)
+
+
+def mask_by_bits(net: Net, x: Value) -> Value:
+    """Two masks of integers, as bits."""
+    masks = [
+        net.feed(INT64, ["N", 1, x.shape[1]], lambda rng: rng.integers(0, 4, (1, 1, x.shape[1]))) for _ in range(2)
+    ]
+    shown = net.op("Cast", net.op("BitwiseAnd", *masks), to=BOOL)
+    return Value(net.op("Where", shown, net.linear(x, x.shape[1]), x.name), x.shape)
 
 
 def tiled(net: Net, x: Value) -> Value:
@@ -166,12 +203,13 @@ def non_zero(net: Net, x: Value) -> Value:
 
 
 MOTIFS = (
-    *(Motif(build, TOKENS) for build in (
-        top_k_head, non_max_suppression, classes, chosen_row, scatter_rows, scatter_elements, gather_nd, cumulated,
-        tiled, one_hot,
+    *(Motif(build, TOKENS, 11) for build in (
+        top_k_head, non_max_suppression, chosen_row, scatter_rows, cumulated, one_hot,
     )),
-    *(Motif(build, MAP) for build in (
-        thresholded, where_between, rolled, flipped, clipped_by_input, counted, non_zero,
-    )),
-    Motif(scatter_sum, TOKENS, 16), Motif(roi_align, MAP, 16, 21),
+    *(Motif(build, MAP) for build in (rolled, counted)), *(Motif(build, TOKENS) for build in (classes, tiled)),
+    Motif(thresholded, MAP, 9), Motif(where_between, MAP, 9), Motif(scatter_elements, TOKENS, 9),
+    Motif(flipped, MAP, 10), Motif(roi_align, MAP, 10, 21), Motif(clipped_by_input, MAP, 11), Motif(non_zero, MAP, 11),
+    Motif(gather_nd, TOKENS, 12), Motif(scatter_sum, TOKENS, 16),
+    Motif(reversed_lengths, TOKENS, 10), Motif(scatter_nd_sum, TOKENS, 16), Motif(scatter_greatest, TOKENS, 18),
+    Motif(mask_by_bits, TOKENS, 18), Motif(multiplied_up, TOKENS, 26),
 )  # fmt: skip

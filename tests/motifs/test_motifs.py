@@ -1,4 +1,7 @@
-"""Every motif for every target and mode, at the default effort: a file that loads, and agrees or warns."""
+"""Every motif for every target and mode, at the default effort: a file that loads, and agrees or warns.
+
+Each mode meets a motif at another opset, from its oldest to its newest.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import onnxq
+from onnxq.runtime import KernelError
 from tests.fuzz.judge import check_result
 from tests.motifs.catalogue import MOTIFS
 from tests.motifs.net import Motif, compose
@@ -15,19 +19,41 @@ from tests.motifs.net import Motif, compose
 FORCED = {"rules": [{"op": "*", "set": {"quantize": True}}]}
 STATIC = ("ort-int8", "trt-int8", "virtual-int8")
 MODES = (*STATIC, "ort-dynamic", "ort-int8-weights")
+_GOLDEN = 0.618
+
+
+def choose_opset(motif: Motif, mode: str) -> int:
+    """One of each fifth of the motif's opsets, in another order for every motif."""
+    number = MOTIFS.index(motif)
+    place = (MODES.index(mode) + number) % len(MODES) + number * _GOLDEN % 1
+    return motif.since + int(place / len(MODES) * (motif.until + 1 - motif.since))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("motif", MOTIFS, ids=lambda motif: motif.name)
 def test_a_motif_between_products(motif: Motif, mode: str, tmp_path: Path) -> None:
-    proto, samples = compose([motif], max(17, motif.since))
+    opset = choose_opset(motif, mode)
+    proto, samples = compose([motif], opset)
+    reference = compose([motif], opset, runnable=True)[0]
     config = onnxq.load_config(mode, FORCED)
     out = tmp_path / "out.onnx"
     result = onnxq.quantize(proto, samples, config, overrides={"latency": False, "threads": 1}, out=out)
-    check_result(result, out, proto, samples, target=config.target)
+    check_result(result, out, reference, samples, target=config.target)
     if mode in STATIC:
         # The products around the motif, at the least.
         assert len(result.plan.sites) > 3
+
+
+@pytest.mark.parametrize(("name", "opset", "op"), [
+    ("gated_by_swish", 25, "Swish"), ("roi_align", 22, "RoiAlign"), ("global_pools", 22, "GlobalLpPool"),
+])  # fmt: skip
+def test_newer_opsets_than_onnx_runtime_has_kernels_of_are_refused(name: str, opset: int, op: str) -> None:
+    (motif,) = [motif for motif in MOTIFS if motif.name == name]
+    assert motif.until < opset
+    proto, samples = compose([motif], opset)
+    with pytest.raises(KernelError, match=rf"\({op}\)") as caught:
+        onnxq.quantize(proto, samples, onnxq.load_config("ort-int8", FORCED))
+    assert "with another opset" in caught.value.fix
 
 
 def test_names_are_of_one_motif_each() -> None:
