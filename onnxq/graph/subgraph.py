@@ -185,7 +185,7 @@ class Valued(Protocol):
 
 
 def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype: int = 0) -> ValueInfoProto:
-    """An input of a part with the sizes that all its values share, where a list is the value of a sequence.
+    """An input of a part with the rank, or of vectors the size, that its values share; lists are those of a sequence.
 
     dtype: the ONNX type, 0 for that of the values (float32 for sequences that are all empty).
     ORT takes no Resize unless it knows how many sizes that is given, and no Scan whose body gives tensors of unknown
@@ -199,10 +199,14 @@ def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype:
 
 
 def _share_sizes(shapes: Sequence[tuple[int, ...]]) -> list[int | None] | None:
-    """The sizes that all have, with None where they differ; None where their ranks do."""
+    """The size of vectors that all have it, the rank of others, with None for each size; None where ranks differ.
+
+    Sizes of other tensors would be held against branches that these values never take (of a net for two sample rates).
+    """
     if len({len(shape) for shape in shapes}) != 1:
         return None
-    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
+    known = len(shapes[0]) == 1 and len(set(shapes)) == 1
+    return list(shapes[0]) if known else [None] * len(shapes[0])
 
 
 def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:

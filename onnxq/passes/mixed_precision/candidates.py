@@ -117,9 +117,21 @@ class Ways:
             made = left.default(attention=self.attention)
         return carry_numbers(self.plan, made, self.problem.index)
 
+    def place_promoted(self, keys: frozenset[str]) -> Plan:
+        """`placed`, and no operator that is float now computes in integers: the toggled model could not show it.
+
+        Beside operators that have become float another may pay that did not before.
+        """
+        plan = self.placed(keys)
+        before = list_quantized_ops(self.problem, self.plan)
+        grown = frozenset(list_quantized_ops(self.problem, plan)).difference(before)
+        return self.placed(keys | grown) if grown else plan
+
     def left(self, keys: frozenset[str]) -> OnnxPlacement:
         """The placement problem with these operators left float."""
         promoted = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
+        # Those that are float already stay so for the reason that they have.
+        promoted |= {one.subject: one for one in self.plan.left_float if one.subject in keys}
         refused = {name: self.refusals.get(name, one) for name, one in promoted.items()}
         left = replace(self.problem, refused={**self.problem.refused, **refused})
         # The model is the same, so its structural ids are; they take longer than planning does.

@@ -25,7 +25,7 @@ from onnxq.evaluation.metric import Metric
 from onnxq.evaluation.toggled import ToggledModel, measure_settings, toggle_model
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly.model import build_quantized, give_types, write_pairs
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, RunContext, Stage, Trial
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
 from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.attention import has_attention_rules
@@ -60,6 +60,8 @@ _BROKEN = 1e30
 
 
 Found = tuple[Plan, Promotion]
+# Samples that judge, and the float model's outputs on them.
+_Judged = tuple[Fold, FloatOutputs]
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,31 @@ def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     bare = replace(state.planned, sites=sites, biases=())
     bare = calibrate(state.model, bare, ctx.data.calibration, crew=ctx.crew, progress=ctx.progress)
     return round_again(ctx, state, bare, AGAIN)
+
+
+def _estimate_plan(ctx: RunContext, state: State, folds: Sequence[_Judged], headroom: float) -> Estimate:
+    """The SQNR of new samples with the state's plan. headroom: of its ranges; see `Fold.narrow_ranges`."""
+    errors = ModelErrors()
+    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
+        for fold, floats in folds:
+            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned, headroom))
+            errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
+    return errors.estimate(find_optimism(state))
+
+
+def _score_promoted(ctx: RunContext, state: State) -> float:
+    """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
+    if ctx.request.min_sqnr is None or state.promotion is None:
+        return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
+    threads = ctx.config.verify.threads
+    folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
+    return _estimate_plan(ctx, state, folds, state.promotion.headroom).least_db
+
+
+def _keeps_request(ctx: RunContext, _before: State, _after: State, db: float, changed_db: float) -> bool:
+    """True where weights rounded anew do not cost what was asked for, which the few of `round_again` may not show."""
+    wanted = math.inf if ctx.request.min_sqnr is None else ctx.request.min_sqnr
+    return changed_db >= min(db, wanted)
 
 
 def _is_good(ctx: RunContext, state: State) -> bool:
@@ -239,7 +266,7 @@ class _Search:
     def placed(self, keys: frozenset[str]) -> Plan:
         """The plan with these promoted, new sites without numbers."""
         if keys not in self._plans:
-            self._plans[keys] = self.ways.placed(keys)
+            self._plans[keys] = self.ways.place_promoted(keys)
         return self._plans[keys]
 
     def lost(self, keys: frozenset[str]) -> tuple[str, ...]:
@@ -319,15 +346,10 @@ class _Search:
         What is clipped on one image of forty no sample of 32 may show: a small ResNet had 35 dB on new images beside
         43 on its samples, and 38 with a tenth more.
         """
-        model, optimism, whole = self.state.model, find_optimism(self.state), ModelErrors()
-        wider = widen_ranges(model, plan, _HEADROOM)
+        wider = widen_ranges(self.state.model, plan, _HEADROOM)
         if wider is plan or len(self.ctx.data.ranges) > _FEW_SAMPLES or self.expired():
             return plan, account
-        with self.ctx.progress("judging wider ranges", account.samples) as task:
-            for fold, floats in self.folds:
-                trial = make_trial(self.state, fold.narrow_ranges(model, wider, _HEADROOM))
-                whole.merge(measure_models([trial], floats, self.ctx.crew, task)[0])
-        if whole.estimate(optimism).least_db < account.least:
+        if _estimate_plan(self.ctx, replace(self.state, plan=wider), self.folds, _HEADROOM).least_db < account.least:
             return plan, account
         return wider, replace(account, headroom=_HEADROOM)
 
@@ -465,5 +487,6 @@ PROMOTION = Pass(
     NAME, Stage.REFINE, promote_operators, "promoting what costs most", 0.8, fast=True, applies=_may_promote
 )
 ROUNDING_AGAIN = Pass(
-    AGAIN, Stage.REFINE, round_promoted, "rounding weights after promotion", 0.6, applies=_was_promoted
-)
+    AGAIN, Stage.REFINE, round_promoted, "rounding weights after promotion", 0.6, applies=_was_promoted,
+    trial=Trial(score=_score_promoted, keeps=_keeps_request),
+)  # fmt: skip

@@ -122,6 +122,17 @@ def test_an_operator_that_becomes_float_takes_its_weight_along_and_says_why(floa
             assert site.qparams.scale == before[key].qparams.scale, key
 
 
+def test_what_was_float_stays_so_for_its_own_reason(problem) -> None:
+    """The planner, asked anew, would take it back: it was left float by a pass, and not by the planner."""
+    before = numbered(Ways(problem, problem.default(), reason="its own").left(frozenset({"y"})).default())
+    ways, keys = Ways(problem, before), frozenset({"a"})
+    assert "y" in list_quantized_ops(problem, ways.placed(keys))
+    after = ways.place_promoted(keys)
+    assert "y" not in list_quantized_ops(problem, after)
+    assert set(list_quantized_ops(problem, after)) < set(list_quantized_ops(problem, before))
+    assert {one.subject: one.reason for one in after.left_float}["y"] == "its own"
+
+
 def test_the_reason_is_the_one_given(problem, plan):
     after = Ways(problem, plan, reason="somebody said so").placed(frozenset("b"))
     assert "somebody said so" in {one.reason for one in after.left_float}

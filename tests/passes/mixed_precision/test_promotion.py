@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,17 @@ from onnx import numpy_helper
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import Config, Rule, TensorConfig
+from onnxq.data import load_data
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.compare import compare_models
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.numerics import clip_bounds
+from onnxq.passes.mixed_precision.promotion import ROUNDING_AGAIN
+from onnxq.passes.mixed_precision.request import AccuracyRequest
+from onnxq.passes.state import State
 from onnxq.progress import silent
 from onnxq.runtime import Session
+from tests.passes.context import make_context
 from tests.pipeline.models import EVERYTHING, images, residual
 
 # One rough activation among good ones: everything else may stay.
@@ -143,6 +149,18 @@ def test_ranges_get_headroom_where_samples_are_few_and_the_wish_leaves_decibels(
     assert site.qparams is not None
     assert clip_bounds(site.qparams, site.spec)[1] == pytest.approx(headroom * images(count)["x"].max(), rel=0.01)
     assert onnxq.apply(residual(), done.plan).model.SerializeToString() == done.model.SerializeToString()
+
+
+@pytest.mark.parametrize(("wanted", "after", "keeps"), [
+    (40.0, 38.4, False), (40.0, 40.5, True), (43.0, 42.0, True), (43.0, 41.0, False), (None, 41.0, False),
+])  # fmt: skip
+def test_weights_rounded_anew_cost_no_wish(wanted: float | None, after: float, keeps: bool) -> None:
+    """Of 41.6 dB on all samples, which may be less than a wish that is out of reach."""
+    model = name_nodes(residual())
+    samples = load_data(images(2), get_index(model).inputs)
+    ctx, state = replace(make_context(samples), request=AccuracyRequest(min_sqnr=wanted)), State(model, model)
+    assert ROUNDING_AGAIN.trial is not None
+    assert ROUNDING_AGAIN.trial.keeps(ctx, state, state, 41.6, after) is keeps
 
 
 def test_the_plan_repeats_it_without_data() -> None:

@@ -174,6 +174,25 @@ def test_pieces_carry_sizes_ranks_and_sequences(net, data):
                 np.testing.assert_array_equal([*at.values(TensorId(t))][k], value)
 
 
+def test_sizes_of_samples_are_not_held_against_a_branch_that_they_never_take():
+    """As of a net for two sample rates, whose other branch wants another length."""
+    proto = parse(
+        """g (float[N,M] x, bool c) => (float[N,K] y, float z) {
+        d = Mul(x, two)
+        y = If (c) <then_branch = t () => (float[N,K] r) { h = Relu(d) r = MatMul(h, w) },
+                    else_branch = e () => (float[N,K] s) { o = Squeeze(d, one) u = Unsqueeze(o, one)
+                                                           s = MatMul(u, v) }>
+        z = ReduceSum(y) }""",
+        w=HELD["w"], v=np.ones((1, 4), np.float32), two=2.0, one=np.asarray([1], np.int64),
+    )  # fmt: skip
+    feeds = [{**one, "c": np.asarray(True)} for one in FEEDS]
+    at = runner(proto=proto, feeds=feeds)
+    at.advance(at.place(name("y", proto)))
+    scope = next(node.scope for node in GraphIndex(proto).nodes if "h" in node.outputs)
+    for value, one in zip(at.values(TensorId("h", scope)), feeds, strict=True):
+        np.testing.assert_array_equal(value, np.maximum(one["x"] * 2, 0))
+
+
 def test_a_value_that_holds_no_tensor_is_refused():
     proto = parse("g (float[4,4] x) => (float[4,4] y) { r = Relu(x) "
                   "o = Optional(x) h = OptionalHasElement(o) f = Cast <to: int = 1> (h) y = Add(r, f) }",
