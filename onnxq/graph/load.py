@@ -58,8 +58,9 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
 
     lazy: leave large weights in their files, which are read when somebody asks for one.
 
-    Initializers that are graph inputs too become plain ones, nodes that stand before their producers are sorted, and an
-    opset older than an operator of the model is raised where that changes nothing else, with a note each.
+    Initializers that are graph inputs too become plain ones, nodes that stand before their producers are sorted, each
+    domain is imported once, and an opset older than an operator of the model is raised where that changes nothing else,
+    with a note each.
     Raises ModelError for anything missing, damaged, unsafe or not supported.
     """
     files: tuple[Path, ...] = ()
@@ -81,12 +82,13 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
             read = load_external(proto, path)
         size, external = path.stat().st_size + sum(read.values()), sum(read.values()) > 0
         files = (path, *read)
+    # Before the checker, which refuses nodes out of order and of domains that are not imported.
+    imports = _settle_imports(proto)
     _check_versions(proto, subject)
     check_tensors(proto, subject)
     _check_inputs(proto)
     _check_types(proto, subject)
-    # Before the checker, which refuses nodes out of order.
-    notes = (*_separate_initializers(proto), *_sort_graphs(proto), *_raise_opset(proto, subject))
+    notes = (*imports, *_separate_initializers(proto), *_sort_graphs(proto), *_raise_opset(proto, subject))
     check_structure(proto, subject)
     return Model(proto, path, size, external, notes, files, store)
 
@@ -102,7 +104,9 @@ def check_structure(proto: ModelProto, subject: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         where = next((line for line in lines[1:] if line.startswith("==> Context")), "")
         cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
-        raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again", code="Q103") from error
+        # Operators whose meaning a later opset corrected, such as GroupNormalization.
+        fix = "export it at another opset" if " is deprecated in " in cause else "export it again"
+        raise ModelError(subject, f"is not a valid ONNX model: {cause}", fix, code="Q103") from error
 
 
 def _declare_unknown(light: ModelProto) -> None:
@@ -249,6 +253,26 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     else:
         text = f"{len(dropped)} initializers were listed as graph inputs too; they are plain initializers now"
     return (Caution("W113", text),)
+
+
+def _settle_imports(proto: ModelProto) -> tuple[Caution, ...]:
+    """Of two versions of a domain ORT takes the last; domains that nobody imports it has in their newest one."""
+    versions = {"" if entry.domain == "ai.onnx" else entry.domain: entry for entry in proto.opset_import}
+    used = {node.domain for _, graph in walk_graphs(proto.graph) for node in graph.node} - {"", "ai.onnx"}
+    missing = sorted(used - set(versions))
+    added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
+    doubled = len(versions) < len(proto.opset_import)
+    if doubled or added:
+        replace_items(proto.opset_import, [*versions.values(), *added])
+    texts = ["a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"] if doubled else []
+    texts += [f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it"] if added else []
+    return tuple(Caution("W113", text) for text in texts)
+
+
+def _find_newest(domain: str) -> int:
+    """The newest version of a domain that onnx knows, 1 of others."""
+    known = (schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == domain)
+    return max(known, default=1)
 
 
 def _sort_graphs(proto: ModelProto) -> tuple[Caution, ...]:

@@ -2,6 +2,7 @@
 
     python -m tests.fuzz.suites --nodes                   each operator's tests, alone and between two products
     python -m tests.fuzz.suites --nodes --every 10        a tenth of them
+    python -m tests.fuzz.suites --peers                   as ONNX Runtime's, ModelOpt's and NNCF's suites have them
     python -m tests.fuzz.suites --folder models/          models/NAME/model.onnx, samples 0.npz, ... beside it
 
 Exit status: 1 if anything failed, else 0. See docs/robustness.md.
@@ -15,9 +16,10 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +31,13 @@ from onnxruntime import OrtValue
 import onnxq
 from tests.fuzz.case import FAILED, REFUSED, Outcome
 from tests.fuzz.judge import check_result, open_original
+from tests.fuzz.peers.catalogue import SUITES
 from tests.fuzz.run import TRIES_A_WORKER, TRY_LIMIT, Worker
 
 TARGETS = ("ort-int8", "trt-int8", "virtual-int8")
 SAMPLES = 4
+# Channels of the products around a node test.
+WIDEST = 128
 # A model that onnxq refuses, and that ONNX Runtime cannot run either.
 UNRUNNABLE = "refused, as ONNX Runtime does"
 # Arrays; lists of them for sequences, None for what is optional and missing.
@@ -40,11 +45,13 @@ Feeds = dict[str, Any]
 
 
 class Subject(NamedTuple):
-    """A model and its samples."""
+    """A model and its samples. group: where it is counted. forced: all that has a kernel is quantized."""
 
     name: str
     model: onnx.ModelProto
     samples: list[Feeds]
+    group: str = ""
+    forced: bool = True
 
 
 def list_nodes() -> Iterator[Subject]:
@@ -66,9 +73,14 @@ def list_nodes() -> Iterator[Subject]:
 
 
 def _to_array(value: Any) -> Any:
+    """The value as an array where it is a tensor. Samples with NaN and inf are refused, so that these become 1."""
     if isinstance(value, TensorProto):
-        return numpy_helper.to_array(value)
-    return np.asarray(value) if isinstance(value, (np.generic, int, float)) else value
+        value = numpy_helper.to_array(value)
+    if isinstance(value, (np.ndarray, np.generic, int, float)):
+        value = np.asarray(value)
+        if value.dtype.kind == "f" or value.dtype.isbuiltin == 2:
+            value = np.where(np.isfinite(value.astype(np.float32)), value, value.dtype.type(1))
+    return value
 
 
 def _vary(feeds: Feeds, rng: np.random.Generator) -> Feeds:
@@ -97,21 +109,46 @@ def put_between(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto | None:
     shape = [dim.dim_value for dim in leave.type.tensor_type.shape.dim]
     if not shape or 0 in shape:
         return None
-    weights = []
-    for name, dims, ends in (
-        ("in", feeds[entry.name].shape, ("suite/x", entry.name)),
-        ("out", shape, (leave.name, "suite/y")),
-    ):
-        conv = len(dims) == 4
-        width = dims[1] if conv else dims[-1]
-        weight = (np.eye(width) + 0.1 * rng.standard_normal((width, width))).astype(np.float32)
-        weights.append(numpy_helper.from_array(weight[..., None, None] if conv else weight, f"suite/{name}/w"))
-        node = helper.make_node("Conv" if conv else "MatMul", [ends[0], weights[-1].name], [ends[1]], f"suite/{name}")
-        graph.node.insert(0 if name == "in" else len(graph.node), node)
-    graph.initializer.extend(weights)
-    entry.name, leave.name = "suite/x", "suite/y"
-    feeds["suite/x"] = feeds.pop(graph.node[0].output[0])
+    before = _multiply(graph, "in", feeds[entry.name].shape, ("suite/x", entry.name), rng)
+    behind = _multiply(graph, "out", shape, (leave.name, "suite/y"), rng)
+    nodes = [*before, *graph.node, *behind]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    if not any(entry.domain == "" for entry in out.opset_import):
+        out.opset_import.append(helper.make_opsetid("", 17))
+    inner, entry.name, leave.name = entry.name, "suite/x", "suite/y"
+    feeds["suite/x"] = feeds.pop(inner)
     return out
+
+
+def _multiply(
+    graph: onnx.GraphProto, name: str, dims: Sequence[int], ends: tuple[str, str], rng: np.random.Generator
+) -> list[onnx.NodeProto]:
+    """The nodes of a product from one tensor to another of the same shape; the weight goes into the graph."""
+    conv = len(dims) == 4
+    width = dims[1] if conv else dims[-1]
+    # One test has a vector of 10,000 numbers, whose square would be a weight of 400 MB.
+    columns = max(part for part in range(1, WIDEST + 1) if width % part == 0)
+    weight = (np.eye(columns) + 0.1 * rng.standard_normal((columns, columns))).astype(np.float32)
+    weight = weight[..., None, None] if conv else weight
+    tensors = {"w": weight, "narrow": np.array([-1, columns]), "wide": np.array(dims)}
+    graph.initializer.extend(
+        numpy_helper.from_array(tensor, f"suite/{name}/{key}")
+        for key, tensor in tensors.items()
+        if key == "w" or columns < width
+    )
+
+    def make_node(kind: str, *names: str) -> onnx.NodeProto:
+        return helper.make_node(kind, names[:-1], names[-1:], f"suite/{name}/{kind}/{names[-1]}")
+
+    x, y, weight_name = f"suite/{name}/x", f"suite/{name}/y", f"suite/{name}/w"
+    if conv or columns == width:
+        return [make_node("Conv" if conv else "MatMul", ends[0], weight_name, ends[1])]
+    return [
+        make_node("Reshape", ends[0], f"suite/{name}/narrow", x),
+        make_node("MatMul", x, weight_name, y),
+        make_node("Reshape", y, f"suite/{name}/wide", ends[1]),
+    ]
 
 
 def list_folder(folder: Path) -> Iterator[Subject]:
@@ -121,13 +158,24 @@ def list_folder(folder: Path) -> Iterator[Subject]:
         yield Subject(path.parent.name, onnx.load(path), samples)
 
 
+def list_peers() -> Iterator[Subject]:
+    """Models after other tools' suites, with as many samples as those use and with more, forced and as sizes decide."""
+    for suite, peers in SUITES.items():
+        for name, peer in peers.items():
+            model, samples = peer.make(name)
+            for count, forced in product(peer.counts, (True, False)):
+                mode = "forced" if forced else "as sizes decide"
+                full = f"{suite}: {name}, samples: {count}, {mode}"
+                yield Subject(full, model, list[Feeds](samples[:count]), f"{suite}, {mode}, ", forced)
+
+
 def runs(subject: Subject) -> bool:
     """True where ONNX Runtime can run the model on all samples, as it is or at an older opset."""
     types = {value.name: value.type.tensor_type.elem_type for value in subject.model.graph.input}
     with suppress(Exception):
         session = open_original(subject.model)
         for feeds in subject.samples:
-            if any(getattr(value, "dtype", np.dtype(bool)).kind == "V" for value in feeds.values()):
+            if any(getattr(value, "dtype", np.dtype(bool)).isbuiltin == 2 for value in feeds.values()):
                 # numpy cannot tell ONNX Runtime that numbers are bfloat16, float8 or of 4 bits.
                 typed = OrtValue.ortvalue_from_numpy_with_onnx_type
                 session.run_with_ort_values(None, {name: typed(value, types[name]) for name, value in feeds.items()})
@@ -157,10 +205,11 @@ def write_subject(subject: Subject, folder: Path) -> None:
 
 
 def run_case(folder: Path, work: Path) -> Iterable[str]:
-    """Quantize the written subject for the target of `case.json`, all of it that has a kernel."""
+    """Quantize the written subject as `case.json` says."""
     path, samples, out = folder / "model.onnx", folder / "samples", work / "out.onnx"
-    preset = json.loads((folder / "case.json").read_text())["config"]
-    config = onnxq.load_config(preset, {"rules": [{"op": "*", "set": {"quantize": True}}], "effort": "balanced"})
+    case = json.loads((folder / "case.json").read_text())
+    rules = {"rules": [{"op": "*", "set": {"quantize": True}}]} if case["forced"] else {}
+    config = onnxq.load_config(case["config"], {**rules, "effort": "balanced"})
     result = onnxq.quantize(
         path, samples if any(samples.glob("*/*")) else None, config, overrides={"latency": False, "threads": 1}, out=out
     )
@@ -186,14 +235,15 @@ class Runner:
         """One subject for each target; of what is refused, whether ONNX Runtime runs it."""
         write_subject(subject, self.folder / "input")
         runnable = runs(subject)
-        outcomes = {preset: self._try(preset) for preset in TARGETS}
+        outcomes = {preset: self._try(preset, forced=subject.forced) for preset in TARGETS}
         for preset, outcome in outcomes.items():
             if outcome.kind == REFUSED and not runnable:
                 outcomes[preset] = Outcome(UNRUNNABLE, outcome.label, outcome.place, outcome.detail, outcome.seconds)
         return outcomes
 
-    def _try(self, preset: str) -> Outcome:
-        (self.folder / "input" / "case.json").write_text(json.dumps({"config": preset}))
+    def _try(self, preset: str, *, forced: bool) -> Outcome:
+        case = {"config": preset, "forced": forced}
+        (self.folder / "input" / "case.json").write_text(json.dumps(case))
         self.worker = self.worker or Worker("tests.fuzz.suites", self.folder, TRY_LIMIT)
         outcome = self.worker.run({})
         if self.worker.ended() or self.worker.tries >= TRIES_A_WORKER:
@@ -211,27 +261,32 @@ def main() -> int:
     """Run what the command line asks for, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.suites", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", action="store_true", help="the onnx package's node tests")
+    parser.add_argument("--peers", action="store_true", help="models after those of other tools' suites")
     parser.add_argument("--folder", type=Path, help="a folder of models")
     parser.add_argument("--every", type=int, default=1, help="only each so-manieth subject")
     parser.add_argument("--start", type=int, default=0, help="number of the first subject")
     parser.add_argument("--only", default="", help="subjects whose name holds this")
     parser.add_argument("--accepted", action="store_true", help="print those that are accepted, too")
     asked = parser.parse_args()
-    subjects = [*(list_nodes() if asked.nodes else ()), *(list_folder(asked.folder) if asked.folder else ())]
+    subjects = [
+        *(list_nodes() if asked.nodes else ()),
+        *(list_peers() if asked.peers else ()),
+        *(list_folder(asked.folder) if asked.folder else ()),
+    ]
     subjects = [subject for subject in subjects[asked.start :: asked.every] if asked.only in subject.name]
-    counts: dict[str, Counter[str]] = {preset: Counter() for preset in TARGETS}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     with tempfile.TemporaryDirectory(prefix="onnxq-suites-") as folder:
         runner = Runner(Path(folder))
         for subject in subjects:
             for preset, outcome in runner.run(subject).items():
-                counts[preset][outcome.kind] += 1
+                counts[f"{subject.group}{preset}"][outcome.kind] += 1
                 if outcome.detail or asked.accepted:
                     words = " ".join(outcome.detail.split())[-400:]
                     where = f"{subject.name} [{preset}] {outcome.seconds:.1f} s {outcome.label} {outcome.place}"
                     print(f"{outcome.kind} {where}: {words}", flush=True)
         runner.stop()
-    for preset, row in counts.items():
-        print(f"{preset}: {sum(row.values())} subjects, {dict(row)}")
+    for group, row in counts.items():
+        print(f"{group}: {sum(row.values())} subjects, {dict(row)}")
     return 1 if any(row[FAILED] for row in counts.values()) else 0
 
 

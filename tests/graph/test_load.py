@@ -285,6 +285,11 @@ def test_an_invalid_model_says_what_onnx_says() -> None:
     fails(proto, "not a valid ONNX model", "nobody")
 
 
+def test_an_operator_that_its_opset_took_back_is_told_to_be_exported_at_another() -> None:
+    text = "g (float[1,4,2,2] x) => (float[1,4,2,2] y) { y = GroupNormalization<num_groups = 2>(x, s, s) }"
+    fails(model(text, opset=18, s=np.ones(2, np.float32)), "deprecated", "export it at another opset")
+
+
 def test_unknown_attributes_are_refused() -> None:
     proto = small()
     proto.graph.node[0].attribute.append(helper.make_attribute("bits", 8))
@@ -344,6 +349,21 @@ def test_nodes_in_any_order_are_sorted() -> None:
     loaded = load_model(proto)
     assert [node.name for node in loaded.proto.graph.node] == ["a", "b"]
     assert len(loaded.notes) == 1
+
+
+def test_a_domain_is_imported_once_and_always() -> None:
+    """ONNX Runtime takes both models; converters stop at the first, onnx.checker at the second."""
+    text = "g (float[4] x) => (float[4] y) { [a] h = com.microsoft.Gelu(x) [b] y = ai.onnx.ml.Binarizer(h) }"
+    proto = model(text)
+    del proto.opset_import[:]
+    proto.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in (("", 28), ("ai.onnx", 17)))
+    loaded = load_model(proto)
+    imports = {entry.domain: entry.version for entry in loaded.proto.opset_import}
+    assert imports == {"ai.onnx": 17, "ai.onnx.ml": 5, "com.microsoft": 1}
+    assert len(loaded.proto.opset_import) == 3
+    assert [note.code for note in loaded.notes] == ["W113", "W113"]
+    feeds = {"x": np.array([-1, 0, 1, 2], np.float32)}
+    np.testing.assert_array_equal(compute(loaded.proto, feeds)[0], compute(proto, feeds)[0])
 
 
 def test_narrow_types_pass_the_size_check() -> None:

@@ -86,6 +86,16 @@ def test_a_file_of_onnxruntime_is_refused_too(form: str, tmp_path: Path) -> None
         onnxq.quantize(proto, images(), overrides={"latency": False})
 
 
+def test_what_sizes_leave_float_is_told() -> None:
+    """A pair at the input of a convolution that integers would make slower."""
+    text = (
+        "g (float[1,2,6] x) => (float[1,3,4] y) { q = QuantizeLinear(x, s) d = DequantizeLinear(q, s) y = Conv(d, w) }"
+    )
+    proto = model(text, weights={"s": (), "w": (3, 2, 3)})
+    with pytest.raises(onnxq.OnnxqError, match=r"1 pair kept, and nothing is left .*; what is float .* would not pay"):
+        onnxq.quantize(proto, samples(proto), overrides={"latency": False})
+
+
 # --- partly quantized
 
 
