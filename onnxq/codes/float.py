@@ -17,8 +17,9 @@ REFUSALS = (
          "Bits, scheme, type or granularity asked for have no kernel at this node.",
          "Ask for what the fix lists."),
     Code("R104", "the samples never reach this part of the model",
-         "A branch or body was never run in calibration, so nothing is known of its ranges.",
-         "Give samples that reach it."),
+         "A branch was never run in calibration, or it is a body whose iterations show no tensors: nothing is known of "
+         "its ranges.",
+         "Give samples that reach the branch; quantize the weights of a Loop or Scan alone (`mode: weight-only`)."),
     Code("R105", "it cannot be quantized alone",
          "A rule forces a node whose kernel exists only together with others, and those stay float.",
          "Force the others as well."),

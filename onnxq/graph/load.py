@@ -16,7 +16,7 @@ from onnxq.files import read_input
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import LightModel, WeightStore, strip_weights
 from onnxq.graph.precision.contrib import set_contrib_apart
-from onnxq.graph.scopes import replace_items, sort_nodes, walk_graphs
+from onnxq.graph.scopes import label_node, replace_items, sort_nodes, walk_graphs
 from onnxq.graph.storage.external import is_external, load_external, walk_tensors
 from onnxq.graph.storage.lazy import read_lazily
 from onnxq.graph.storage.skeleton import MESSAGE_LIMIT
@@ -58,8 +58,9 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
 
     lazy: leave large weights in their files, which are read when somebody asks for one.
 
-    Initializers that are graph inputs too become plain ones, nodes that stand before their producers are sorted, and
-    each domain is imported once, with a note each.
+    Initializers that are graph inputs too become plain ones, nodes that stand before their producers are sorted, each
+    domain is imported once, and an opset older than an operator of the model is raised where that changes nothing else,
+    with a note each.
     Raises ModelError for anything missing, damaged, unsafe or not supported.
     """
     files: tuple[Path, ...] = ()
@@ -87,7 +88,7 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
     check_tensors(proto, subject)
     _check_inputs(proto)
     _check_types(proto, subject)
-    notes = (*imports, *_separate_initializers(proto), *_sort_graphs(proto))
+    notes = (*imports, *_separate_initializers(proto), *_sort_graphs(proto), *_raise_opset(proto, subject))
     check_structure(proto, subject)
     return Model(proto, path, size, external, notes, files, store)
 
@@ -282,3 +283,46 @@ def _sort_graphs(proto: ModelProto) -> tuple[Caution, ...]:
             replace_items(graph.node, order)
             moved = True
     return (Caution("W113", "nodes stood before their producers; they are sorted now"),) if moved else ()
+
+
+def _raise_opset(proto: ModelProto, subject: str) -> tuple[Caution, ...]:
+    """Declare the opset that has all operators, where tools put newer ones into a model and left its opset.
+
+    Raises ModelError where another operator of the model is not the same at that opset.
+    """
+    declared = find_opset(proto)
+    light, _ = omit_weights(proto, empty=True)
+    set_contrib_apart(light)
+    graphs = (graph for _, graph in walk_graphs(light.graph))
+    nodes = {node.op_type: node for graph in graphs for node in graph.node if node.domain in ("", "ai.onnx")}
+    lacking = [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
+    newer = range(declared + 1, onnx.defs.onnx_opset_version() + 1)
+    # 0 for an operator that onnx does not know at all: the checker tells of it.
+    late = {op_type: next((one for one in newer if _find_version(op_type, one)), 0) for op_type in lacking}
+    if not late or not all(late.values()):
+        return ()
+    newest = max(late, key=lambda op_type: late[op_type])
+    node, opset = nodes[newest], late[newest]
+    named = f"{node.name!r} ({newest})" if node.name else label_node(node)
+    cause = f"{named} is an operator of opset {opset}, and the model declares opset {declared}"
+    other = [one for one in nodes if _find_version(one, declared) not in (0, _find_version(one, opset))]
+    if other:
+        fix = (
+            f"export it at opset {opset}, or convert it with onnx.version_converter before the operator is put in: "
+            f"{', '.join(sorted(other)[:_SHOWN])} of opset {declared} may mean something else there"
+        )
+        raise ModelError(subject, cause, fix, code="Q103")
+    for entry in proto.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = opset
+    needed = onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, needed)
+    return (Caution("W113", f"{cause}; it declares opset {opset} now, at which all its operators are the same"),)
+
+
+def _find_version(op_type: str, opset: int) -> int:
+    """The version of one of ONNX's own operators at an opset; 0 where it is not there."""
+    try:
+        return int(onnx.defs.get_schema(op_type, opset, "").since_version)
+    except onnx.defs.SchemaError:
+        return 0

@@ -47,7 +47,7 @@ from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC
 from onnxq.runtime import UnknownOperatorError, detect_cpu, observe_shapes
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Role, Unquantized, is_within
+from onnxq.sites import Caution, Refusal, Role, Unquantized, is_within
 from onnxq.targets import find_target
 from onnxq.workers import use_threads
 
@@ -98,8 +98,8 @@ def draft_placement(
         state.model,
         config,
         shapes=shapes,
-        # Scales of each run need no samples, so that branches which none enters are quantized too.
-        closed={} if config.mode == "dynamic" else _list_closed_scopes(index, reached),
+        # Scales of each run and weights need no samples: bodies that none enters or shows are quantized too.
+        closed={} if config.mode in ("dynamic", "weight-only") else _list_closed_scopes(index, reached),
         before=state.before,
         prepare=state.rewrites,
         name=name,
@@ -108,8 +108,8 @@ def draft_placement(
     )
 
 
-def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
-    """Bodies that hold compute nodes but gave no tensors, with the reason."""
+def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refusal]:
+    """Bodies that hold compute nodes but gave no tensors, with the refusal of each."""
     working = {node.scope for node in index.nodes if node.op_type in ("Conv", "Gemm", "MatMul")}
     closed = {}
     for scope in index.scopes:
@@ -117,11 +117,11 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
             continue
         parent = index.parent(scope)
         op = parent.op_type if parent is not None else ""
-        closed[scope] = (
-            "calibration never ran this branch, so its ranges are unknown"
-            if op == "If"
-            else f"it is the body of a {op}: its tensors cannot be observed from outside"
-        )
+        reason = f"it is the body of a {op}: its tensors cannot be observed from outside"
+        fix = "quantize its weights alone (`mode: weight-only`), or unroll it in the export"
+        if op == "If":
+            reason, fix = "calibration never ran this branch, so its ranges are unknown", "give samples that reach it"
+        closed[scope] = Refusal(scope, reason, fix, "scope", "R104")
     return closed
 
 

@@ -100,7 +100,7 @@ def state_placement(
     config: Config,
     *,
     shapes: Shapes | None = None,
-    closed: Mapping[str, str] | None = None,
+    closed: Mapping[str, Refusal] | None = None,
     before: GraphIndex | None = None,
     prepare: tuple[str, ...] = (),
     name: str = "",
@@ -110,7 +110,7 @@ def state_placement(
     """Look at a prepared model and state its placement problem.
 
     shapes: observed shapes, which the size rules need where the model's are symbolic.
-    closed: scopes that stay float, with the reason (a body calibration never ran, a Loop body).
+    closed: scopes that stay float, with their refusals (a branch calibration never ran, a Loop body).
     before: index of the model as it came, whose names rules may use too.
     existing: the pairs that the model came with; new ones take their type where engines need both alike.
     identified: False leaves out the fingerprint of the model, for plans that nobody keeps.
@@ -128,13 +128,10 @@ def state_placement(
         closed=lambda node: any(is_within(node.scope, scope) for scope in closed),
     )  # fmt: skip
     print_of = compute_fingerprint(proto) if identified else Fingerprint("", "")
-    unreached = (
-        Refusal(scope, reason, "give samples that reach it", "scope", "R104") for scope, reason in closed.items()
-    )
     without = (engine.without_kernel(node) for node in index.nodes)
     # The first reason for a node holds: a closed scope is why no rule looked at it.
     refusals, left_float = split_unquantized(
-        (*unreached, *problem.ops.reasons, *(reason for reason in without if reason is not None))
+        (*closed.values(), *problem.ops.reasons, *(reason for reason in without if reason is not None))
     )
     base = Plan(
         target=config.target,

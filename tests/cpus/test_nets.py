@@ -50,14 +50,15 @@ def test_without_the_bound_it_does_so_only_where_the_cpu_adds_in_32_bits(name: s
     assert found < 40 if cpu_saturates() else found > 60
 
 
-@pytest.mark.parametrize("name", ["conv", "matmul", "gemm"])
-def test_promotion_looks_at_what_this_cpu_computes(name: str) -> None:
+# Where sums saturate conv has 19 dB in int8 and 22 with one of its two operators in float: 30 would take both.
+@pytest.mark.parametrize(("name", "wish"), [("conv", 21), ("matmul", 30), ("gemm", 30)])
+def test_promotion_looks_at_what_this_cpu_computes(name: str, wish: float) -> None:
     """Where sums saturate, a wish that the file keeps is not one that users keep: operators leave int8 until it is."""
-    done = quantized(name, saturation="allow", min_sqnr=30)
+    done = quantized(name, saturation="allow", min_sqnr=wish)
     account = done.report.promotion
     assert account is not None
     assert account.met
-    assert min(done.report.checks[0].sqnr_db) >= 30
+    assert min(done.report.checks[0].sqnr_db) >= wish
     assert bool(account.steps) == cpu_saturates()
 
 

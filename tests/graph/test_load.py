@@ -20,6 +20,7 @@ from onnxq.graph import (
     Editor,
     GraphIndex,
     compute_fingerprint,
+    find_opset,
     infer_shapes,
     inline_functions,
     load_model,
@@ -254,6 +255,28 @@ def test_versions_from_the_future_and_the_past_are_told() -> None:
     proto = small()
     proto.opset_import[0].version = 999
     fails(proto, "opset 999")
+
+
+def test_an_operator_newer_than_the_opset_raises_it() -> None:
+    """Tools that fuse write Gelu or RMSNormalization and leave the opset as it was; ONNX Runtime loads no such file."""
+    proto = model("g (float[4,8] x) => (float[4,8] y) { [m] a = MatMul(x, x) [g] y = Gelu(a) }", opset=17, ir=8)
+    found = load_model(proto)
+    assert (find_opset(found.proto), found.proto.ir_version) == (20, 9)
+    (note,) = found.notes
+    assert note.code == "W113"
+    assert "'g'" in note
+    assert "Gelu" in note
+    assert "of opset 20, and the model declares opset 17; it declares opset 20 now" in note
+    assert find_opset(proto) == 17
+
+
+def test_an_operator_newer_than_the_opset_is_named_where_raising_it_changes_another() -> None:
+    proto = model(
+        "g (float[4,8] x) => (float[4,8] y) { [m] a = Cast<to = 1>(x) [g] y = RMSNormalization<axis = -1>(a, s) }",
+        opset=17, s=np.ones(8, np.float32),
+    )  # fmt: skip
+    fails(proto, "'g' (RMSNormalization) is an operator of opset 23, and the model declares opset 17")
+    fails(proto, "export it at opset 23, or convert it with onnx.version_converter", "Cast of opset 17 may mean")
 
 
 def test_an_invalid_model_says_what_onnx_says() -> None:

@@ -133,3 +133,83 @@ def test_a_model_of_another_domain_alone_has_nothing_to_quantize() -> None:
     result = onnxq.quantize(proto, {"x": SAMPLES[:8, 0, :2, :3]}, overrides=HOW)
     assert result.report.pairs == 0
     np.testing.assert_array_equal(runs(result, SAMPLES[0, 0, :2, :3])[0], SAMPLES[0, 0, :2, :3] > 0)
+
+
+def build(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {text}')
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items())
+    return proto
+
+
+KERNELS = {name: (RNG.standard_normal((8, 8, 3, 3)) / 9).astype(np.float32) for name in ("u", "v")}
+MAPS = RNG.standard_normal((8, 1, 8, 16, 16)).astype(np.float32)
+ARITHMETIC = {
+    # Shape arithmetic on an input of integers, of which no target may make pairs.
+    "integers": (
+        """c = Conv <pads=[1,1,1,1]>(x, u) less = Sub(n, one) most = Max(less, one) same = Mul(most, one)
+        more = Add(same, one) s = Slice(c, one, more, three) y = Conv <pads=[1,1,1,1]>(s, v)""",
+        {"one": np.array([1]), "three": np.array([3])},
+    ),
+    "sizes": (
+        "c = Conv <pads=[1,1,1,1]>(x, u) s = Resize(c, , , n) y = Conv <pads=[1,1,1,1]>(s, v)",
+        {},
+    ),
+    # Double precision between two products.
+    "doubles": (
+        """c = Conv <pads=[1,1,1,1]>(x, u) d = Cast <to = 11>(c) e = Mul(d, d) f = MatMul(e, wide) s = Cast <to = 1>(f)
+        y = Conv <pads=[1,1,1,1]>(s, v)""",
+        {"wide": RNG.standard_normal((16, 16)) / 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_integers_and_doubles_between_products_stay_as_they_are(name: str, target: str) -> None:
+    text, constants = ARITHMETIC[name]
+    number = {"integers": "int64[1] n", "sizes": "int64[4] n", "doubles": "bool n"}[name]
+    proto = build(f"(float[1,8,16,16] x, {number}) => (float[A,B,C,D] y) {{ {text} }}", **KERNELS, **constants)
+    given = {"integers": np.array([9]), "sizes": np.array([1, 8, 24, 24]), "doubles": np.array(True)}[name]
+    feeds = [{"x": row, "n": given} for row in MAPS]
+    result = onnxq.quantize(proto, feeds, overrides={"latency": False, "target": target})
+    assert result.report.checks[0].sqnr_db[0] > 30
+    exact = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds[0])[0]
+    (found,) = onnxruntime.InferenceSession(result.model.SerializeToString()).run(None, feeds[0])
+    assert np.abs(found - exact).max() < 0.1 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("body", ["loop", "branch"])
+def test_ranges_are_chosen_around_bodies_with_convolutions(body: str) -> None:
+    conv, same = "Conv <pads=[1,1,1,1]>", "float[1,8,16,16]"
+    inner = {
+        "loop": f"""s = Loop(three, yes, r) <body = turn (int64 i, bool go, {same} state) => (bool on, {same} sum) {{
+            on = Identity(go) h = {conv}(r, v) p = Relu(h) sum = Add(p, state) }}>""",
+        "branch": f"""s = If(yes) <then_branch = here () => ({same} h) {{ p = {conv}(r, v) h = Relu(p) }},
+            else_branch = there () => ({same} z) {{ z = Identity(r) }}>""",
+    }[body]
+    text = f"({same} x, bool yes) => ({same} y) {{ c = {conv}(x, u) r = Relu(c) {inner} y = {conv}(s, v) }}"
+    proto = build(text, **KERNELS, **({"three": np.array(3)} if body == "loop" else {}))
+    feeds = [{"x": row, "yes": np.array(True)} for row in np.concatenate([MAPS, 2 * MAPS])]
+    result = onnxq.quantize(proto, feeds, overrides={"latency": False, "target": "virtual", "effort": "balanced"})
+    assert any(line.startswith("ranges: ") for line in result.report.accounts)
+    assert result.report.checks[0].sqnr_db[0] > 30
+
+
+@pytest.mark.parametrize(("hidden", "observed"), [(0, True), (7, True), (9, False)])
+def test_a_mask_that_only_one_sample_has_spoils_no_check(hidden: int, observed: bool) -> None:
+    """Samples that choose leave no pair where they hold -inf; one held back for the figures decides nothing."""
+    square = {name: (RNG.standard_normal((32, 32)) / 6).astype(np.float32) for name in ("q", "k")}
+    text = """(float[16,32] x, bool[16,32] keep) => (float[16,32] y) {
+        a = MatMul(x, q) n = Where(keep, a, low) c = Concat <axis = 1>(n, a) s = Slice(c, zero, wide, one)
+        p = Softmax <axis = -1>(s) y = MatMul(p, k) }"""
+    numbers = {"zero": np.array([0]), "wide": np.array([32]), "one": np.array([1]), "low": np.float32(-np.inf)}
+    proto = build(text, **square, **numbers)
+    keep = [np.ones((16, 32), bool) for _ in range(16)]
+    keep[hidden][:, ::3] = False
+    feeds = [{"x": RNG.standard_normal((16, 32)).astype(np.float32), "keep": one} for one in keep]
+    how = {"latency": False, "target": "virtual", "effort": "fast"}
+    result = onnxq.quantize(proto, feeds, overrides=how)
+    assert any("-inf" in refusal.reason for refusal in result.plan.refusals) == observed
+    assert all(db > 25 for check in result.report.checks for db in check.sqnr_db)
+    session = onnxruntime.InferenceSession(result.model.SerializeToString())
+    assert np.isfinite(session.run(None, feeds[hidden])[0]).all()

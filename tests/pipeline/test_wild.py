@@ -105,8 +105,13 @@ def test_a_loop_body_is_refused_and_the_rest_quantized() -> None:
     result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
     good(result)
     assert {site.site.scope for site in result.plan.sites} == {""}
-    refused = {refusal.subject: refusal.reason for refusal in result.plan.refusals}
-    assert "Loop" in refused["Loop.body"]
+    refused = {refusal.subject: refusal for refusal in result.plan.refusals}
+    assert "Loop" in refused["Loop.body"].reason
+    assert "weight-only" in refused["Loop.body"].fix
+    weights = onnxq.quantize(proto, data, "ort-int8-weights", overrides={"latency": False})
+    good(weights)
+    assert {site.site.scope for site in weights.plan.sites} == {"", "Loop.body"}
+    assert weights.report.refusals == ()
 
 
 def test_external_data_in_and_out(tmp_path: Path) -> None:
