@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Quantize models of a corpus for wishes of accuracy, and see on fresh data whether they are kept; print a table.
 
-    python benchmarks/wishes.py --corpus DIR fmnist_resnet:36,38,40 efficientnet_lite0:25 --samples 32 --out out/wishes
+    python benchmarks/wishes.py --corpus DIR fmnist_resnet:-1,+1,+4 efficientnet_lite0:25 --samples 32 --out out/wishes
 
-Each wish, `--min-sqnr` in dB, has calibration samples of its own, as many as --samples; `benchmarks/corpus.py` says
-what a corpus is, whose evaluation data is fresh. Beside each stands the file that the same samples give without a wish.
-A wish is kept where exit code 0 comes with at least so many dB on fresh data, or code 4 says that it is not held.
+A wish, `--min-sqnr`, is a number of dB, or with a sign so many beyond what the file without a wish has on fresh data,
+in whole dB. Each has samples of its own, drawn by --seed from all rows that data/NAME.npz holds of the model's inputs
+(arrays `calib/<input>` and `eval/<input>`); fresh are --fresh of the others. Beside each stands the file that the same
+samples give without a wish. A wish is kept where exit code 0 comes with at least so many dB on fresh data at the worst
+output, padding left out, or code 4 says that it is not held.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from corpus import calibration, evaluate
 from measure import onnxq, run, table
+from onnxq.data import load_data
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.runtime import Session
 from subjects import report_in
 
 HEAD = ["model", "wish dB", "told dB", "fresh dB", "kept", "float operators", "speed", "MB", "without: fresh dB",
@@ -27,51 +31,65 @@ HEAD = ["model", "wish dB", "told dB", "fresh dB", "kept", "float operators", "s
 UNMET = 4
 
 
-def take_samples(source: Path, target: Path, first: int, count: int) -> Path:
-    """Some rows of calibration inputs as a file of their own, beginning anew where they end."""
-    with np.load(source) as inputs:
-        np.savez(target, **{name: np.take(rows, range(first, first + count), 0, mode="wrap")
-                            for name, rows in inputs.items()})  # fmt: skip
-    return target
+def draw_samples(args: argparse.Namespace, name: str, number: int) -> tuple[Path, dict[str, np.ndarray]]:
+    """A file of the samples of the wish of this number, and fresh rows, by input."""
+    inputs = [value.name for value in Session(args.corpus / "models" / f"{name}.onnx", optimize=False).inputs]
+    with np.load(args.corpus / "data" / f"{name}.npz") as stored:
+        parts = [part for part in ("calib", "eval") if all(f"{part}/{one}" in stored for one in inputs)]
+        rows = {one: np.concatenate([stored[f"{part}/{one}"] for part in parts]) for one in inputs}
+    rows = {one: array.astype(np.float32) if array.dtype == np.float16 else array for one, array in rows.items()}
+    order = np.random.default_rng([args.seed, number]).permutation(len(next(iter(rows.values()))))
+    chosen, fresh = order[: args.samples], order[args.samples : args.samples + args.fresh]
+    data = args.out / f"{name}.{number}.npz"
+    np.savez(data, **{one: array[chosen] for one, array in rows.items()})
+    return data, {one: array[fresh] for one, array in rows.items()}
 
 
-def quantize(args: argparse.Namespace, name: str, data: Path, *wish: str) -> dict[str, Any]:
-    """The report of a run, with its exit code and the SQNR on fresh data."""
-    source, target = args.corpus / "models" / f"{name}.onnx", args.out / f"{name}.q.onnx"
+def measure_fresh(source: Path, target: Path, fresh: dict[str, np.ndarray]) -> float:
+    """SQNR in dB of the worst output of a file, as ONNX Runtime runs it."""
+    reference, other = (Session(path, threads=1) for path in (source, target))
+    errors = ModelErrors()
+    for feeds in load_data(fresh, reference.inputs).samples():
+        errors.update(feeds, reference.run(feeds), other.run(feeds))
+    return min(output.whole_db for output in errors.results())
+
+
+def quantize(args: argparse.Namespace, name: str, data: Path, *wish: str) -> tuple[dict[str, Any], Path]:
+    """The report of a run, with its exit code and seconds, and the file."""
+    source, target = args.corpus / "models" / f"{name}.onnx", args.out / f"{data.stem}{''.join(wish)}.q.onnx"
     options = ["--config", args.config, "--force", "--json", "-o", target, *wish, *args.options]
     done = run(onnxq("quantize", source, "--data", data, *options))
-    (args.out / f"{data.stem}{''.join(wish)}.log").write_text(done.output, encoding="utf-8")
+    (args.out / f"{target.stem}.log").write_text(done.output, encoding="utf-8")
     if done.code not in (0, UNMET):
         sys.exit(done.output)
-    return {
-        **report_in(done.output),
-        "exit": done.code,
-        "seconds": done.seconds,
-        "fresh": evaluate(args.corpus, name, target),
-    }
+    return {**report_in(done.output), "exit": done.code, "seconds": done.seconds}, target
 
 
-def measure(args: argparse.Namespace, name: str, wish: float, data: Path) -> dict[str, Any]:
+def measure(args: argparse.Namespace, name: str, wish: str, number: int) -> dict[str, Any]:
     """Everything about one wish."""
-    found = quantize(args, name, data, "--min-sqnr", f"{wish:g}")
-    plain = quantize(args, name, data)
-    account = found["promotion"]
-    fresh = found["fresh"]["sqnr_db"]
+    source = args.corpus / "models" / f"{name}.onnx"
+    data, rows = draw_samples(args, name, number)
+    plain, file = quantize(args, name, data)
+    without = measure_fresh(source, file, rows)
+    wanted = round(without) + float(wish) if wish[0] in "+-" else float(wish)
+    report, file = quantize(args, name, data, "--min-sqnr", f"{wanted:g}")
+    fresh = measure_fresh(source, file, rows)
+    account = report["promotion"]
     return {
         "name": name,
-        "wish": wish,
-        "met": found["exit"] == 0,
+        "wish": wanted,
+        "met": report["exit"] == 0,
         "told": account["value"],
         "spread": account["spread"],
         "fresh": fresh,
-        "kept": found["exit"] == UNMET or fresh >= wish,
+        "kept": report["exit"] == UNMET or fresh >= wanted,
         "promoted": account["operators"],
         "operators": account["operators"] + account["left"],
         # Of a file in which nothing is quantized no time is taken.
-        "speeds": [one["latency"]["ratio"] if one["latency"] else 1.0 for one in (found, plain)],
-        "megabytes": [one["output_bytes"] / 1e6 for one in (found, plain)],
-        "plain": plain["fresh"]["sqnr_db"],
-        "seconds": found["seconds"],
+        "speeds": [one["latency"]["ratio"] if one["latency"] else 1.0 for one in (report, plain)],
+        "megabytes": [one["output_bytes"] / 1e6 for one in (report, plain)],
+        "plain": without,
+        "seconds": report["seconds"],
         "note": account["note"],
     }
 
@@ -97,9 +115,11 @@ def cells(row: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Measure the wishes of each model in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wishes", nargs="+", metavar="NAME:DB,DB", help="a model and its wishes")
+    parser.add_argument("wishes", nargs="+", metavar="NAME:WISH,WISH", help="a model and its wishes")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--fresh", type=int, default=1000, help="rows, at most")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--config", default="ort-int8", help="preset or file")
     parser.add_argument("--out", type=Path, default=Path("out/wishes"))
     own, options = (sys.argv[1:], []) if "--" not in sys.argv else (
@@ -109,11 +129,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for name, _, wishes in (one.partition(":") for one in args.wishes):
-        numbers = [float(wish) for wish in wishes.split(",")]
-        whole = calibration(args.corpus, name, args.out, args.samples * len(numbers))
-        for k, wish in enumerate(numbers):
-            data = take_samples(whole, args.out / f"{name}.{k}.npz", k * args.samples, args.samples)
-            rows.append(measure(args, name, wish, data))
+        for number, wish in enumerate(wishes.split(",")):
+            rows.append(measure(args, name, wish, number))
             print(rows[-1], file=sys.stderr, flush=True)
     (args.out / "wishes.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     print(table([cells(row) for row in rows], HEAD))

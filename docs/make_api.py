@@ -85,7 +85,7 @@ def describe_class(node: ast.ClassDef) -> Iterator[str]:
     public = [
         one for one in node.body if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target).startswith("_")
     ]
-    fields = [f"    {ast.unparse(one)}" for one in public]
+    fields = [f"    {ast.unparse(_PlainTypes().visit(one))}" for one in public]
     made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
     yield write_code(
         "\n".join([head + (":" if fields or made else ""), *fields, *(_indent(write_signature(m)) for m in made)])
@@ -96,6 +96,17 @@ def describe_class(node: ast.ClassDef) -> Iterator[str]:
             is_value = any(ast.unparse(one).endswith("property") for one in method.decorator_list)
             title = f"`{node.name}.{method.name}`" if is_value else f"`{node.name}.{write_signature(method)[4:]}`"
             yield f"- {' '.join(title.split())}: {_first_paragraph(method)}\n"
+
+
+class _PlainTypes(ast.NodeTransformer):
+    """Leaves out what types of fields say of their JSON: Written[X] and Annotated[X, ...] are X."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        name, inner = ast.unparse(node.value), node.slice
+        if name == "Annotated" and isinstance(inner, ast.Tuple):
+            return inner.elts[0]
+        return inner if name == "Written" else node
 
 
 def _indent(text: str) -> str:

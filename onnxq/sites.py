@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
+from typing import Annotated
 
 
 class Role(str, Enum):
@@ -63,6 +64,17 @@ def split_scope(text: str, scopes: Container[str]) -> tuple[str, str]:
     return "", text
 
 
+class Mark(Enum):
+    """A note on the type of a field, for the JSON that `onnxq.config.rows` makes of a dataclass."""
+
+    WRITTEN = auto()  # written where it equals the default, too
+    NONEMPTY = auto()  # text that must not be empty
+
+
+# An entry of `onnxq.codes`.
+Code = Annotated[str, Mark.NONEMPTY, Mark.WRITTEN]
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A request that was denied."""
@@ -74,8 +86,7 @@ class Refusal:
     fix: str = ""
     # The placement rule or check that refused.
     rule: str = ""
-    # An entry of `onnxq.codes`.
-    code: str = "R100"
+    code: Code = "R100"
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,7 @@ class LeftFloat:
     reason: str
     # The rule that leaves the node float.
     rule: str = ""
-    # An entry of `onnxq.codes`.
-    code: str = "F102"
+    code: Code = "F102"
 
 
 Unquantized = Refusal | LeftFloat

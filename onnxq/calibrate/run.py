@@ -59,9 +59,8 @@ def calibrate(
     unseen: tuple[Refusal, ...] = ()
     if watch.readers:
         if dataset is None:
-            raise PlanError(
-                str(next(iter(wants))), "has no scale, and there are no samples", "give calibration data", code="Q405"
-            )
+            cause = "has no scale, and there are no samples"
+            raise PlanError(str(next(iter(wants))), cause, "give samples, `data=…`", code="Q405")
         limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
         taps = Taps(proto, sorted(watch.readers, key=order_tensors(proto)), limit)
         unseen = taps.refusals

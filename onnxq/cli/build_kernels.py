@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -43,8 +42,9 @@ def run_command(archs: tuple[str, ...], out: str | None, force: bool, view: View
     from onnxq import report
 
     with report.show_progress("building kernels", quiet=view.quiet) as progress:
+        from onnxq.files import name_folder
         from onnxq.kernels import build_kernels
         from onnxq.report.kernels import find_missing_kernels, show_kernels
 
-        built = build_kernels(archs, output=None if out is None else Path(out), force=force, progress=progress)
+        built = build_kernels(archs, output=name_folder(out), force=force, progress=progress)
     return show_outcome(show_kernels, built, view, find_missing_kernels(built, asked=bool(archs)))

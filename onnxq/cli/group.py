@@ -52,6 +52,15 @@ class ModelCommand(click.Command):
         first = next(k for k, one in enumerate(self.params) if one.name == "as_json")
         self.params[first:first] = self.overrides
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line. Empty words are refused: most are a shell's variables that were never set."""
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(str(param.name))
+            if "" in (value if isinstance(value, tuple) else (value,)):
+                raise click.BadParameter("it is empty.", ctx, param)
+        return rest
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""
         # Here, since --help and usage errors need none of it.

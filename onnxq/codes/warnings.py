@@ -114,4 +114,9 @@ WARNINGS = (
     Code("W136", "operators that are forced cost time",
          "nodes_to_quantize or op_types_to_quantize name operators that int8 does not make faster.",
          "Nothing; or leave them out of the list."),
+    Code("W137", "a choice is not taken from the float model",
+         "Models that choose rows (TopK, NonMaxSuppression, ArgMax) are compared on the float model's choices, so that "
+         "rows match. The choice named cannot be given, and where two candidates are close, rows change places: the "
+         "figures of the outputs named are then too low, however good the quantized model is.",
+         "Judge these outputs with the task's own metric (`accuracy.metric`)."),
 )  # fmt: skip

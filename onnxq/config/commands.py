@@ -90,7 +90,8 @@ class ProveConfig(Section):
     )  # fmt: skip
     compute_capability: str | None = option(None, "GPU to build for, tensorrt-rtx only. [default: 8.6]", metavar="8.6")
     require: _Pairs = option(
-        (), "Nodes (glob, /regular expression/, or an operator) that must run in a type: int8 'Conv*'; repeatable.",
+        (), "Nodes (glob, /regular expression/, or an operator) that must run in a type: int8 'Conv*'; quantized '*': "
+        "products run as their pairs say; repeatable.",
         metavar="TYPE PATTERN",
     )  # fmt: skip
     require_int8: Words = option((), "The same for int8; repeatable.", metavar="PATTERN")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from onnxq.config.document import Path
+from onnxq.errors import OnnxqError
 from onnxq.nearest import find_nearest, suggest_names
 
 # Keys that are set by onnxq and not by people, by their model: never suggested.
@@ -53,7 +54,10 @@ def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden
     if kind == "missing":
         return Fault(path, "is missing", "add it")
     if kind == "value_error":  # raised by our own validators, in our own words
-        return Fault(path, str(details["ctx"]["error"]))
+        error = details["ctx"]["error"]
+        if isinstance(error, OnnxqError):
+            return Fault(path, f"{error.subject}: {error.cause}", error.fix)
+        return Fault(path, str(error))
     words = {"tuple_type": "must be a list", "model_type": "must be a mapping of keys to values"}
     message = words.get(kind, str(details["msg"]).replace("Input should be", "must be"))
     if value is None or isinstance(value, (str, int, float, bool)):

@@ -77,6 +77,7 @@ def _can_be_dynamic(config: Config) -> bool:
     return not _is_dynamic(config) or (usual and made.storage in ("", "uint8"))
 
 
+_OBSERVER = "weights.observer"
 _SYMMETRIC = "TensorRT takes no zero point: it refuses asymmetric int8"
 _NO_CPU = "only the placement for ONNX Runtime goes by the kind of CPU"
 _NO_OPERATORS = "only ONNX Runtime has the operator MatMulNBits"
@@ -105,7 +106,7 @@ TENSORRT: tuple[Limit, ...] = (
           "TensorRT multiplies FP8 by FP8 and int8 by int8, nothing else",
           f"write `storage: {FLOAT8}` for both activations and weights, or for neither"),
     Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),
-    Limit("weights.observer", _has_positive_scales, "TensorRT reads positive scales", "remove `signed_scales`"),
+    Limit(_OBSERVER, _has_positive_scales, "TensorRT reads positive scales", "remove `signed_scales`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
     Limit("emit", lambda c: c.emit == "qdq", _NO_OPERATORS, "remove it, or write `target: ort`"),
 )  # fmt: skip
@@ -127,7 +128,7 @@ ONNXRUNTIME: tuple[Limit, ...] = (
           "remove it, or write `weights: {granularity: block, block_size: 32}`"),
     Limit("accuracy_level", lambda c: c.accuracy_level == 0 or c.emit == "nbits",
           "pairs have none: a session's option sets it", "remove it, or write `emit: nbits`"),
-    Limit("weights.observer", _can_have_signed_scales, "negative scales are for blocks in mode weight-only",
+    Limit(_OBSERVER, _can_have_signed_scales, "negative scales are for blocks in mode weight-only",
           "remove `signed_scales`"),
     Limit("attention", lambda c: c.attention == "float", "ONNX Runtime on the CPU is slower with attention in int8",
           "write `attention: float`"),
@@ -135,7 +136,7 @@ ONNXRUNTIME: tuple[Limit, ...] = (
 VIRTUAL: tuple[Limit, ...] = (
     Limit("mode", lambda c: not _is_dynamic(c), "this target computes plans with scales, and at no run",
           "write `mode: static` and give samples, or `target: ort`"),
-    Limit("weights.observer", _has_positive_scales, "this target stands for engines with positive scales",
+    Limit(_OBSERVER, _has_positive_scales, "this target stands for engines with positive scales",
           "remove `signed_scales`"),
     Limit("placement", lambda c: c.placement == "rules", "placements are timed in an engine, and this target is none",
           "write `placement: rules`"),
@@ -163,6 +164,12 @@ def _locate_field(config: Config, path: str) -> Location:
 
 
 def _find_rule_faults(config: Config) -> Iterator[tuple[str, str, str]]:
+    for k, rule in enumerate(config.rules):
+        # The first rule that matches wins, so that nothing but the section stands below it.
+        ruled = config.model_copy(update={"weights": config.weights.model_copy(update=rule.set.given())})
+        for limit in LIMITS.get(config.target, ()):
+            if limit.path == _OBSERVER and rule.set.observer is not None and not limit.takes(ruled):
+                yield f"rules[{k}].set.observer", limit.why, limit.fix
     if config.target != "trt":
         return
     for k, rule in enumerate(config.rules):

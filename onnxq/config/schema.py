@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from onnxq.config.document import Path, format_path
@@ -54,6 +54,8 @@ Opset = Annotated[int, Field(ge=1, lt=1000)]
 Words = Annotated[dict[str, str], Field(default_factory=dict)]
 SiteName = Annotated[Any, BeforeValidator(_read_site_name)]
 SchemaNumber = Annotated[Natural, Field(alias="schema")]
+# The name of the file, where it is empty or not there.
+Origin = Annotated[str, AfterValidator(lambda text, info: text or info.context), Field(validate_default=True)]
 PassName = Annotated[str, Field(alias="pass", min_length=1)]
 
 
@@ -105,8 +107,13 @@ class JsonText:
         try:
             return schema.model_validate_json(self.text, strict=True)
         except ValidationError as found:
-            faults = list_faults(found, schema)
-            raise join_faults([(self.where(one.path), one) for one in faults], error, fix, code) from found
+            raise self.locate(found, schema, error, fix, code) from found
+
+    def locate(
+        self, found: ValidationError, schema: type[BaseModel], error: type[OnnxqError], fix: str, code: str
+    ) -> OnnxqError:
+        """Make one `error` of all faults of `schema`, each with its line and path."""
+        return join_faults([(self.where(one.path), one) for one in list_faults(found, schema)], error, fix, code)
 
 
 def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]) -> _Row:
@@ -156,12 +163,14 @@ def find_line(text: str, path: Path) -> int:
 
 __all__ = [
     "Axis",
+    "Code",
     "Finite",
     "JsonText",
     "Level",
     "Loose",
     "Natural",
     "Opset",
+    "Origin",
     "PassName",
     "Path",
     "SchemaNumber",

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from onnxq.data.deflated import DeflatedArray
+from onnxq.data.deflated import DeflatedArray, ScatteredArray
 from onnxq.data.fit import Array
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, shorten_error
@@ -71,7 +71,7 @@ def load_npz(path: Path) -> dict[str, Array]:
     return found
 
 
-def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, left: int) -> Array | DeflatedArray:
+def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, left: int) -> Any:
     """Read one array of a .npz file; it is unpacked in memory if it has at most `left` bytes."""
     dtype, shape, order = _read_header(stream, where)
     start = stream.tell()
@@ -88,7 +88,12 @@ def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: st
     # Rows are contiguous in C order only.
     if not order and len(shape) > 1 and size:
         return DeflatedArray(path, info, _find_data(path, info), start, dtype, shape)
-    return _unpack_to_file(stream, dtype, shape, order)
+    # Unnamed; it lives as long as the array that is mapped from it.
+    with tempfile.TemporaryFile(prefix="onnxq-") as file:
+        while block := stream.read(_COPY_BYTES):
+            file.write(block)
+        file.flush()
+        return ScatteredArray(file, dtype, shape) if order else np.memmap(file, dtype, "r", 0, shape)
 
 
 def _verify_checksum(stream: IO[bytes]) -> None:
@@ -146,16 +151,6 @@ def _find_data(path: Path, info: zipfile.ZipInfo) -> int:
         header = stream.read(_LOCAL_HEADER)
     name, extra = (int.from_bytes(header[k : k + 2], "little") for k in (26, 28))
     return info.header_offset + _LOCAL_HEADER + name + extra
-
-
-def _unpack_to_file(stream: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool) -> Array:
-    """Unpack the values into an unnamed temporary file and map it; the file lives as long as the array."""
-    with tempfile.TemporaryFile(prefix="onnxq-") as file:
-        while block := stream.read(_COPY_BYTES):
-            file.write(block)
-        file.flush()
-        # The mapping outlives the file object; the system frees the space with the array.
-        return np.memmap(file, dtype, "r", 0, shape, "F" if order else "C")
 
 
 @contextmanager

@@ -1,14 +1,15 @@
-"""A large compressed array of an .npz file. Rows are unpacked on request, each once."""
+"""Large compressed arrays of an .npz file, read by rows: in C order each is unpacked on request, once."""
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 import weakref
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from onnxq.errors import DataError
 _BLOCK_BYTES = 2**20
 # Distance in bytes of the positions from which unpacking can resume. zlib keeps about 45 KB for each.
 _CHECKPOINT_BYTES = 32 * 2**20
+
+# Bytes of a file that rows in Fortran order are collected from at a time.
+_PIECE_BYTES = 16 * 2**20
 
 
 class DeflatedArray:
@@ -71,6 +75,41 @@ class DeflatedArray:
             fix = "check the space left in the temporary folder, or set TMPDIR"
             raise DataError(self._where, f"cannot be unpacked ({error.strerror or error})", fix, code="Q204") from error
         self._there[row] = True
+
+
+class ScatteredArray:
+    """An array in Fortran order, mapped from a file, with the interface that numpy and `Cut` need.
+
+    The values of a row lie all over the file, so that one row reads as many pages as all of them: they are collected
+    a piece of the file at a time, and the pages of a piece are given back behind it.
+    """
+
+    def __init__(self, file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
+        # The mapping outlives the file object.
+        self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._values = np.frombuffer(self._mapping, dtype).reshape(shape, order="F")
+
+    def __getitem__(self, key: Any) -> Array:
+        """Return rows by index or slice, collected; a view for any other key."""
+        if isinstance(key, tuple):
+            first, *rest = key
+            if rest:
+                return self._values[key]
+            key = first
+        # In the order of the file: a column of it is a row of the array.
+        columns = self._values.T.reshape(-1, self.shape[0])
+        rows = np.empty_like(columns[:, key])
+        height = max(_PIECE_BYTES // columns[:1].nbytes, 1)
+        for top in range(0, len(columns), height):
+            rows[top : top + height] = columns[top : top + height, key]
+            if hasattr(mmap, "MADV_DONTNEED"):
+                self._mapping.madvise(mmap.MADV_DONTNEED)
+        return rows.reshape(*self.shape[:0:-1], *rows.shape[1:]).T
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the whole array."""
+        return np.asarray(self._values, dtype)
 
 
 class _Inflater:

@@ -39,8 +39,12 @@ def open_path(
     """Open the samples at a path.
 
     model: fills the caches of samples of text. tick: called for each of these.
-    Raises DataError for a path that does not exist, is unreadable or of unknown kind.
+    Raises DataError for a path that does not exist, is unreadable or of unknown kind, and inputs that hold no tensor.
     """
+    for value in inputs:
+        if not value.dtype:
+            cause = "is a sequence, a map or an optional value, and files of samples hold tensors"
+            raise DataError(f"input {value.name!r}", cause, "export the model with tensors for inputs", code="Q206")
     try:
         return _open_any(path, inputs, config, model, tick)
     except OSError as error:

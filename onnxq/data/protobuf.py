@@ -54,7 +54,8 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         raise DataError(path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206") from error
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise DataError(path, "keeps its values in another file", "save the tensor with its values inside", code="Q204")
-    if tensor.data_type not in onnx.TensorProto.DataType.values() or tensor.data_type == 0:
+    # Values of a sequence stand where a tensor tells its segment, which nobody writes.
+    if tensor.data_type not in onnx.TensorProto.DataType.values() or not tensor.data_type or tensor.HasField("segment"):
         raise DataError(path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206")
     try:
         return tensor.name, onnx.numpy_helper.to_array(tensor)

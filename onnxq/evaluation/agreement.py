@@ -80,6 +80,10 @@ class AgreementSums:
 
 def _number_items(selection: Selection, choice: Array, own: Array) -> tuple[int, Integers, Integers]:
     """The number of choices, and the items of both sides as numbers that are equal where the items are."""
+    if selection.scope and (choice.ndim != own.ndim or not (choice.size or own.size)):
+        # A branch that did not run gives an empty vector.
+        nothing = np.zeros(0, np.int64)
+        return 0, nothing, nothing
     if choice.dtype.kind not in "iu":
         return 1, np.flatnonzero(choice), np.flatnonzero(own)
     if selection.op_type in ("NonMaxSuppression", "NonZero"):

@@ -2,7 +2,15 @@
 
 from onnxq.files.atomic import replace_files, write_text
 from onnxq.files.locks import hold_lock
-from onnxq.files.outputs import check_outputs, guard_outputs, is_stream, prepare_folder, refuse_inputs, register_input
+from onnxq.files.outputs import (
+    check_outputs,
+    guard_outputs,
+    is_stream,
+    name_folder,
+    prepare_folder,
+    refuse_inputs,
+    register_input,
+)
 from onnxq.files.reading import (
     check_input_kind,
     describe_os_error,
@@ -22,6 +30,7 @@ __all__ = [
     "guard_outputs",
     "hold_lock",
     "is_stream",
+    "name_folder",
     "prepare_folder",
     "read_input",
     "read_text",

@@ -76,6 +76,14 @@ def guard_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
         _guards.reset(token)
 
 
+def name_folder(output: str | Path | None) -> Path | None:
+    """The path of a folder for results, if one is asked for. Raises OutputError for text that names none."""
+    if output == "-":
+        cause = "is the standard output elsewhere, and here it would be a folder of this name"
+        raise OutputError(output, cause, "name a folder, or ./- for that one", code="Q603")
+    return None if output is None else Path(output)
+
+
 @contextmanager
 def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False) -> Iterator[None]:
     """Make a folder for results if it does not exist, and guard the files of these names in it.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, NodeRef
@@ -101,6 +101,16 @@ def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
     return dtype in _BYTES and (whole or (scale is not None and int(maker.attrs.get("axis", 1)) % rank == axis))
 
 
+def _read_bytes(index: GraphIndex, pair: NodeRef) -> NDArray[Any]:
+    """The integers of a weight that `_has_bytes`; a Cast makes bytes of those of fewer bits."""
+    values, cast = index.input_value(pair, 0), index.maker(pair)
+    if values is None and cast is not None:
+        values = index.input_value(cast, 0)
+        values = None if values is None else values.astype(helper.tensor_dtype_to_np_dtype(int(cast.attrs["to"])))
+    assert values is not None
+    return values
+
+
 def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
     weight = index.maker(node, 1)
     assert weight is not None
@@ -135,8 +145,8 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
     for k in _LSTM_WEIGHTS:
         pair = index.maker(node, k)
         assert pair is not None
-        values, scale, zero = (index.input_value(pair, at) for at in range(3))
-        assert values is not None
+        values = _read_bytes(index, pair)
+        scale, zero = (index.input_value(pair, at) for at in (1, 2))
         assert scale is not None
         base = f"{_name_source(pair.inputs[0])}/transposed"
         zero = np.zeros(scale.shape, values.dtype) if zero is None else zero

@@ -103,7 +103,9 @@ def check_structure(proto: ModelProto, subject: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         where = next((line for line in lines[1:] if line.startswith("==> Context")), "")
         cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
-        raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again", code="Q103") from error
+        # Operators whose meaning a later opset corrected, such as GroupNormalization.
+        fix = "export it at another opset" if " is deprecated in " in cause else "export it again"
+        raise ModelError(subject, f"is not a valid ONNX model: {cause}", fix, code="Q103") from error
 
 
 def _declare_unknown(light: ModelProto) -> None:

@@ -19,6 +19,8 @@ from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 # What Resize and Upsample did before there were these attributes; the converter leaves defaults that do otherwise.
 _RESIZE_ATTRIBUTES = 11
 _OLD_RESIZE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+# The only opset whose Scan takes batches.
+_BATCHED_SCAN = 8
 
 
 @keep_weights
@@ -52,6 +54,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
 
 
 def _convert_opset(named: ModelProto, version: int) -> ModelProto:
+    _check_scans(named)
     light, omitted = omit_weights(named)
     # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()
@@ -86,6 +89,15 @@ def _keep_resizes(proto: ModelProto) -> None:
         for node in graph.node:
             if node.op_type == "Resize" and not node.domain:
                 node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
+
+
+def _check_scans(named: ModelProto) -> None:
+    """onnx takes a Scan of opset 8 for one of opset 9, which has no axis for the batch."""
+    for _, graph in walk_graphs(named.graph):
+        for node in graph.node:
+            if node.op_type == "Scan" and find_opset(named) == _BATCHED_SCAN:
+                cause = f"has batches, as in opset {_BATCHED_SCAN}, which onnx cannot convert"
+                raise ModelError(label_node(node), cause, "export the model at opset 9 or newer", code="Q109")
 
 
 def _list_imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
@@ -137,6 +149,8 @@ def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> Non
 
 def _explain_failure(proto: ModelProto, version: int, error: Exception) -> ModelError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # Some messages quote the converter's source: "type_restriction.h:48: isUnallowed: Assertion `…` failed: …".
+    text = text.rpartition("` failed: ")[2]
     # The converter names the operator in some of its messages, never the node.
     words = set(re.findall(r"\w+", str(error)))
     culprits = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import onnx
@@ -19,11 +18,10 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
-from onnxq.passes.journal import PassReport
 from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
 from onnxq.pipeline.finalize import finalize_run
-from onnxq.pipeline.prepared import REWRITE_NAMES, load_state
+from onnxq.pipeline.prepared import list_preparations, load_state
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.stale_numbers import renew_numbers
@@ -106,18 +104,15 @@ def apply(
 
 def _load_as_planned(model: str | Path | onnx.ModelProto, plan: Plan, ctx: RunContext) -> State:
     """The model, or the part of it that ONNX Runtime can run, whichever the plan was made for."""
-    load = partial(
-        load_state, model, only=plan.prepare, target=plan.target, runtime=ctx.config.runtime, progress=ctx.progress
-    )
-    journal: list[PassReport] = []
-    state = load(journal=journal)
+    own = replace(ctx, journal=[])
+    state = load_state(model, own, plan=plan)
     if state.rest is not None and hash_topology(get_index(state.model)) != plan.topology:
         # Where weights alone are rounded, by their values, the part behind is planned as well.
-        reports: list[PassReport] = []
-        whole = load(whole=True, journal=reports)
+        other = replace(own, journal=[])
+        whole = load_state(model, other, plan=plan, whole=True)
         if hash_topology(get_index(whole.model)) == plan.topology:
-            state, journal = whole, reports
-    ctx.journal.extend(journal)
+            state, own = whole, other
+    ctx.journal.extend(own.journal)
     return state
 
 
@@ -134,8 +129,8 @@ def _make_samples(ctx: RunContext, state: State) -> RunContext:
 
 def _check_prepare(plan: Plan) -> None:
     """PlanError for a preparation pass that does not exist: the model would not be the one that was planned."""
+    known = list_preparations()
     for name in plan.prepare:
-        if name not in REWRITE_NAMES:
-            raise PlanError(
-                f"prepare: {name[:60]!r}", "is no pass of this onnxq", suggest_names(name, REWRITE_NAMES), code="Q403"
-            )
+        if name not in known:
+            fix = suggest_names(name, known)
+            raise PlanError(f"prepare: {name[:60]!r}", "is no pass of this onnxq", fix, code="Q403")

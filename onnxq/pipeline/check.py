@@ -16,6 +16,7 @@ from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
 from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.selections import explain_missing
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
@@ -75,7 +76,10 @@ def check_model(
         fast = plain if without else MatchedRunner(reference, _open_typed(take_choices(after), threads))
     except ModelError as error:
         if optimized:
-            raise
+            # The session above has loaded it.
+            cause = f"ONNX Runtime's optimizations break the quantized model, which loads without them: {error.cause}"
+            fix = "leave the products beside that node float with a rule, or take another version of onnxruntime"
+            raise ModelError(error.subject, cause, fix, code="Q110") from error
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
         notes, without = (*notes, Caution("W116", text)), True
     ran: list[None] = []
@@ -91,7 +95,9 @@ def check_model(
     checks = tuple(_make_check(off, None if without else on, agree, classes) for off, on, agree in rows)
     on_others = compare_models({"off": (reference, plain)}, few)["off"]
     unchecked = _note_unchecked(reference, checks) if count else ()
-    notes = (*notes, *unchecked, *_note_losses(checks, on_others, count))
+    lacking = reference.selections.list_missing(after) if count else ()
+    unmatched = (Caution("W137", explain_missing(one)) for one in lacking)
+    notes = (*notes, *unchecked, *unmatched, *_note_losses(checks, on_others, count))
     errors = {label: sums[label] for label in (("off",) if without else ("off", "on"))}
     return ModelCheck(checks, count, notes, choices=choices, errors=errors)
 

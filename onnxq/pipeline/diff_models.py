@@ -15,7 +15,7 @@ from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
 from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
 from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
 from onnxq.errors import OutputError
-from onnxq.files import prepare_folder, write_text
+from onnxq.files import name_folder, prepare_folder, write_text
 from onnxq.graph import GraphIndex, add_libraries, load_model, name_nodes, save_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
@@ -48,7 +48,7 @@ def diff(
     Returns a Difference; `.holds` is False when a tolerance is unmet or an engine asked for could not run.
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
     """
-    folder = None if out is None else Path(out)
+    folder = name_folder(out)
     guarded = nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force))
     with guarded, open_run(model, config, overrides, Command.DIFF) as chosen:
         wanted = chosen.diff

@@ -22,7 +22,7 @@ from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_f
 from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.check_segments import check_segments
-from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
+from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
@@ -53,7 +53,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     whole = _join_rest(state, state.source.proto, model)
-    engine = find_target(plan.target)
+    engine, preparations = find_target(plan.target), list_preparations()
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
     promotion = _answer_request(ctx, state, model, trial)
@@ -88,9 +88,9 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         left_float=plan.left_float,
         forced=weigh_forced(state.problem) if state.problem is not None else None,
         float_types=plan.precision,
-        rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
+        rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in preparations and one.changed),
         accounts=(
-            *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
+            *(describe_pass(one) for one in ctx.journal if one.name not in preparations),
             *(describe_shortage(one) for one in budget.shortened),
         ),
         promotion=promotion,

@@ -16,6 +16,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers, match_cache, read_cache, set_scales
 from onnxq.nearest import suggest_names
+from onnxq.passes.base import RunContext
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.pipeline.finalize import describe_rest
@@ -55,14 +56,14 @@ def import_calibration(
     scales = cache if isinstance(cache, Cache) else read_cache(cache)
     _demand_symmetric(config)
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
-    state = load_state(model, skip=config.skip, target=config.target, runtime=config.runtime, progress=progress)
+    ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
+    state = load_state(model, ctx)
     trial = _attempt(scales, state, read_data(state, data, config, progress=progress), config, name, progress)
     notes: tuple[Caution, ...] = ()
     # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     made = sorted(frozenset(trial.state.rewrites) & _MAKES_TENSORS)
     if made and _lacks_own_tensor(trial):
-        skip = (*config.skip, *made)
-        state = load_state(model, skip=skip, target=config.target, runtime=config.runtime, progress=progress)
+        state = load_state(model, replace(ctx, skip=ctx.skip.union(made)))
         other = _attempt(scales, state, trial.samples, config, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other

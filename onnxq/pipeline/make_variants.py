@@ -23,6 +23,7 @@ from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop
 from onnxq.files import (
     ScratchFolder,
     check_outputs,
+    name_folder,
     prepare_folder,
     refuse_inputs,
     replace_files,
@@ -118,14 +119,15 @@ def variants(
     Returns Variants with `.original` and `.variants`, each with its size, SQNR, latency and state.
     Raises a subclass of OnnxqError where the model, the data or the options are wrong, and where every variant fails.
     """
+    folder = name_folder(out)
     with open_run(model, config, overrides, Command.VARIANTS) as chosen, ScratchFolder() as scratch:
         options = _check_options(chosen, overrides)
         recipes = [one for one in _RECIPES if one.dtype in chosen.variants.only or not chosen.variants.only]
         run = _open_model(model, data, chosen, scratch, progress)
-        if out is None:
+        if folder is None:
             return replace(_make_all(run, recipes), config=_name_source(config), options=options)
-        targets = _name_targets(Path(out) / _FOLDER, run, recipes)
-        with _guard_files(Path(out), run, targets, force=force):
+        targets = _name_targets(folder / _FOLDER, run, recipes)
+        with _guard_files(folder, run, targets, force=force):
             found = replace(_make_all(run, recipes), config=_name_source(config), options=options)
             return _write_files(found, run, targets, force=force)
 

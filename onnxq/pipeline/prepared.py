@@ -10,7 +10,6 @@ from onnx import TensorProto
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
 from onnxq.calibrate.constants import check_constants
-from onnxq.config import RuntimeConfig
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import ModelErrors
@@ -31,10 +30,12 @@ from onnxq.graph import (
     strip_weights,
 )
 from onnxq.graph.precision.widen import read_types, widen_model
+from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.trial import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
-from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
+from onnxq.passes.rewriting import list_rewrites, rewrite_model
 from onnxq.passes.state import State
+from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, find_front, find_runnable_opset
 from onnxq.spec import FLOAT_TYPES
@@ -43,8 +44,11 @@ from onnxq.targets import find_target
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
 _WIDEN, _OPSET, _DENSE = "float32-compute", "opset", "dense"
-# All that a plan's `prepare` may name.
-REWRITE_NAMES = frozenset((_DENSE, _OPSET, _WIDEN, *(entry.name for entry in REWRITES)))
+
+
+def list_preparations() -> frozenset[str]:
+    """All that a plan's `prepare` may name."""
+    return list_rewrites() | {_DENSE, _OPSET, _WIDEN}
 
 
 def count_existing(state: State) -> str:
@@ -55,39 +59,27 @@ def count_existing(state: State) -> str:
 
 
 def load_state(
-    source: object,
-    *,
-    skip: Iterable[str] = (),
-    only: Iterable[str] | None = None,
-    target: str = "ort",
-    runtime: RuntimeConfig | None = None,
-    whole: bool = False,
-    journal: list[PassReport] | None = None,
-    progress: Progress = silent,
+    source: object, ctx: RunContext | None = None, *, plan: Plan | None = None, whole: bool = False
 ) -> State:
-    """Load and rewrite for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again).
+    """Load and rewrite for the target of the context, whose journal gets the reports of the rewrites.
 
-    runtime: its libraries of custom operators and its provider. journal: gets the reports of the rewrites.
+    plan: one to be carried out again, for whose target the rewrites run that it names, whatever the context leaves out.
     For an engine other than ONNX Runtime the part that ONNX Runtime can run is loaded; with `whole` all of it.
     """
-    with progress("reading the model"):
+    ctx = ctx or RunContext()
+    if plan is not None:
+        config = ctx.config.model_copy(update={"target": plan.target})
+        ctx = replace(ctx, config=config, skip=list_rewrites().difference(plan.prepare))
+    with ctx.progress("reading the model"):
         model = load_model(source, lazy=True)  # type: ignore[arg-type]
-        host = runtime or RuntimeConfig()
+        host = ctx.config.runtime
         named = name_nodes(add_libraries(model.light, host.libraries, host.provider))
-    whole = whole or find_target(target).times_itself
-    with progress("simplifying the graph"):
-        return _rewrite(model, named, skip, only, target, [] if journal is None else journal, whole)
+    whole = whole or find_target(ctx.config.target).times_itself
+    with ctx.progress("simplifying the graph"):
+        return _rewrite(model, named, ctx, whole)
 
 
-def _rewrite(
-    model: Model,
-    named: ModelLike,
-    skip: Iterable[str],
-    only: Iterable[str] | None,
-    target: str,
-    journal: list[PassReport],
-    whole: bool,
-) -> State:
+def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> State:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
     opset = find_opset(proto)
@@ -104,20 +96,15 @@ def _rewrite(
     # Before anything runs, where NaN shows far behind its origin; and before passes give weights other names.
     check_constants(get_index(dense))
     upgraded = ensure_opset(dense, _MINIMUM_OPSET)
-    names = frozenset(entry.name for entry in REWRITES)
-    left_out = frozenset(skip)
-    if only is not None:
-        left_out |= names - frozenset(only)
-    reports = []
+    reports: list[PassReport] = []
     if types.computes:
         reports.append(PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",), ()))
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",)))
     if find_opset(upgraded) != opset:
         reports.append(PassReport(_OPSET, (f"{opset} -> {find_opset(upgraded)}",)))
-    proto, more = rewrite_model(infer_shapes(upgraded), skip=left_out & names, target=target, computes=types.computes)
-    reports.extend(more)
-    journal.extend(reports)
+    proto = rewrite_model(infer_shapes(upgraded), replace(ctx, journal=reports, computes=types.computes))
+    ctx.journal.extend(reports)
     changed = tuple(report.name for report in reports if report.changed)
     # The passes from here on hand the weights from one model to the next, and copy none of them.
     return State(named, infer_shapes(strip_weights(proto)), model, types, changed, rest=rest)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from onnxq.annotate import read_model
-from onnxq.config import Command
+from onnxq.config import Command, Config
 from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
@@ -19,6 +17,7 @@ from onnxq.graph.light import find_provider, list_libraries
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.rewriting import list_rewrites
 from onnxq.passes.state import State
 from onnxq.pipeline.apply_plan import read_plan
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
@@ -60,8 +59,8 @@ def profile_model(
         else:
             what = str(plan if quantized is None else quantized)
         with progress("reading the models"):
-            load = partial(load_state, model, runtime=chosen.runtime, progress=progress)
-            state, proto = _load_both(load, quantized, plan)
+            ctx = RunContext(config=Config(runtime=chosen.runtime), progress=progress)
+            state, proto = _load_both(model, ctx, quantized, plan)
         given = load_data(data, state.before.inputs, chosen.data, state.named, progress=progress)
         dataset = given.take(chosen.profile.samples, chosen.data.seed)
         with use_threads(chosen.scale.threads), open_crew(chosen.scale, model) as crew:
@@ -85,14 +84,15 @@ def profile_model(
 
 
 def _load_both(
-    load: Callable[..., State], quantized: ModelSource | None, plan: Plan | str | Path | None
+    model: ModelSource, ctx: RunContext, quantized: ModelSource | None, plan: Plan | str | Path | None
 ) -> tuple[State, ModelLike]:
-    """The float model as the quantized one was made from it, and the quantized one. load: `load_state` of the first."""
+    """The float model as the quantized one was made from it, and the quantized one."""
     if quantized is None:
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
-            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
-        state = replay_scalings(load(only=given.prepare, target=given.target), given.scalings)
+            fix = "use one that `onnxq quantize` wrote by `plan_out=…`"
+            raise PlanError("plan", "it has no numbers yet", fix, code="Q405")
+        state = replay_scalings(load_state(model, ctx, plan=given), given.scalings)
         rebased = fit_plan(given, GraphIndex(state.model), compute_fingerprint(state.model))
         # Without samples: activations that lack numbers are an error, weights get theirs from the model.
         renewed, _ = renew_numbers(RunContext(), state, rebased)
@@ -101,8 +101,8 @@ def _load_both(
     held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     if not held:
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
-        state = load(only=())
+        state = load_state(model, replace(ctx, skip=list_rewrites()))
     else:
         noted = from_json(held, source=PLAN_KEY)
-        state = replay_scalings(load(only=noted.prepare, target=noted.target), noted.scalings)
+        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
     return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))

@@ -15,6 +15,7 @@ from onnxq.engines.prove.proof import INT8, Proof
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder
 from onnxq.engines.prove.prove import prove_model as _prove
 from onnxq.errors import ConfigError
+from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
@@ -45,7 +46,7 @@ def prove(
     The build runs in a process of its own: a model that crashes the library, or is refused, gives a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
     """
-    folder = None if out is None else Path(out)
+    folder = name_folder(out)
     with open_run(model, config, overrides, Command.PROVE) as chosen:
         wanted = chosen.prove
         _check_libraries(wanted.engine, overrides or {})

@@ -21,6 +21,7 @@ from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
+from onnxq.passes import registry
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import FloatReference, Pass, RunContext, Stage
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
@@ -28,7 +29,6 @@ from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.request import AccuracyRequest
-from onnxq.passes.registry import PASSES
 from onnxq.passes.runner import run_pass, run_stage
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
@@ -165,18 +165,14 @@ def prepare_run(
     measuring: with the float model's figure of the metric that was asked for. The third is what keeps the model from
     running; None also where weights alone of a large model need no run.
     """
-    config, progress = ctx.config, ctx.progress
+    config = ctx.config
     running = data is not None
     with ctx.timers.run("prepare", "preparing the model"):
         state = load_state(
             model,
-            skip=config.skip,
-            target=config.target,
-            runtime=config.runtime,
+            ctx,
             # A metric is of all outputs.
             whole=rounds_alone(config, measuring=running) or config.accuracy.metric is not None,
-            journal=ctx.journal,
-            progress=progress,
         )
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
@@ -216,7 +212,7 @@ def plan_run(ctx: RunContext, state: State, name: str) -> State:
 
 
 def _list_passes(ctx: RunContext) -> Sequence[Pass]:
-    return (FLOAT_TYPES,) if ctx.config.mode == "float" else PASSES
+    return (FLOAT_TYPES,) if ctx.config.mode == "float" else registry.PASSES
 
 
 def _settle_mode(config: Config, data: object) -> Config:
@@ -327,19 +323,13 @@ def make_plan(
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
     measuring = data is not None
-    state = load_state(
-        model,
-        skip=config.skip,
-        target=config.target,
-        runtime=config.runtime,
-        whole=rounds_alone(config, measuring=measuring),
-        progress=progress,
-    )
+    ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
+    state = load_state(model, ctx, whole=rounds_alone(config, measuring=measuring))
     obstacle = find_obstacle(state, config, measuring=measuring)
     if obstacle is not None or needs_no_run(state, config, measuring=measuring):
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
-    ctx = RunContext(config=config, skip=frozenset(config.skip), samples=samples, progress=progress)
+    ctx = replace(ctx, samples=samples)
     with progress("planning"):
         state = _place(ctx, state, _read_name(model))
         # Whether attention may be quantized is for samples to say, once there are scales.

@@ -29,8 +29,9 @@ def renew_numbers(ctx: RunContext, state: State, plan: Plan) -> tuple[Plan, tupl
         # Weights and biases have their values in the model; activations only in samples.
         if site.role in _MEASURED and ctx.samples is None:
             cause = stale.get(site.site, "the plan has no scale for it")
-            fix = "give samples that it is calibrated on"
-            own = ", or write the scale and zero_point you mean beside the new spec" if site.site in stale else ""
+            fix = "give samples that it is calibrated on, `data=…`"
+            numbers = ", or a plan with its numbers, as `onnxq quantize` writes one by `plan_out=…`"
+            own = ", or write the scale and zero_point you mean beside the new spec" if site.site in stale else numbers
             raise PlanError(str(site.site), cause, fix + own, code="Q405")
     if missing:
         samples = None if ctx.samples is None else ctx.samples.calibration

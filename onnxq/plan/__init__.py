@@ -1,7 +1,8 @@
 """The plan: the one artefact between deciding and writing, with its JSON."""
 
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
-from onnxq.plan.codec import from_json, spec_dict, to_json
+from onnxq.plan.codec import from_json, to_json
+from onnxq.plan.forms import spec_dict
 from onnxq.plan.model import SCHEMA, BiasPlan, Bound, Plan, SitePlan
 from onnxq.plan.precision import KeepReason, KeptFloat32, PrecisionPlan
 from onnxq.plan.scalings import Rotation, Scaling

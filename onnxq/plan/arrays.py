@@ -47,6 +47,11 @@ def read_array(raw: Any, dtype: Any) -> NDArray[Any]:
     return made
 
 
+def read_floats(raw: Any) -> NDArray[np.float32]:
+    """The float32 array that `write_array` wrote, or a person."""
+    return read_array(raw, np.float32)
+
+
 def _read_list(raw: Any, kind: np.dtype[Any]) -> NDArray[Any]:
     limits = np.iinfo(kind) if kind.kind in "iu" else None
     for value in _iterate_leaves(raw):

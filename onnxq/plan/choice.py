@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+
+from onnxq.config.rows import Written
+from onnxq.config.schema import Finite, Natural
 
 
 class PlacementMethod(str, Enum):
@@ -27,11 +31,11 @@ class PlacementChoice:
     speedups: time of the float model over that of each candidate.
     """
 
-    method: PlacementMethod = PlacementMethod.RULES
+    method: Written[PlacementMethod] = PlacementMethod.RULES
     cpu: str = ""
     candidate: str = ""
-    threads: int = 0
-    speedups: Mapping[str, float] = field(default_factory=dict)
+    threads: Natural = 0
+    speedups: Mapping[str, Finite] = field(default_factory=dict)
 
 
 class AttentionKind(str, Enum):
@@ -53,6 +57,7 @@ class AttentionChoice:
     """
 
     kind: AttentionKind
-    float_db: float
-    quantized_db: float
-    samples: int
+    # JSON has no infinity, so that it is the default, which is left out.
+    float_db: Finite = math.inf
+    quantized_db: Finite = math.inf
+    samples: Natural

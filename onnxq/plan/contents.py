@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from onnxq.config.rows import Form, Written
+from onnxq.config.schema import Natural
 
 # Of the root mean square: rounding between a graph and its rewritten form stays a hundred times below this in deep
 # networks, and two tensors that are not the same differ by more in one of five figures.
@@ -49,6 +52,20 @@ class Sketch:
         return f"{self.size} {figures}{_CONSTANT if self.constant else ''}"
 
 
+def read_sketch(text: str) -> Sketch:
+    """The sketch that `str` wrote. Raises ValueError for another text."""
+    size, *figures = text.removesuffix(_CONSTANT).split()
+    values = tuple(float(figure) for figure in figures)
+    if len(values) != len(FIGURES) or not all(map(math.isfinite, values)):
+        raise ValueError("must be a size and five finite figures")
+    mean, magnitude, rms, highest, lowest = values
+    return Sketch(int(size), mean, magnitude, rms, highest, lowest, text.endswith(_CONSTANT))
+
+
+# As one text.
+SKETCH = Form(str, read_sketch, str)
+
+
 @dataclass(frozen=True)
 class NodeContents:
     """A node that the plan names: its operator, the tensors it reads ("" where none), and the first it makes.
@@ -59,17 +76,23 @@ class NodeContents:
     op_type: str
     inputs: tuple[str, ...]
     output: str
-    turned: bool = False
+    turned: Written[bool] = False
+
+
+# One that can be seeded.
+_FeedType = Literal[
+    "float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"
+]
 
 
 @dataclass(frozen=True)
 class Feed:
     """A seeded input: its type, its shape, and the bounds of integers, the upper one exclusive."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    low: int = 0
-    high: int = 0
+    dtype: Annotated[str, Form(_FeedType)]
+    shape: tuple[Natural, ...]
+    low: Written[int] = 0
+    high: Written[int] = 0
 
 
 @dataclass(frozen=True)
@@ -80,9 +103,9 @@ class Contents:
     """
 
     topology: str
-    feeds: Mapping[str, Feed] = field(default_factory=dict)
-    tensors: Mapping[str, Sketch] = field(default_factory=dict)
-    nodes: Mapping[str, NodeContents] = field(default_factory=dict)
+    feeds: Mapping[str, Feed]
+    tensors: Mapping[str, Annotated[Sketch, SKETCH]]
+    nodes: Mapping[str, NodeContents]
 
 
 def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, NDArray[np.generic]]:
@@ -109,23 +132,3 @@ def sketch_values(values: NDArray[np.generic], *, constant: bool = False) -> Ske
     mean, size = float(flat.mean()), float(np.abs(flat).mean())
     rms = math.sqrt(float(np.square(flat).mean()))
     return Sketch(flat.size, mean, size, rms, float(flat.max()), float(flat.min()), constant)
-
-
-def contents_dict(contents: Contents) -> dict[str, Any]:
-    """The contents as JSON values."""
-    return {
-        "topology": contents.topology,
-        "feeds": {name: {**vars(feed), "shape": list(feed.shape)} for name, feed in contents.feeds.items()},
-        "tensors": {name: str(sketch) for name, sketch in contents.tensors.items()},
-        "nodes": {name: {**vars(node), "inputs": list(node.inputs)} for name, node in contents.nodes.items()},
-    }
-
-
-def read_sketch(text: str) -> Sketch:
-    """The sketch that `str` wrote. Raises ValueError for another text."""
-    size, *figures = text.removesuffix(_CONSTANT).split()
-    values = tuple(float(figure) for figure in figures)
-    if len(values) != len(FIGURES) or not all(map(math.isfinite, values)):
-        raise ValueError("must be a size and five finite figures")
-    mean, magnitude, rms, highest, lowest = values
-    return Sketch(int(size), mean, magnitude, rms, highest, lowest, text.endswith(_CONSTANT))

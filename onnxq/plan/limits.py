@@ -17,7 +17,7 @@ from onnxq.graph.storage.stored import release_pages
 from onnxq.plan.model import Plan, SitePlan
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerTensor
-from onnxq.targets import TARGETS, Target, describe_spec
+from onnxq.targets import Target, describe_spec, find_modes
 
 
 def check_specs(plan: Plan, index: GraphIndex) -> None:
@@ -49,7 +49,7 @@ def check_numbers(plan: Plan) -> None:
     Sites without numbers pass.
     """
     engines = _find_strict_targets(plan)
-    signed = any(engine.signed_scales for (name, _), engine in TARGETS.items() if name == plan.target)
+    signed = any(engine.signed_scales for engine in find_modes(plan.target).values())
     for site in plan.sites:
         if site.clip != (None, None):
             _check_clip(site)
@@ -95,4 +95,4 @@ def _find_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any], *, sign
 
 def _find_strict_targets(plan: Plan) -> tuple[Target, ...]:
     """The plan's target in each mode, if it refuses files with other specs; a plan does not say its mode."""
-    return tuple(engine for (name, _), engine in TARGETS.items() if name == plan.target and engine.strict)
+    return tuple(engine for engine in find_modes(plan.target).values() if engine.strict)

@@ -4,67 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.config.rows import Form, Written
+from onnxq.config.schema import Finite, Natural, Opset
 from onnxq.errors import PlanError
 from onnxq.graph import Graph
+from onnxq.nearest import suggest_names
 from onnxq.numerics import SumOrder
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
 from onnxq.plan.contents import Contents
+from onnxq.plan.forms import (
+    CAUTION,
+    EDGE,
+    FLOATS,
+    OBSERVER,
+    OWN_EDGE,
+    OWN_NUMBERS,
+    OWN_SITE,
+    OWN_TENSOR,
+    OWN_VALUES,
+    SITE,
+    SPEC,
+)
 from onnxq.plan.precision import PrecisionPlan
-from onnxq.plan.scalings import Rotation, Scaling
+from onnxq.plan.scalings import SCALING, Rotation, Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.targets import find_modes, list_names
 from onnxq.wording import abbreviate
 
 # Of the plan's JSON. Plans of another version are refused, not converted.
 SCHEMA = 2
 
 # Lowest and highest value; None: no bound on that side.
-Bound = tuple[float | None, float | None]
+Bound = tuple[Finite | None, Finite | None]
 Saturation = Literal["avoid", "allow"]
+
+
+def _check_target(name: str) -> str:
+    if not find_modes(name):
+        known = list_names()
+        raise PlanError(repr(name), f"is not one of {', '.join(known)}", suggest_names(name, known), code="Q403")
+    return name
+
+
+_TARGET = Form(str, _check_target)
+_SUM_ORDERS = Form(tuple[tuple[Natural | tuple[Natural, ...], ...], ...])
 
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
-    """The decision for one site. Without qparams it waits for calibration, unless its spec is dynamic."""
+    """The decision for one site. Without qparams it waits for calibration, unless its spec is dynamic.
 
-    site: Site
+    The order of the fields is that of the keys in JSON.
+    """
+
+    site: Annotated[Site, OWN_SITE]
     role: Role
-    spec: QuantSpec
-    qparams: QParams | None = None
-    observer: ObserverSpec = ObserverSpec()
+    spec: Annotated[QuantSpec, SPEC]
+    qparams: Annotated[QParams | None, OWN_NUMBERS] = None
+    observer: Annotated[ObserverSpec, OBSERVER] = ObserverSpec()
     # Name of the placement rule, and its reason for people.
-    rule: str = ""
-    reason: str = ""
+    rule: Written[str] = ""
+    reason: Written[str] = ""
     # The inputs that read the dequantized tensor. None: all of them, graph outputs and inner scopes included, except
     # inputs that have a site of their own; the pair then stands behind the producer.
-    consumers: tuple[Edge, ...] | None = None
+    consumers: tuple[Annotated[Edge, EDGE], ...] | None = None
     # Range of the values that a fused Relu or Clip in front guarantees; the scale must stay within.
     bound: Bound = (None, None)
     # Where the scale is computed at each run: values beyond are clipped first, so that a rare one in a batch does not
     # spoil the scale of all others.
     clip: Bound = (None, None)
     # (activation, weight) of an int32 bias, whose scale is the product of theirs.
-    derived: tuple[Site, Site] | None = None
+    derived: tuple[Annotated[Site, SITE], Annotated[Site, SITE]] | None = None
+    # The tensor that is quantized, also where the site is an input.
+    tensor: Annotated[TensorId | None, OWN_TENSOR] = None
     # Sites of one group, other than "", share a scale and a zero point.
     group: str = ""
-    # The tensor that is quantized, also where the site is an input.
-    tensor: TensorId | None = None
     # Structural id of the tensor, to find it again when an export gave it another name.
     anchor: str = ""
-    # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
-    # others; None: the model's own weight is rounded.
-    values: NDArray[Any] | None = field(default=None, hash=False)
-    # The weight's values that the target's kernels add up in 16 bits, as `numerics.saturation` describes them; none of
-    # those sums may overflow. (): every kernel that reads the weight is exact.
-    sum_orders: tuple[SumOrder, ...] = ()
     # Name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where an operator on
     # integers reads that); "" for a pair to be written.
     dequantize: str = ""
+    # The weight's values that the target's kernels add up in 16 bits, as `numerics.saturation` describes them; none of
+    # those sums may overflow. (): every kernel that reads the weight is exact.
+    sum_orders: Annotated[tuple[SumOrder, ...], _SUM_ORDERS] = ()
+    # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
+    # others; None: the model's own weight is rounded.
+    values: Annotated[NDArray[Any] | None, OWN_VALUES] = field(default=None, hash=False)
 
     @property
     def complete(self) -> bool:
@@ -109,8 +140,8 @@ class SitePlan:
 class BiasPlan:
     """A float32 bias in the place of the model's own. edge: the input that reads it, which may be a new one."""
 
-    edge: Edge
-    values: NDArray[np.float32] = field(hash=False)
+    edge: Annotated[Edge, OWN_EDGE]
+    values: Annotated[NDArray[np.float32], FLOATS] = field(hash=False)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BiasPlan):
@@ -126,43 +157,47 @@ def _equal_arrays(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Ordered decisions for one model, and everything needed to carry them out again."""
+    """Ordered decisions for one model, and everything needed to carry them out again.
+
+    The order of the fields is that of the keys in JSON.
+    """
 
     __repr__ = abbreviate
 
-    target: str
+    schema: ClassVar[int] = SCHEMA
+    # Of `onnxq.targets`.
+    target: Annotated[str, _TARGET]
     # Name of the model's file.
     model: str
     # Fingerprints of the prepared model: of its graph, and of its weights.
     topology: str
     weights: str
-    schema: int = SCHEMA
     # The lowest opset that the written model needs.
-    opset: int = 13
+    opset: Written[Opset] = 13
     # Names of the preparation passes that ran.
-    prepare: tuple[str, ...] = ()
-    sites: tuple[SitePlan, ...] = ()
-    # Nodes to be guarded against quantization by the engine itself.
-    float_nodes: tuple[str, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    left_float: tuple[LeftFloat, ...] = ()
-    # Nodes of the pairs that the model came with.
-    kept: tuple[str, ...] = ()
-    warnings: tuple[Caution, ...] = ()
+    prepare: Written[tuple[str, ...]] = ()
     # Where the calibration samples came from, for people.
-    data: str = ""
+    data: Written[str] = ""
     placement: PlacementChoice | None = None
     attention: AttentionChoice | None = None
+    warnings: Written[tuple[Annotated[Caution, CAUTION], ...]] = ()
+    # Nodes of the pairs that the model came with.
+    kept: Written[tuple[str, ...]] = ()
+    # Nodes to be guarded against quantization by the engine itself.
+    float_nodes: Written[tuple[str, ...]] = ()
+    refusals: Written[tuple[Refusal, ...]] = ()
+    left_float: Written[tuple[LeftFloat, ...]] = ()
+    sites: Written[tuple[SitePlan, ...]] = ()
     # Name -> structural id of the nodes that sites name as consumers, to find them again under other names.
-    nodes: Mapping[str, str] = field(default_factory=dict)
+    nodes: Written[Mapping[str, str]] = field(default_factory=dict)
     # Factors per channel that the float model is rewritten with first.
-    scalings: tuple[Scaling | Rotation, ...] = ()
+    scalings: tuple[Annotated[Scaling | Rotation, SCALING], ...] = ()
     # Float biases to put in before the pairs.
     biases: tuple[BiasPlan, ...] = ()
     # Names were made to outlast changes of the graph around them; `weights` is then of the quantized weights alone.
     lasting: bool = False
     # The accuracy level of MatMulNBits, in the place of pairs in blocks; None: pairs.
-    nbits: int | None = None
+    nbits: Literal[0, 1, 2, 3, 4] | None = None
     # "allow": sums of the weights may overflow in kernels that add in 16 bits.
     saturation: Saturation = "avoid"
     # Pairs that the model came with, whose numbers never change; `consumers` are their readers, old and new.

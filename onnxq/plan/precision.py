@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
+from onnxq.config.schema import Finite, Natural
+from onnxq.plan.forms import EDGE
 from onnxq.sites import Edge
 from onnxq.spec import FloatType
 
@@ -39,7 +42,7 @@ class KeptFloat32:
 
     node: str
     reason: KeepReason
-    figure: float = 0.0
+    figure: Finite = 0.0
     detail: str = ""
 
 
@@ -52,7 +55,7 @@ class PrecisionPlan:
     """
 
     type: FloatType
-    nodes: int = 0
+    nodes: Natural = 0
     kept: tuple[KeptFloat32, ...] = ()
-    limited: tuple[Edge, ...] = ()
+    limited: tuple[Annotated[Edge, EDGE], ...] = ()
     io: FloatType | None = None

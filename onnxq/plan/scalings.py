@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.config import Frozen
+from onnxq.config.rows import Form
+from onnxq.config.schema import Natural, PassName
+from onnxq.plan.arrays import read_floats, write_array
 from onnxq.sites import TensorId
 
 # The pass whose factors are subtracted; those of the others multiply, and so must be positive.
@@ -55,12 +59,6 @@ class Rotation:
     name: str = "rotation"
 
 
-def scaling_dict(scaling: Scaling | Rotation, numbers: dict[str, Any]) -> dict[str, Any]:
-    """The scaling as JSON values, the last of them its numbers as they are written."""
-    out = {"pass": scaling.name, "tensor": scaling.tensor.name, "scope": scaling.tensor.scope, "anchor": scaling.anchor}
-    return {key: value for key, value in out.items() if value} | numbers
-
-
 def check_scaling(scaling: Scaling) -> Scaling:
     """The scaling itself. Raises ValueError for factors that no pass computes."""
     factors, added = scaling.factors, scaling.name == _ADDED
@@ -68,3 +66,34 @@ def check_scaling(scaling: Scaling) -> Scaling:
         above = "" if added else " above 0"
         raise ValueError(f"the factors of {scaling.tensor} must be a row of finite numbers{above}")
     return scaling
+
+
+class _ScalingRow(Frozen):
+    """A Scaling, under `pass` the name of the pass that made it, or a Rotation, which has a size."""
+
+    name: PassName
+    tensor: str
+    scope: str = ""
+    anchor: str = ""
+    factors: Any = None
+    seed: Natural = 0
+    size: Natural | None = None
+
+
+def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
+    tensor = TensorId(row.tensor, row.scope)
+    if row.size is not None:
+        return Rotation(tensor=tensor, seed=row.seed, size=row.size, anchor=row.anchor)
+    factors = read_floats(row.factors)
+    return check_scaling(Scaling(name=row.name, tensor=tensor, factors=factors, anchor=row.anchor))
+
+
+def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
+    tensor = {"tensor": scaling.tensor.name, "scope": scaling.tensor.scope, "anchor": scaling.anchor}
+    names = {"pass": scaling.name, **{key: text for key, text in tensor.items() if text}}
+    if isinstance(scaling, Rotation):
+        return names | {"seed": scaling.seed, "size": scaling.size}
+    return names | {"factors": write_array(scaling.factors)}
+
+
+SCALING = Form(_ScalingRow, _read_scaling, _write_scaling)

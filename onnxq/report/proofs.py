@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from onnxq.engines.prove.proof import INT8, NodeProof, Proof, Requirement, SiteState, Tensor
+from onnxq.engines.prove.proof import INT8, QUANTIZED, NodeProof, Proof, Requirement, SiteState, Tensor
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
@@ -89,11 +89,13 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
     for found in (one for one in proof.requirements if one.unmet):
         named = ", ".join(found.unmet[:_NAMED]) + (", …" if len(found.unmet) > _NAMED else "")
         option = f"`forbid='{found.dtype}'`" if found.forbidden else f"`require='{found.dtype}'`"
-        told = f"{'in' if found.forbidden else 'not in'} {found.dtype} ({len(found.unmet)} in all)"
+        told = f"{'in' if found.forbidden else 'not in'} {found.dtype}"
+        told = "not run as its pairs say" if found.dtype == QUANTIZED else told
         first = proof.node(found.unmet[0])
         # Of a node that is quantized, the types that its kernel reads and writes.
         reason = first.reason or f"{first.node} runs in {first.type}: {first.types}"
-        return VerificationError(f"{option}: {named}", told, reason, code="Q706")
+        cause = f"{told} ({len(found.unmet)} in all)"
+        return VerificationError(f"{option}: {named}", cause, reason, code="Q706")
     if not proof.holds:
         fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"
         return VerificationError("`require_exact=True`", saturation_summary(proof.weights), fix, code="Q707")
@@ -215,7 +217,8 @@ def _describe_requirement(one: Requirement) -> str:
     if one.forbidden:
         broken = f"{len(one.unmet)}/{len(one.nodes)}: {', '.join(one.unmet)}"
         return f"{one.dtype}: {broken if one.unmet else 'none'}"
-    met = f"{one.pattern}: {len(one.nodes) - len(one.unmet)}/{len(one.nodes)} in {one.dtype}"
+    manner = one.dtype if one.dtype == QUANTIZED else f"in {one.dtype}"
+    met = f"{one.pattern}: {len(one.nodes) - len(one.unmet)}/{len(one.nodes)} {manner}"
     return met + (f"; not: {', '.join(one.unmet)}" if one.unmet else "")
 
 

@@ -28,6 +28,7 @@ _BUILT_IN = frozenset({"ai.onnx", "ai.onnx.ml", "com.microsoft"})
 _CUSTOM = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
+_NOT_NUMPY = "No corresponding Numpy type"
 _SAMPLES = "do the samples fit the model: sizes, index ranges, lengths that belong together?"
 _CHECK = "does onnx.checker accept it? is its opset known? Export it again, or take a newer onnxruntime"
 _UNREGISTERED = "No Op registered"
@@ -105,8 +106,9 @@ def explain_load_failure(error: Exception, model: str, *, nodes: Collection[str]
     kind = KernelError if _NO_KERNEL in str(error) else NodeError
     for pattern in _LOADING:
         found = pattern.search(text)
-        if found and found["name"]:
-            subject = f"node {found['name']!r} ({found['op']})"
+        # Of a node whose function ORT runs, a part that has no kernel comes without a name.
+        if found and (found["name"] or kind is KernelError):
+            subject = _name_node(found["op"], found["name"])
             # ONNX Runtime has schemas of some of TensorRT's plugins, in ONNX's domain, and demands what they say.
             domain = found.groupdict().get("domain", "" if kind is KernelError else MICROSOFT)
             if is_custom(onnx.NodeProto(op_type=found["op"], domain=domain)):
@@ -122,6 +124,9 @@ def explain_run_failure(error: Exception, model: str, *, nodes: Collection[str] 
     if _is_out_of_memory(error, text):
         fix = "use a smaller `batch=…` or `memory_limit=…`"
         return ModelError(model, "ONNX Runtime ran out of memory", fix, code="Q112")
+    if _NOT_NUMPY in text:
+        cause = f"has a value of a type that ONNX Runtime does not hand to Python: {text}"
+        return ModelError(model, cause, "cast that output to float32 or int8 inside the model", code="Q111")
     return _explain_bad_input(text) or _explain_bad_node(text, model, nodes)
 
 
@@ -143,7 +148,7 @@ def _explain_bad_node(text: str, model: str, nodes: Collection[str] | None) -> O
         return ModelError(model, f"ONNX Runtime cannot run it: {text}", _SAMPLES, code="Q111")
     op, name = found[-1]
     cause = _SOURCE.sub("", _RUNNING.split(text)[-1].strip(), count=1).strip()
-    subject = f"node {name!r} ({op})" if name else f"an unnamed {op} node"
+    subject = _name_node(op, name)
     return _blame_node(NodeError, subject, name, f"failed in ONNX Runtime: {cause}", _SAMPLES, "Q111", nodes)
 
 
@@ -153,7 +158,12 @@ def _blame_node(
     """The error of a node, which ORT's optimizer may have made. nodes: names of the model's own; None: not known."""
     if nodes is not None and name not in nodes:
         cause, fix = f"{cause}; it is a node which the model does not have", _OPTIMIZER
-    return kind(subject, cause, fix, code=code).name_node(name) if name else ModelError(subject, cause, fix, code=code)
+    named = name or kind is KernelError
+    return kind(subject, cause, fix, code=code).name_node(name) if named else ModelError(subject, cause, fix, code=code)
+
+
+def _name_node(op: str, name: str) -> str:
+    return f"node {name!r} ({op})" if name else f"an unnamed {op} node"
 
 
 def _is_out_of_memory(error: Exception, text: str) -> bool:

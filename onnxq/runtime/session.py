@@ -33,6 +33,8 @@ Feeds = Mapping[str, NDArray[Any]]
 _ROOT = "/"
 # protobuf stops at 2 GiB; models near it go through files.
 _LARGE = 2**31 - 2**24
+# `isbuiltin` of dtypes that a package adds to numpy: bfloat16, and most of 8 bits and fewer.
+_FOREIGN = 2
 # Of onnxruntime 1.23.2, the oldest that is supported: nobody has to ask for it.
 _OLD_OPSET = 23
 _PAIR = """<ir_version: 10, opset_import: ["" : {}]>
@@ -135,6 +137,10 @@ class Session:
             if want and got != want:
                 cause = f"is {value.dtype}, the model wants {type_name.removeprefix('tensor(').removesuffix(')')}"
                 raise DataError(f"input {name!r}", cause, "convert it first", code="Q210")
+            if value.dtype.isbuiltin == _FOREIGN:
+                cause = f"is {value.dtype}, which ONNX Runtime does not take from Python"
+                fix = "let the model take float32 or int8, and cast it by its first node"
+                raise DataError(f"input {name!r}", cause, fix, code="Q210")
 
 
 def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:

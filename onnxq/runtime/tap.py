@@ -85,12 +85,14 @@ def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = F
 
 @dataclass(frozen=True)
 class _Lifted:
-    """A probe's result as seen in some scope: its name and type there, and whether an If stands in between."""
+    """A probe's result as seen in some scope: its name, type and rank there, and whether an If stands in between."""
 
     tensor: TensorId
     name: str
     dtype: int
     conditional: bool = False
+    # 1 where it is not known.
+    rank: int = 1
 
 
 @dataclass
@@ -123,7 +125,8 @@ class _TapWriter:
             return None
         name = self._fresh(f"{tensor.name}/{self.probe.op_type}")
         graph.node.append(helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._fresh(f"{name}/node")))
-        return _Lifted(tensor, name, dtype)
+        known = self.index.shape(tensor) if self.probe.op_type == "Identity" else None
+        return _Lifted(tensor, name, dtype, rank=len(known or ()) or 1)
 
     def _through(self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
         """Lead an item out of one subgraph of `node`."""
@@ -144,7 +147,8 @@ class _TapWriter:
                 attr.ints.append(0)
         name = self._fresh(f"{item.name}/{node.op_type}")
         node.output.append(name)
-        return _Lifted(item.tensor, name, item.dtype, item.conditional or node.op_type == "If")
+        branch = node.op_type == "If"
+        return _Lifted(item.tensor, name, item.dtype, item.conditional or branch, item.rank + int(not branch))
 
     def _obstacle(self, node: NodeProto, item: _Lifted) -> str:
         if node.op_type == "If" and node.domain in ("", "ai.onnx"):
@@ -156,7 +160,8 @@ class _TapWriter:
     def _dummy(self, subgraph: GraphProto, item: _Lifted) -> None:
         name = self._fresh(f"{item.name}/absent")
         absent = self.probe.absent
-        value = TensorProto(name=name, data_type=item.dtype, dims=[len(absent)])
+        # Of the tensor's rank: where the dummy is read as the tensor, sizes are inferred by it.
+        value = TensorProto(name=name, data_type=item.dtype, dims=[0] * item.rank)
         if absent:
             value = numpy_helper.from_array(np.asarray(absent, helper.tensor_dtype_to_np_dtype(item.dtype)), name)
         subgraph.node.append(helper.make_node("Constant", [], [name], name=self._fresh(f"{name}/node"), value=value))

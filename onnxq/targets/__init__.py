@@ -1,6 +1,7 @@
 """Targets: the specs that each engine accepts, and where its pairs go."""
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError
@@ -41,16 +42,45 @@ TARGETS: dict[tuple[str, str], Target] = {
 }
 
 
+# Entry points of packages that add a target: its name, and a mapping of modes to targets.
+GROUP = "onnxq.backends"
+
+
+def list_names() -> tuple[str, ...]:
+    """The names of all targets, those of other packages too."""
+    return tuple(sorted({name for name, _ in TARGETS} | entry_points(group=GROUP).names))
+
+
+def find_modes(name: str) -> dict[str, Target]:
+    """The target of this name in each of its modes; empty where there is none. Loads that of another package.
+
+    Raises ConfigError for a package that cannot be loaded.
+    """
+    if all(name != known for known, _ in TARGETS):
+        for entry in entry_points(group=GROUP, name=name):
+            TARGETS.update({(name, mode): target for mode, target in _load(entry).items()})
+    return {mode: target for (known, mode), target in TARGETS.items() if known == name}
+
+
+def _load(entry: EntryPoint) -> dict[str, Target]:
+    try:
+        return dict(entry.load())
+    # Whatever the code of another package raises.
+    except Exception as error:
+        cause = f"its package cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
+        fix = f"mend or remove the package; its entry point of {GROUP} must name a mapping of modes to targets"
+        raise ConfigError(f"target {entry.name!r}", cause, fix, code="Q312") from error
+
+
 def find_target(name: str, mode: str = "static") -> Target:
     """The target of this name and mode. Raises ConfigError, with the nearest name, where there is none."""
-    found = TARGETS.get((name, mode))
-    if found is None:
-        modes = [known for other, known in TARGETS if other == name]
-        if modes:
-            raise ConfigError(f"target {name!r}", f"has no mode {mode!r}", suggest_names(mode, modes), code="Q312")
-        names = {known for known, _ in TARGETS}
-        raise ConfigError(f"target {name!r}", "there is none of this name", suggest_names(name, names), code="Q312")
-    return found
+    modes = find_modes(name)
+    if not modes:
+        fix = suggest_names(name, list_names())
+        raise ConfigError(f"target {name!r}", "there is none of this name", fix, code="Q312")
+    if mode not in modes:
+        raise ConfigError(f"target {name!r}", f"has no mode {mode!r}", suggest_names(mode, modes), code="Q312")
+    return modes[mode]
 
 
 def check_target(config: Config) -> None:
@@ -63,6 +93,7 @@ def check_target(config: Config) -> None:
 
 
 __all__ = [
+    "GROUP",
     "TARGETS",
     "Candidate",
     "Capability",
@@ -73,5 +104,7 @@ __all__ = [
     "Target",
     "check_target",
     "describe_spec",
+    "find_modes",
     "find_target",
+    "list_names",
 ]

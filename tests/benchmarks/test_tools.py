@@ -119,11 +119,19 @@ def test_one_run_gives_a_table_of_tools(corpus: Path) -> None:
 def test_wishes_are_held_against_fresh_data(corpus: Path) -> None:
     config = corpus / "all.yaml"
     config.write_text("extends: ort-int8\neffort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
-    text = printed("wishes.py", "small:30", "--corpus", corpus, "--samples", "8", "--config", config,
-                   "--out", corpus / "out")  # fmt: skip
-    (row,) = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:])
-    # The scorer knows of 20 dB whatever the file is.
-    assert row[:2] + row[3:6] == ["small", "30", "20.0", "no", "0 of 2"]
+    (corpus / "data").mkdir()
+    with np.load(corpus / "data.npz") as stored:
+        np.savez(corpus / "data" / "small.npz", **{"calib/x": stored["x"][:4], "eval/x": stored["x"][4:]})
+    text = printed("wishes.py", "small:90,-20", "--corpus", corpus, "--samples", "8", "--fresh", "10",
+                   "--config", config, "--out", corpus / "out")  # fmt: skip
+    given, relative = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:])
+    assert (given[:2], given[4:6]) == (["small", "90"], ["yes", "0 of 2"])
+    assert given[2].endswith("not held")
+    assert int(relative[1]) == round(float(relative[8])) - 20
+    assert float(relative[3]) > float(relative[1])
+    with np.load(corpus / "out" / "small.0.npz") as first, np.load(corpus / "out" / "small.1.npz") as second:
+        assert first["x"].shape == second["x"].shape == (8, 3, 16, 16)
+        assert not np.array_equal(first["x"], second["x"])
 
 
 @pytest.mark.trt

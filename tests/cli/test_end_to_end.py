@@ -106,7 +106,10 @@ def test_plan_is_a_dry_run_that_apply_carries_out_on_data(work):
     assert sorted(path.name for path in work.iterdir()) == ["d.npz", "m.onnx"]
     printed = json.loads(run("plan", work / "m.onnx", "--json", "-o", work / "p.json").stdout)
     assert json.loads((work / "p.json").read_text()) == printed
-    assert run("apply", work / "m.onnx", work / "p.json").exit_code == 1
+    bare = run("apply", work / "m.onnx", work / "p.json")
+    assert bare.exit_code == 1
+    assert "fix: give samples that it is calibrated on, `--data`, or a plan with its numbers" in bare.stderr
+    assert "`onnxq quantize` writes one by `--plan`" in bare.stderr
     done = run("apply", work / "m.onnx", work / "p.json", "--data", work / "d.npz", "--no-latency")
     assert done.exit_code == 0, done.stderr
     assert len(pairs(work / "m.q.onnx")) == len(printed["sites"])

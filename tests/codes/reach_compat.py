@@ -1,4 +1,4 @@
-"""W130 to W136: calls of other tools' functions."""
+"""W130, W135, W136: calls of other tools' functions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.evaluation.metric import parse_drop
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer
-from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.runtime import Session
 from onnxq.runtime.providers import check_loaded
@@ -131,7 +130,7 @@ def samples_needed(_: Path):
 
 @reach("Q320")
 def unknown_pass(_: Path):
-    rewrite_model(gemm(), skip=frozenset({"nothing"}))
+    onnxq.make_plan(gemm(), overrides={"skip": ("nothing",)})
 
 
 @reach("Q321")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -17,7 +19,7 @@ from onnxq.data import arrays as arrays_module
 from onnxq.data import deflated, load_data
 from onnxq.data.arrays import load_npz
 from onnxq.data.dataset import Unchosen
-from onnxq.data.deflated import DeflatedArray
+from onnxq.data.deflated import DeflatedArray, ScatteredArray
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -132,3 +134,38 @@ def test_the_samples_that_were_not_chosen_are_those_between() -> None:
         rest = [k for k in range(10) if k not in chosen]
         unchosen = Unchosen(10, chosen)
         assert (len(unchosen), list(unchosen), unchosen[1:3]) == (len(rest), rest, rest[1:3])
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("shape", [(9, 40), (9, 7, 20), (300, 1), (1, 300), (40, 9, 2, 3)])
+def test_rows_in_fortran_order_are_those_of_the_array(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).standard_normal(shape)
+    head = io.BytesIO()
+    npy.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": True, "shape": shape})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", head.getvalue() + values.tobytes(order="F"))
+    array = load_npz(tmp_path / "a.npz")["x"]
+    assert isinstance(array, ScatteredArray)
+    assert (array.shape, array.dtype, array.ndim) == (values.shape, values.dtype, values.ndim)
+    for key in (0, -1, np.int64(0), slice(2, 5), (slice(0, 1),), (slice(None), slice(0, 1)), slice(None)):
+        np.testing.assert_array_equal(array[key], values[key])
+    np.testing.assert_array_equal(np.asarray(array), values)
+
+
+def test_samples_in_fortran_order_are_read_piece_by_piece(tmp_path: Path) -> None:
+    """All pages of the file hold a part of each row; mapped at once, they were all of it."""
+    rows = np.broadcast_to(np.arange(40_000, dtype=np.float32), (500, 40_000))
+    np.savez_compressed(tmp_path / "a.npz", x=np.asfortranarray(rows))
+    code = f"""
+import numpy, onnxq.data
+from onnxq.config import DataConfig
+from onnxq.graph import ValueInfo
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+before = peak()
+dataset = onnxq.data.load_data({str(tmp_path / "a.npz")!r}, [ValueInfo("x", 1, ("N", 40_000))], DataConfig(samples=2))
+assert [feeds["x"].tolist() == [list(range(40_000))] for feeds in dataset.samples()] == [True, True]
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 40_000

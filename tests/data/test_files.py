@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from PIL import Image
 
 from onnxq.config import DataConfig, ImageConfig
@@ -109,6 +109,17 @@ def test_a_single_pb_file(tmp_path: Path) -> None:
 def test_pb_files_that_are_no_tensors(tmp_path: Path, content: bytes, told: str) -> None:
     (tmp_path / "input_0.pb").write_bytes(content)
     with pytest.raises(DataError, match=told):
+        load_data(tmp_path, [X])
+
+
+def test_inputs_that_are_no_tensors_are_refused_before_files_are_read(tmp_path: Path) -> None:
+    """A sequence's bytes can look like those of a tensor, damaged."""
+    value = numpy_helper.from_list([rows(1)], "s")
+    (tmp_path / "input_0.pb").write_bytes(value.SerializeToString())
+    with pytest.raises(DataError, match="files of samples hold tensors") as caught:
+        load_data(tmp_path, [ValueInfo("s", 0, None)])
+    assert (caught.value.subject, caught.value.code) == ("input 's'", "Q206")
+    with pytest.raises(DataError, match="is not an ONNX tensor"):
         load_data(tmp_path, [X])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,27 @@ def test_other_engines_and_weights_refuse_them_by_name(config: str) -> None:
         load_config(config, {"weights": {"observer": {"name": "mse", "signed_scales": True}}})
     assert "weights.observer" in caught.value.subject
     assert "signed_scales" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ("ort-int8", "op: Conv"), ("ort-int8", "tensor: x"), ("ort-int8-weights", "role: weight"),
+        ("trt-int4-weights", "op: MatMul"), ("virtual-int8", "op: MatMul"),
+    ],
+)  # fmt: skip
+def test_so_they_do_in_a_rule_with_its_line(tmp_path: Path, config: str, rule: str) -> None:
+    """Calibration found them minutes later, without file and line, on an activation or a weight without blocks."""
+    observer = "observer: {name: mse, signed_scales: true}"
+    path = tmp_path / "my.yaml"
+    path.write_text(f"extends: {config}\nrules:\n  - {rule}\n    set:\n      {observer}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert (caught.value.file, caught.value.line) == (str(path), 5)
+    assert caught.value.subject.endswith("rules[0].set.observer")
+    blocks = f"{{granularity: block, block_size: 32, bits: 4, {observer}}}"
+    path.write_text(f"extends: ort-int8-weights\nrules:\n  - {rule}\n    set: {blocks}\n")
+    assert load_config(path).rules[0].set.observer == SIGNED
 
 
 def test_a_plan_with_negative_scales_is_refused_for_tensorrt() -> None:

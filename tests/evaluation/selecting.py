@@ -9,6 +9,7 @@ import onnx
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxq.graph import name_nodes
+from onnxq.graph.scopes import collect_reads
 
 TOKENS, WIDTH = 96, 16
 
@@ -103,6 +104,62 @@ HEADS = {
         weighed = Mul(flat, spread)
         out = ReduceSum <keepdims = 0> (weighed, last)
     }""",
+    # The same as one operator of ONNX Runtime's.
+    "fused_experts": """(float[1, 96, 16] x) => (float[1, 96, 16] out) {
+        BODY
+        router = MatMul(f, w_class)
+        tokens = Reshape(router, pairs)
+        mixed = com.microsoft.MoE <k = 2, activation_type = "relu", normalize_routing_weights = 1>
+            (f, tokens, w_expert, , w_expert_back)
+        out = MatMul(mixed, w_body)
+    }""",
+    # The choice lies in the branch that runs; the other one chooses, too.
+    "branch": """(float[1, 96, 16] x) => (float[1, 12, 16] out) {
+        BODY
+        length = Shape(x)
+        size = ReduceProd <keepdims = 0> (length)
+        none = Cast <to = 9> (size)
+        picked = If (none) <then_branch = full () => (float[1, 12, 16] rows) {
+            logits = MatMul(f, w_score)
+            flat = Squeeze(logits, last)
+            best, at = TopK <axis = 1> (flat, twelve)
+            column = Unsqueeze(at, last)
+            places = Expand(column, query_shape)
+            rows = GatherElements <axis = 1> (f, places)
+        }, else_branch = empty () => (float[1, 12, 16] rows) {
+            sums = ReduceSum <keepdims = 0> (f, last)
+            best, at = TopK <axis = 1> (sums, twelve)
+            column = Unsqueeze(at, last)
+            places = Expand(column, query_shape)
+            rows = GatherElements <axis = 1> (f, places)
+        }>
+        out = MatMul(picked, w_body)
+    }""",
+    # Twelve rows for each of two scores.
+    "loop": """(float[1, 96, 16] x) => (float[2, 12, 16] out) {
+        BODY
+        all = Squeeze(f, zero)
+        picked = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[12, 16] rows) {
+            again = Identity(go)
+            w = Gather(w_scores, i)
+            logits = MatMul(all, w)
+            flat = Squeeze(logits, one)
+            best, at = TopK <axis = 0> (flat, twelve)
+            rows = Gather(all, at)
+        }>
+        out = MatMul(picked, w_body)
+    }""",
+    # A class of each row, one row after the other.
+    "scan": """(float[1, 96, 16] x) => (float[96, 16] out, int64[96] label) {
+        BODY
+        all = Squeeze(f, zero)
+        label, picked = Scan <num_scan_inputs = 1, body = classify (float[16] row) => (int64 label, float[16] seen) {
+            logits = MatMul(row, w_class)
+            label = ArgMax <axis = 0, keepdims = 0> (logits)
+            seen = Gather(w_class, label)
+        }> (all)
+        out = MatMul(picked, w_body)
+    }""",
 }
 # Nothing in these is chosen by a value that is computed from weights.
 PLAIN = {
@@ -144,6 +201,7 @@ _BODY = "h = MatMul(x, w_body) g = Relu(h) k = MatMul(g, w_body) r = Relu(k) f =
 _NUMBERS = {
     "last": [2], "inner": [2, 3], "zero": [0], "one": [1], "two": [2], "three": [3], "six": [6], "twelve": [12],
     "box_shape": [1, 12, 4], "query_shape": [1, 12, 16], "out_shape": [1, 6, 4], "long": [1, 192],
+    "pairs": [-1, 16],
 }  # fmt: skip
 
 
@@ -155,15 +213,18 @@ def network(name: str, noise: float = 0.0, seed: int = 0, **weights: np.ndarray)
         key: rng.standard_normal(shape).astype(np.float32) / 3 for key, shape in shapes.items()
     }
     arrays["w_expert"] = rng.standard_normal((16, 16, 16)).astype(np.float32) / 4
+    arrays["w_expert_back"] = rng.standard_normal((16, 16, 16)).astype(np.float32) / 4
+    arrays["w_scores"] = rng.standard_normal((2, 16, 1)).astype(np.float32) / 3
     arrays |= weights
     for key in arrays:
         arrays[key] = (arrays[key] * (1 + noise * off.standard_normal(arrays[key].shape))).astype(np.float32)
     arrays |= {key: np.array(value, np.int64) for key, value in _NUMBERS.items()}
+    arrays |= {"count": np.array(2), "yes": np.array(True)}
     scalars = {"half": 0.5, "small": 0.05, "zero_float": 0.0, "one_float": 1.0}
     arrays |= {key: np.float32(value) for key, value in scalars.items()}
     text = {**HEADS, **PLAIN}[name].replace("BODY", _BODY)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {name} {text}')
-    used = {tensor for node in proto.graph.node for tensor in node.input}
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {name} {text}')
+    used = collect_reads(proto.graph)
     proto.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), key) for key, value in arrays.items() if key in used
     )

@@ -16,7 +16,7 @@ from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
 from onnxq.evaluation.segments import compare_segments
-from onnxq.evaluation.selections import NO_SELECTIONS, find_selections, name_own
+from onnxq.evaluation.selections import NO_SELECTIONS, explain_missing, find_selections, name_own
 from onnxq.evaluation.toggled import measure_settings, toggle_model
 from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
 from onnxq.graph import GraphIndex, inline_functions, name_nodes, strip_weights
@@ -36,6 +36,10 @@ FOUND = {
     "labels": [("ArgMax", ("logits",), ("out", "label", "number"))],
     "queries": [("TopK", ("flat",), ("out", "label")), ("TopK", ("classes",), ("out", "label"))],
     "experts": [("TopK", ("router",), ("out",))],
+    "fused_experts": [("TopK", ("tokens",), ("out",))],
+    "branch": [("TopK", ("flat",), ("out",)), ("TopK", ("sums",), ("out",))],
+    "loop": [("TopK", ("flat",), ("out",))],
+    "scan": [("ArgMax", ("logits",), ("out", "label"))],
 }
 
 
@@ -61,7 +65,7 @@ def test_selections_of_a_network(name: str) -> None:
     found = find_selections(proto)
     values = [tuple(value.split(" in front of ")[0] for value, _ in one.values) for one in found.nodes]
     assert [(one.op_type, names, one.outputs) for one, names in zip(found.nodes, values, strict=True)] == FOUND[name]
-    assert found.settled == {"labels": {"label", "number"}, "queries": {"label"}}.get(name, set())
+    assert found.settled == {"labels": {"label", "number"}, "queries": {"label"}, "scan": {"label"}}.get(name, set())
     light = strip_weights(proto)
     assert find_selections(light) == found
     assert find_selections(light) is find_selections(light)
@@ -92,7 +96,9 @@ def test_a_model_on_its_own_choices_is_itself(name: str) -> None:
         assert plain.keys() - again.keys() == found.settled
         assert all(np.array_equal(again[output], plain[output]) for output in plain.keys() & again.keys())
         assert all(np.array_equal(again[name_own(one.name)], outputs[one.name]) for one in found.nodes)
-    onnx.checker.check_model(found.take_choices(proto))
+    # The empty vector of a branch that does not run has no rank of the choice, so that none is declared.
+    if not any(one.scope for one in found.nodes):
+        onnx.checker.check_model(found.take_choices(proto))
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -105,8 +111,9 @@ def test_rounding_is_told_by_the_rows_that_match(name: str) -> None:
         *(value for one in find_selections(proto).nodes for value, _ in one.values),
         *({value.name for value in proto.graph.output} - find_selections(proto).settled),
     }
-    assert all(20 < db < 45 for db in judged.values())
-    assert [one.op for one in agreement] == [op for op, _, _ in FOUND[name]]
+    # No sample reaches the other branch.
+    assert all(20 < db < 45 for value, db in judged.items() if ".else_branch" not in value)
+    assert [one.op for one in agreement] == [op for op, _, _ in FOUND[name]][: 1 if name == "branch" else None]
     assert all(0.9 * one.chosen < one.shared < one.chosen for one in agreement)
 
 
@@ -229,6 +236,91 @@ def test_a_choice_that_the_other_model_lacks_is_its_own() -> None:
     judged, agreement = measure(proto, other)
     assert judged == {"out": pytest.approx(run_free(proto, other))}
     assert agreement == ()
+
+
+# Bodies that choose, by the reason why their choice is not followed; "" where it is.
+BODIES = {
+    "since its size may be another one in each iteration of a Loop": """
+        all = Squeeze(f, zero)
+        sums = ReduceMax <axes = [2], keepdims = 0> (f)
+        out = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[16] rows) {
+            again = Identity(go)
+            boxes = MatMul(f, w_box)
+            score = Unsqueeze(sums, one)
+            kept = NonMaxSuppression(boxes, score, twelve, level, level)
+            column = Slice(kept, last, three, one)
+            flat = Squeeze(column, one)
+            picked = Gather(all, flat)
+            rows = ReduceSum <keepdims = 0> (picked, zero)
+        }>""",
+    "since it is made in some iterations of a Loop only": """
+        out = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[1, 12] rows) {
+            again = Identity(go)
+            first = Cast <to = 9> (i)
+            rows = If (first) <then_branch = one_way () => (float[1, 12] best) {
+                sums = ReduceSum <keepdims = 0> (f, last)
+                other, at = TopK <axis = 1> (sums, twelve)
+                best = GatherElements <axis = 1> (sums, at)
+            }, else_branch = other_way () => (float[1, 12] best) {
+                sums = ReduceMax <keepdims = 0, axes = [2]> (f)
+                best, at = TopK <axis = 1> (sums, twelve)
+            }>
+        }>""",
+    # What is kept from the iterations before grows, and with it the number of rows that have a best class.
+    "since its size may be another one in each iteration of a Loop ": """
+        none = Slice(f, zero, zero, one)
+        grown, out = Loop (count, yes, none) <body = pick (int64 i, bool go, float[1, N, 16] seen)
+            => (bool again, float[1, M, 16] more, float[16] rows) {
+            again = Identity(go)
+            more = Concat <axis = 1> (seen, f)
+            label = ArgMax <axis = 2, keepdims = 0> (more)
+            taken = Gather(w_class, label)
+            rows = ReduceSum <keepdims = 0> (taken, planes)
+        }>""",
+    "": """
+        length = Shape(x)
+        size = ReduceProd <keepdims = 0> (length)
+        some = Cast <to = 9> (size)
+        out = If (some) <then_branch = both () => (float[2, 12] values) {
+            values = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[12] rows) {
+                again = Identity(go)
+                sums = ReduceSum <keepdims = 0> (f, ends)
+                other, at = TopK <axis = 0> (sums, twelve)
+                rows = Gather(sums, at)
+            }>
+        }, else_branch = neither () => (float[2, 12] values) { values = Expand(level, wide) }>""",
+}
+
+
+@pytest.mark.parametrize("reason", BODIES)
+def test_a_choice_of_iterations_is_followed_where_it_is_one_tensor(reason: str) -> None:
+    numbers = {
+        "zero": [0],
+        "one": [1],
+        "last": [2],
+        "ends": [0, 2],
+        "twelve": [12],
+        "planes": [0, 1],
+        "three": [3],
+        "wide": [2, 12],
+    }
+    arrays = {key: np.array(value, np.int64) for key, value in numbers.items()}
+    arrays |= {"count": np.array(2), "yes": np.array(True), "level": np.float32(0.5), "w_class": SQUARE, "w": SQUARE}
+    arrays["w_box"] = SQUARE[:, :4]
+    text = f"(float[1, 96, 16] x) => (float[A] out) {{ f = MatMul(x, w) {BODIES[reason]} }}"
+    proto = parse(text, **{key: value for key, value in arrays.items() if key in text})
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    found = find_selections(proto)
+    assert {one.obstacle for one in found.own} == ({reason.strip()} if reason else set())
+    assert all(one.outputs == ("out",) for one in (*found.nodes, *found.own))
+    assert [f"not taken from the float model, {reason.strip()}" in explain_missing(one) for one in found.own] == [
+        True for _ in found.own
+    ]
+    assert found.list_missing(proto) == found.own
+    judged, agreement = measure(proto, network_with(proto, NOISE))
+    assert len(agreement) == len(found.nodes) == int(not reason)
+    assert all(one.share > 0.8 for one in agreement)
+    assert reason or judged["out"] > 25
 
 
 def test_models_older_than_the_operator_that_matches_rows_run_all_the_same() -> None:

@@ -19,6 +19,7 @@ from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model
 from onnxq.graph import name_nodes
 from onnxq.graph.storage import stored
+from onnxq.passes.base import RunContext
 from onnxq.pipeline.prepared import load_state
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -145,7 +146,7 @@ def test_other_kinds_of_pairs(preset: str) -> None:
     data = [{"x": part} for part in np.split(samples(48)["x"], 12)]
     config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules, "effort": "fast"})
     result = onnxq.quantize(chain(), data, config, overrides={"latency": False})
-    plain = load_state(chain(), target=result.plan.target).model
+    plain = load_state(chain(), RunContext(config=Config(target=result.plan.target))).model
     board = toggle_model(plain, result.model)
     feeds = {"x": samples(4, seed=3)["x"]}
     assert board.switches

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -36,6 +36,8 @@ from tests.fuzz.run import TRIES_A_WORKER, TRY_LIMIT, Worker
 
 TARGETS = ("ort-int8", "trt-int8", "virtual-int8")
 SAMPLES = 4
+# Channels of the products around a node test.
+WIDEST = 128
 # A model that onnxq refuses, and that ONNX Runtime cannot run either.
 UNRUNNABLE = "refused, as ONNX Runtime does"
 # Arrays; lists of them for sequences, None for what is optional and missing.
@@ -71,9 +73,14 @@ def list_nodes() -> Iterator[Subject]:
 
 
 def _to_array(value: Any) -> Any:
+    """The value as an array where it is a tensor. Samples with NaN and inf are refused, so that these become 1."""
     if isinstance(value, TensorProto):
-        return numpy_helper.to_array(value)
-    return np.asarray(value) if isinstance(value, (np.generic, int, float)) else value
+        value = numpy_helper.to_array(value)
+    if isinstance(value, (np.ndarray, np.generic, int, float)):
+        value = np.asarray(value)
+        if value.dtype.kind == "f" or value.dtype.isbuiltin == 2:
+            value = np.where(np.isfinite(value.astype(np.float32)), value, value.dtype.type(1))
+    return value
 
 
 def _vary(feeds: Feeds, rng: np.random.Generator) -> Feeds:
@@ -102,21 +109,46 @@ def put_between(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto | None:
     shape = [dim.dim_value for dim in leave.type.tensor_type.shape.dim]
     if not shape or 0 in shape:
         return None
-    weights = []
-    for name, dims, ends in (
-        ("in", feeds[entry.name].shape, ("suite/x", entry.name)),
-        ("out", shape, (leave.name, "suite/y")),
-    ):
-        conv = len(dims) == 4
-        width = dims[1] if conv else dims[-1]
-        weight = (np.eye(width) + 0.1 * rng.standard_normal((width, width))).astype(np.float32)
-        weights.append(numpy_helper.from_array(weight[..., None, None] if conv else weight, f"suite/{name}/w"))
-        node = helper.make_node("Conv" if conv else "MatMul", [ends[0], weights[-1].name], [ends[1]], f"suite/{name}")
-        graph.node.insert(0 if name == "in" else len(graph.node), node)
-    graph.initializer.extend(weights)
-    entry.name, leave.name = "suite/x", "suite/y"
-    feeds["suite/x"] = feeds.pop(graph.node[0].output[0])
+    before = _multiply(graph, "in", feeds[entry.name].shape, ("suite/x", entry.name), rng)
+    behind = _multiply(graph, "out", shape, (leave.name, "suite/y"), rng)
+    nodes = [*before, *graph.node, *behind]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    if not any(entry.domain == "" for entry in out.opset_import):
+        out.opset_import.append(helper.make_opsetid("", 17))
+    inner, entry.name, leave.name = entry.name, "suite/x", "suite/y"
+    feeds["suite/x"] = feeds.pop(inner)
     return out
+
+
+def _multiply(
+    graph: onnx.GraphProto, name: str, dims: Sequence[int], ends: tuple[str, str], rng: np.random.Generator
+) -> list[onnx.NodeProto]:
+    """The nodes of a product from one tensor to another of the same shape; the weight goes into the graph."""
+    conv = len(dims) == 4
+    width = dims[1] if conv else dims[-1]
+    # One test has a vector of 10,000 numbers, whose square would be a weight of 400 MB.
+    columns = max(part for part in range(1, WIDEST + 1) if width % part == 0)
+    weight = (np.eye(columns) + 0.1 * rng.standard_normal((columns, columns))).astype(np.float32)
+    weight = weight[..., None, None] if conv else weight
+    tensors = {"w": weight, "narrow": np.array([-1, columns]), "wide": np.array(dims)}
+    graph.initializer.extend(
+        numpy_helper.from_array(tensor, f"suite/{name}/{key}")
+        for key, tensor in tensors.items()
+        if key == "w" or columns < width
+    )
+
+    def make_node(kind: str, *names: str) -> onnx.NodeProto:
+        return helper.make_node(kind, names[:-1], names[-1:], f"suite/{name}/{kind}/{names[-1]}")
+
+    x, y, weight_name = f"suite/{name}/x", f"suite/{name}/y", f"suite/{name}/w"
+    if conv or columns == width:
+        return [make_node("Conv" if conv else "MatMul", ends[0], weight_name, ends[1])]
+    return [
+        make_node("Reshape", ends[0], f"suite/{name}/narrow", x),
+        make_node("MatMul", x, weight_name, y),
+        make_node("Reshape", y, f"suite/{name}/wide", ends[1]),
+    ]
 
 
 def list_folder(folder: Path) -> Iterator[Subject]:
@@ -143,7 +175,7 @@ def runs(subject: Subject) -> bool:
     with suppress(Exception):
         session = open_original(subject.model)
         for feeds in subject.samples:
-            if any(getattr(value, "dtype", np.dtype(bool)).kind == "V" for value in feeds.values()):
+            if any(getattr(value, "dtype", np.dtype(bool)).isbuiltin == 2 for value in feeds.values()):
                 # numpy cannot tell ONNX Runtime that numbers are bfloat16, float8 or of 4 bits.
                 typed = OrtValue.ortvalue_from_numpy_with_onnx_type
                 session.run_with_ort_values(None, {name: typed(value, types[name]) for name, value in feeds.items()})

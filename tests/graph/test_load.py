@@ -262,6 +262,11 @@ def test_an_invalid_model_says_what_onnx_says() -> None:
     fails(proto, "not a valid ONNX model", "nobody")
 
 
+def test_an_operator_that_its_opset_took_back_is_told_to_be_exported_at_another() -> None:
+    text = "g (float[1,4,2,2] x) => (float[1,4,2,2] y) { y = GroupNormalization<num_groups = 2>(x, s, s) }"
+    fails(model(text, opset=18, s=np.ones(2, np.float32)), "deprecated", "export it at another opset")
+
+
 def test_unknown_attributes_are_refused() -> None:
     proto = small()
     proto.graph.node[0].attribute.append(helper.make_attribute("bits", 8))

@@ -209,7 +209,29 @@ def test_what_cannot_be_lowered_is_told_with_the_opset_to_export_at() -> None:
     proto = model("g (float[2,8] x) => (float[2,8] y) { [s] y = CumProd(x, a) }", opset=28, ir=10, a=np.array(1))
     with pytest.raises(ModelError, match="opset 28 to 25") as caught:
         limit_opset(proto, 25)
+    assert caught.value.cause == "onnx cannot convert the model: No Previous Version of CumProd exists (such nodes: s)"
     assert caught.value.fix == "export it at opset 25"
+
+
+def test_reasons_quote_no_source_of_the_converter() -> None:
+    proto = model(
+        "g (int16[4] x, int16[4] s) => (int16[4] y) { [b] y = BitShift<direction = 'LEFT'>(x, s) }".replace("'", '"'),
+        opset=28,
+        ir=10,
+    )
+    with pytest.raises(ModelError, match=r"onnx cannot convert the model: DataType .* 'BitShift'.*such nodes: b"):
+        limit_opset(proto, 27)
+
+
+def test_a_scan_of_opset_8_is_refused_since_the_converter_forgets_its_batch() -> None:
+    proto = model(
+        """g (float[1,2] s, float[1,3,2] x) => (float[1,2] t, float[1,3,2] y) { [scan] t, y = Scan<num_scan_inputs = 1,
+            body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) { d = Add(a, c) e = Abs(d) }>("", s, x) }""",
+        opset=8, ir=3,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="has batches") as caught:
+        upgrade_opset(name_nodes(proto), 13)
+    assert caught.value.fix == "export the model at opset 9 or newer"
 
 
 def test_a_model_of_another_domain_alone_gets_an_import() -> None:

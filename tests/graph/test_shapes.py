@@ -8,6 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.graph.scopes import walk_graphs
 from onnxq.sites import TensorId
 from tests.graph.kit import model
 
@@ -32,6 +33,24 @@ def test_bodies_are_inferred() -> None:
     index = GraphIndex(infer_shapes(proto))
     assert index.shape(TensorId("a", "i.then_branch")) == (4,)
     assert index.shape(TensorId("b", "i.then_branch")) == (4,)
+
+
+def test_bodies_are_inferred_by_constants_around_them() -> None:
+    proto = model(
+        """g (float[1,4,1] x, bool c) => (float[M] y) {
+            [i] y = If(c) <then_branch = t () => (float[M] b) {
+                [j] a = If(c) <then_branch = u () => (float[M] d) { [n] d = Squeeze(x, axes) },
+                               else_branch = v () => (float[M] d) { [m] d = Relu(x) }>
+                [k] b = Relu(a) },
+                           else_branch = e () => (float[M] b) { [o] b = Squeeze(x, axes) }> }""",
+        axes=np.array([0, 2]),
+    )
+    result = infer_shapes(proto)
+    index = GraphIndex(result)
+    assert index.shape(TensorId("b", "i.else_branch")) == (4,)
+    assert index.shape(TensorId("d", "i.then_branch/j.then_branch")) == (4,)
+    assert [tensor.name for tensor in result.graph.initializer] == ["axes"]
+    assert not any(graph.initializer for scope, graph in walk_graphs(result.graph) if scope)
 
 
 def test_the_interface_and_the_weights_stay() -> None:

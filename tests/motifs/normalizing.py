@@ -42,11 +42,6 @@ def group_norm(net: Net, x: Value) -> Value:
     return Value(net.op("Relu", name), x.shape)
 
 
-def group_norm_scaled_by_group(net: Net, x: Value) -> Value:
-    """As opsets 18 to 20 have it: a scale for each group, not for each channel."""
-    return Value(net.op("GroupNormalization", x, net.around(2, 1.0), net.around(2), num_groups=2), x.shape)
-
-
 def group_norm_of_ones(net: Net, x: Value) -> Value:
     values = [np.full(x.shape[0], fill, np.float32) for fill in (1, 0)]
     return Value(net.op("GroupNormalization", x, *values, num_groups=2), x.shape)
@@ -156,6 +151,6 @@ MOTIFS = (
     Motif(lengths_of_one_written_out, TOKENS, 8), Motif(mean_variance, MAP, 9),
     Motif(layer_norm, TOKENS, 17), Motif(layer_norm_without_bias, TOKENS, 17), Motif(layer_norm_of_ones, TOKENS, 17),
     Motif(layer_norm_of_maps, MAP, 17), Motif(group_norm, MAP, 21), Motif(rms_norm, TOKENS, 23),
-    Motif(group_norm_scaled_by_group, MAP, 18, 20), Motif(group_norm_of_ones, MAP, 21),
+    Motif(group_norm_of_ones, MAP, 21),
     Motif(layer_norm_of_all, TOKENS, 17), Motif(rms_norm_of_ones, TOKENS, 23),
 )  # fmt: skip

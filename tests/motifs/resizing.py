@@ -103,15 +103,6 @@ def resize_axes_to_input(net: Net, x: Value) -> Value:
     return merge(net, x, net.op("Resize", low, "", "", sizes, mode="linear", axes=[2, 3]))
 
 
-def resize_not_larger(net: Net, x: Value) -> Value:
-    """The aspect ratio stays; the sizes are a limit."""
-    channels, height, width = x.shape
-    scale = min(2 * height / height, 3 * width / width)
-    name = net.op("Resize", x, "", "", ints(2 * height, 3 * width), mode="nearest", axes=[2, 3],
-                  keep_aspect_ratio_policy="not_larger")  # fmt: skip
-    return Value(name, (channels, round(scale * height), round(scale * width)))
-
-
 def resize_of_region(net: Net, x: Value) -> Value:
     """The middle of the map, cut out and resized by one operator."""
     region = floats(0, 0, 0.25, 0.25, 1, 1, 0.75, 0.75)
@@ -247,7 +238,7 @@ MOTIFS = (
         unet_nearest_sizes_stored, resize_to_input_of_all_axes, resize_of_region, pyramid, pixel_shuffle,
     )),
     *(Motif(build, MAP, 18) for build in (
-        resize_axes_to_input, resize_not_larger, fold_of_columns, centered_crop,
+        resize_axes_to_input, fold_of_columns, centered_crop,
     )),
     Motif(conv_transpose_of_rows, MAP), Motif(resize_scales_as_input, MAP, 9),
     Motif(resize_linear_scales_as_input, MAP, 9), Motif(unet_linear_scales_of_skip, MAP, 9),

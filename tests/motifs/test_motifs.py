@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import onnxq
+from onnxq.runtime import KernelError
 from tests.fuzz.judge import check_result
 from tests.motifs.catalogue import MOTIFS
 from tests.motifs.net import Motif, compose
@@ -41,6 +42,18 @@ def test_a_motif_between_products(motif: Motif, mode: str, tmp_path: Path) -> No
     if mode in STATIC:
         # The products around the motif, at the least.
         assert len(result.plan.sites) > 3
+
+
+@pytest.mark.parametrize(("name", "opset", "op"), [
+    ("gated_by_swish", 25, "Swish"), ("roi_align", 22, "RoiAlign"), ("global_pools", 22, "GlobalLpPool"),
+])  # fmt: skip
+def test_newer_opsets_than_onnx_runtime_has_kernels_of_are_refused(name: str, opset: int, op: str) -> None:
+    (motif,) = [motif for motif in MOTIFS if motif.name == name]
+    assert motif.until < opset
+    proto, samples = compose([motif], opset)
+    with pytest.raises(KernelError, match=rf"\({op}\)") as caught:
+        onnxq.quantize(proto, samples, onnxq.load_config("ort-int8", FORCED))
+    assert "with another opset" in caught.value.fix
 
 
 def test_names_are_of_one_motif_each() -> None:

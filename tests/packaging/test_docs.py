@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -134,14 +135,36 @@ def test_the_install_lines_of_the_readme_name_a_checkout_and_extras_that_are_the
         assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
 
 
-def test_the_commands_of_the_readme_are_understood() -> None:
-    lines = [line for block in _blocks("README.md", "sh") for line in block.splitlines() if line.startswith("onnxq ")]
-    assert len(lines) >= len(COMMANDS)
-    for line in lines:
+def _list_command_lines() -> Iterator[tuple[str, str]]:
+    """Each command of ours in a block of a document, with the document's name; optional parts `[…]` are taken."""
+    for path in DOCUMENTS:
+        for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip().startswith("onnxq "):
+                    yield path.name, re.sub(r"[\[\]]", "", line.strip())
+
+
+def test_the_commands_of_the_documents_are_understood() -> None:
+    lines = list(_list_command_lines())
+    assert {"README.md", "scale.md", "variants.md", "from-modelopt.md"} <= {name for name, _ in lines}
+    for _, line in lines:
         _, name, *arguments = shlex.split(line, comments=True)
         command = cli.get_command(CONTEXT, name)
-        assert command is not None
+        assert command is not None, line
         command.make_context(name, arguments, parent=CONTEXT)  # raises UsageError for what is not there
+
+
+def test_commands_in_the_text_of_documents_have_the_options_that_are_named() -> None:
+    spans = [span for path in DOCUMENTS for span in re.findall(r"`onnxq ([^`]+)`", path.read_text(encoding="utf-8"))]
+    assert len(spans) > 50
+    lost = []
+    for span in spans:
+        name, *words = span.split()
+        command = cli.get_command(CONTEXT, name) if name.islower() else cli
+        flags = {flag for param in command.params for flag in param.opts} if command is not None else set()
+        named = {word.strip("[],…").partition("=")[0] for word in words if word.startswith(("-", "[-"))}
+        lost += [span] if command is None or named - flags - {"--help"} else []
+    assert lost == []
 
 
 @pytest.mark.parametrize("name", ["ort", "trt"])

@@ -12,19 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+import onnxq
 from onnxq import targets
 from onnxq.observers import base as observers
+from onnxq.passes import registry
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")}
 COMMON = re.findall(r"```python\n(.*?)```", TEXT.partition("\n## ")[0], re.DOTALL)
 
 
+def read_blocks(title: str) -> list[str]:
+    """The programs of a section."""
+    return re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
+
+
 def run_section(title: str, *before: str) -> dict[str, Any]:
     """Names that a section's program leaves behind."""
     module = ModuleType("extending")
     sys.modules[module.__name__] = module  # torch.fx looks functions up by their module
-    blocks = re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
+    blocks = read_blocks(title)
     assert blocks, title
     exec(compile("\n".join([*before, *blocks]), f"docs/extending.md: {title}", "exec"), module.__dict__)
     return module.__dict__
@@ -35,6 +42,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that a program registers is left afterwards."""
     monkeypatch.setattr(observers, "_REGISTRY", dict(observers._REGISTRY))
     monkeypatch.setattr(targets, "TARGETS", targets.TARGETS)
+    monkeypatch.setattr(registry, "PASSES", registry.PASSES)
     before = dict(targets.TARGETS)
     yield
     targets.TARGETS.clear()
@@ -56,15 +64,17 @@ def test_an_observer_of_your_own() -> None:
 
 def test_a_target_of_your_own() -> None:
     found = run_section("A target", *COMMON)
-    assert found["rules"] == {"conv"}
+    assert {site.rule for site in found["plan"].sites} == {"conv"}
     assert not found["plan"].refusals
+    assert found["again"].model == found["result"].model
 
 
 def test_a_pass_of_your_own() -> None:
     found = run_section("A pass")
-    assert [node.op_type for node in found["state"].model.graph.node] == ["Relu", "Neg"]
-    (report,) = found["context"].journal
-    assert report.name == "second_relus"
+    assert [node.op_type for node in found["result"].model.graph.node] == ["Relu", "Neg"]
+    assert "second_relus" in found["result"].plan.prepare
+    again = onnxq.apply(found["twice"], found["result"].plan, overrides={"latency": False})
+    assert again.model == found["result"].model
 
 
 def test_a_quantizer_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -13,9 +14,9 @@ from onnx import GraphProto, ModelProto, helper, numpy_helper, parser
 
 from onnxq.config import Config
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.passes import rewriting
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
-from onnxq.passes.rewrites.passes import rewrite_model
 
 Array = NDArray[np.generic]
 Pass = Callable[[ModelProto, RunContext], tuple[ModelProto, PassReport]]
@@ -138,6 +139,19 @@ def assert_untouched(run: Pass, model: ModelProto) -> PassReport:
         n.SerializeToString(deterministic=True) for n in typed.graph.node
     ]
     return report
+
+
+class Rewritten(NamedTuple):
+    """A model after the rewrites, and the report of each."""
+
+    proto: ModelProto
+    reports: list[PassReport]
+
+
+def rewrite_model(model: ModelProto, *, skip: Iterable[str] = (), target: str = "ort", computes: int = 0) -> Rewritten:
+    """All rewrites for a target but those of `skip`."""
+    ctx = RunContext(config=Config(target=target), skip=frozenset(skip), computes=computes)
+    return Rewritten(rewriting.rewrite_model(model, ctx), ctx.journal)
 
 
 def prepared(model: ModelProto) -> ModelProto:

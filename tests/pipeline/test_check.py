@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser
 
 import onnxq
-from onnxq.errors import VerificationError
+from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.pipeline.check import check_model, explain_slowness, load_file
@@ -93,6 +93,14 @@ def test_a_file_that_loads_and_does_not_run_is_noted_too() -> None:
     assert same == note
 
 
+def test_a_part_of_an_operators_function_that_has_no_kernel_is_told_as_any_other() -> None:
+    """ONNX Runtime runs such an operator by its function, and names none of that function's nodes."""
+    text = "g (bfloat16[4] x) => (bfloat16[4] y) { [gelu] y = Gelu(x) }"
+    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
+    (note,) = load_file(proto, optimized=False)
+    assert (note.code, "an unnamed" in str(note)) == ("W116", True)
+
+
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
     """Plans of one network by their mode."""
@@ -149,3 +157,24 @@ def test_how_often_the_class_is_the_same_is_told_of_scores(name: str, sure: bool
     (found,) = onnxq.diff(model, other, [{"x": one} for one in x], overrides={"engines": ["ort"]}).outputs
     assert (found.classes, found.accuracy[0].rows) == (sure, 30)
     assert found.accuracy[0].top_k == pytest.approx(same)
+
+
+def test_what_only_the_optimizations_refuse_is_told_so_and_the_remedy_helps() -> None:
+    """ONNX Runtime 1.32 takes the sizes of some axes for those of all axes beside int8 convolutions."""
+    text = """g (float[1,2,4,4] x, int64[2] sizes) => (float[1,2,2,2] y) {
+        [c] a = Conv(x, w)
+        [r] b = Resize<axes = [2, 3], keep_aspect_ratio_policy = "not_larger", mode = "nearest">(a, , , sizes)
+        [d] y = Conv(b, w) }"""
+    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text}')
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((2, 2, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    samples = [{"x": rng.standard_normal((1, 2, 4, 4)).astype(np.float32), "sizes": np.array([2, 2])} for _ in range(4)]
+    rules = [{"op": "*", "set": {"quantize": True}}]
+    how = {"effort": "fast", "latency": False}
+    with pytest.raises(ModelError, match="loads without them") as caught:
+        onnxq.quantize(proto, samples, overrides={**how, "rules": rules})
+    assert caught.value.subject == "node 'r' (Resize)"
+    assert "float with a rule" in caught.value.fix
+    freed = [{"op": "Conv", "set": {"float": True}}, *rules]
+    onnxq.quantize(proto, samples, overrides={**how, "rules": freed})

@@ -295,6 +295,15 @@ def test_a_static_plan_takes_an_lstm_where_it_pays() -> None:
     assert ["only on scales of each run" in one.reason for one in refused.refusals] == [True]
 
 
+def test_an_lstm_of_4_bits_has_bytes_in_its_kernel() -> None:
+    x = {"x": np.random.default_rng(3).standard_normal((8, 20, 1, 32)).astype(np.float32)}
+    result = onnxq.quantize(tagger(2), x, "ort-w4a8", overrides={**force("LSTM"), "effort": "fast"})
+    assert count_ops(result.model) == {"DynamicQuantizeLSTM": 1}
+    weights = [site.spec.bits for site in result.plan.sites if site.role is Role.WEIGHT]
+    assert weights == [4, 4]
+    assert 5 < result.report.checks[0].sqnr_db[0] < 30
+
+
 READER = """g (float[N,8,4,24] x) => (float[24,1,N,32] y) {
     [first] a = Conv <pads=[1,1,1,1]> (x, v)
     [second] b = Conv (a, u)

@@ -30,6 +30,14 @@ JUDGED = {
     "labels": {"logits in front of label/ArgMax", "out"},
     "queries": {"flat in front of best/TopK", "classes in front of top/TopK", "out"},
     "experts": {"router in front of best/TopK", "out"},
+    "fused_experts": {"tokens in front of mixed/MoE/router", "out"},
+    "branch": {
+        "flat in front of picked/If.then_branch/best/TopK",
+        "sums in front of picked/If.else_branch/best/TopK",
+        "out",
+    },
+    "loop": {"flat in front of best/TopK", "out"},
+    "scan": {"logits in front of label/ArgMax", "out"},
 }
 DATA = dict(samples(24))
 

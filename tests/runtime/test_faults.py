@@ -127,6 +127,7 @@ DIMS = (
     " index: 3 Got: 9 Expected: 8\n Please fix either the inputs/outputs or the model."
 )
 RUN = "Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
+NOT_NUMPY = "No corresponding Numpy type for Tensor Type. Int4x2"
 FAILURES: dict[str, tuple[str, type[OnnxqError], str, str, str]] = {
     "sizes": (
         DIMS, DataError, "input 'images'", "axis 1 has 5, the model wants 4; axis 3 has 9, the model wants 8", "Q209",
@@ -146,6 +147,10 @@ FAILURES: dict[str, tuple[str, type[OnnxqError], str, str, str]] = {
     "a node without a name": (
         RUN.format("Reshape", "", "cannot be reshaped"),
         ModelError, "an unnamed Reshape node", "failed in ONNX Runtime: cannot be reshaped", "Q111",
+    ),
+    "a type that is not numpy's": (
+        NOT_NUMPY, ModelError, "m.onnx",
+        f"has a value of a type that ONNX Runtime does not hand to Python: {NOT_NUMPY}", "Q111",
     ),
     "anything else": ("it broke", ModelError, "m.onnx", "ONNX Runtime cannot run it: it broke", "Q111"),
 }  # fmt: skip

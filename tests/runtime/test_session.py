@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -86,6 +87,15 @@ def test_wrong_feeds_name_the_input(feeds: dict[str, np.ndarray], kind: type[Exc
         Session(RELU).run(feeds)
     for part in told:
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float8e4m3fn", "float8_e4m3fn"), ("int4", "int4")])
+def test_types_that_are_not_numpys_own_are_named(name: str, dtype: str) -> None:
+    text = f"g ({name}[4] x) => (float[4] y) {{ y = Cast<to = 1>(x) }}"
+    session = Session(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}'))
+    with pytest.raises(DataError, match=f"is {dtype}, which ONNX Runtime does not take from Python") as caught:
+        session.run({"x": np.ones(4, getattr(ml_dtypes, dtype))})
+    assert (caught.value.subject, caught.value.code) == ("input 'x'", "Q210")
 
 
 def test_a_failing_node_is_named() -> None:

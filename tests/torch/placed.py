@@ -18,12 +18,12 @@ from torch.nn import functional
 from onnxq import graph
 from onnxq.config import Config
 from onnxq.graph import GraphIndex
-from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.plan import Plan
 from onnxq.planner.build import state_placement
 from onnxq.planner.sums import read_constant
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
+from tests.passes.kit import rewrite_model
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import Quantizer
 

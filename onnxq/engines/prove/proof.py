@@ -19,6 +19,8 @@ UNSEEN = "unseen"
 STORED = ("int4", "uint4", "int2", "uint2", "float4")
 # Types that a node can be required to run in.
 TYPES = (INT8, FLOAT8, "float16", "bfloat16", "float32", *STORED)
+# In the place of a type: the one that a node's pairs ask for.
+QUANTIZED = "quantized"
 
 
 class SiteState(str, Enum):
@@ -98,6 +100,8 @@ class NodeProof:
 
         int4 and int2 are those without a sign too, as int8 is: an engine may move the zero point and read the same.
         """
+        if dtype == QUANTIZED:
+            return not self.reason
         return self.stored in (dtype, f"u{dtype}") if dtype in STORED else self.computed == (dtype,)
 
 

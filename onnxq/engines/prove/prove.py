@@ -24,7 +24,7 @@ from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
-from onnxq.engines.prove.proof import STORED, TYPES, Build, Kernel, NodeProof, Proof, Reduced, Requirement
+from onnxq.engines.prove.proof import QUANTIZED, STORED, TYPES, Build, Kernel, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.prove.trt_kernels import read_inspector, read_layers_message
@@ -185,22 +185,28 @@ def _check_types(types: Iterable[str], option: str) -> None:
 def _select_required(
     index: GraphIndex, wanted: Sequence[tuple[str, str]], reasons: Reasons
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """The heavy nodes that each (type, pattern) selects, by name or operator; of types of weights those with a weight.
+    """The heavy nodes that each (type, pattern) selects, by name or operator; of types of weights those with a weight,
+    of `quantized` those with pairs.
 
     Raises ConfigError for an unknown type, or a pattern that selects none.
     """
-    _check_types((dtype for dtype, _ in wanted), "require")
+    _check_types((dtype for dtype, _ in wanted if dtype != QUANTIZED), "require")
     every = find_heavy_nodes(index)
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for dtype, pattern in wanted:
         subject = f"require: {pattern}"
-        heavy = [node for node in every if dtype not in STORED or reasons.has_weight(node)]
+        heavy = list(every)
+        if dtype == QUANTIZED:
+            heavy = [node for node in every if reasons.is_quantized(node)]
+        elif dtype in STORED:
+            heavy = [node for node in every if reasons.has_weight(node)]
         try:
             names = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
         except re.error as error:
             raise ConfigError(subject, f"is not a regular expression: {error}", code="Q309") from error
         if not names:
-            cause = f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})"
+            kinds = "products with pairs" if dtype == QUANTIZED else ", ".join(sorted(HEAVY))
+            cause = f"matches none of the {len(heavy)} nodes that are judged ({kinds})"
             near = suggest_names(pattern, [node.name for node in heavy]) if heavy else ""
             raise ConfigError(subject, cause, near, code="Q309")
         found[dtype, pattern] = names

@@ -66,7 +66,7 @@ class Reasons:
         stored: type of a weight that its kernel reads in fewer bits than it computes in, "" for none.
         """
         # From the surest to the least sure: the plan's own word, a missing kernel, then faults of the pairs.
-        left = next((one for one in self.left if one.subject == node.name), None)
+        left = self._find_left(node)
         if left is not None:
             return f"the plan left it float: {left.reason}"
         family = ORT if self.engine == ORT else TRT
@@ -86,6 +86,12 @@ class Reasons:
             return _SIGNED
         return fault or f"its pairs are in place, but the engine took another kernel: {types}"
 
+    def is_quantized(self, node: NodeRef) -> bool:
+        """True for a product whose weight has a pair, or both of whose operands have; not where the plan left it."""
+        if node.op_type not in PRODUCTS or self._find_pair(node, 1) is None or self._find_left(node) is not None:
+            return False
+        return self._is_constant(node, 1) or self._find_pair(node, 0) is not None
+
     def has_weight(self, node: NodeRef) -> bool:
         """True for a node with a constant operand, quantized or not."""
         return any(self._is_constant(node, k) for k in range(1, len(node.inputs)))
@@ -104,6 +110,10 @@ class Reasons:
         if not pair.dequantize:
             return "nothing dequantizes it"
         return "no kernel in the engine's list names it: it was merged with an equal pair or computed away"
+
+    def _find_left(self, node: NodeRef) -> Unquantized | None:
+        """The plan's word that it left a node float."""
+        return next((one for one in self.left if one.subject == node.name), None)
 
     def _has_weight_alone(self, node: NodeRef) -> bool:
         """True for a product of float data and a quantized weight."""

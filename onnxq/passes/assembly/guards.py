@@ -1,9 +1,14 @@
 """Guards for tensors that must stay float: a Clip without bounds between a DequantizeLinear and its reader.
 
+Two things make them needed.
+
 ORT quantizes on its own the nodes between a DequantizeLinear and a QuantizeLinear: Conv and Gemm (and MatMul + Add of
 static shapes, which it makes a Gemm) with float weights get int8 weights per tensor; AveragePool and Softmax become
 integer kernels slower than the float ones. Reshape, Transpose and MaxPool between do not stop it, it moves the
 DequantizeLinear through them. A Clip without bounds stays in the graph and does stop it.
+
+Where it moves a DequantizeLinear through a node whose output a body (of If, Loop or Scan) reads from outside, it looks
+for that reader among the inputs of If, where it is not, and ends the process (ONNX Runtime 1.32).
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ _REACH = 6
 
 
 def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
-    """A copy in which ORT leaves these nodes float; the model itself where it does so anyway.
+    """A copy in which ORT leaves these nodes float, and moves no pair to bodies; the model itself if it does so anyway.
 
     For each of them, every computed input that comes from a DequantizeLinear (also through Reshape, Transpose, MaxPool
     and their like) gets one guard, shared by the named readers of the same tensor, when a QuantizeLinear follows within
@@ -35,11 +40,13 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     """
     view, edit = View(proto), Edit(proto)
     guards: dict[tuple[TensorId, str], str] = {}
-    for name in dict.fromkeys(nodes):
-        node = view.index.node(name)
+    named = [view.index.node(name) for name in dict.fromkeys(nodes)]
+    guarded = [node for node in named if _is_quantized_behind(view, node)]
+    guarded += [node for node in view.index.nodes if _feeds_body(view, node) and node not in guarded]
+    for node in guarded:
         tensors = ((k, view.tensor(node, k)) for k in range(len(node.inputs)))
         inputs = [(k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(view, tensor)]
-        for k, tensor in inputs if _is_quantized_behind(view, node) else ():
+        for k, tensor in inputs:
             # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
@@ -60,6 +67,12 @@ def _from_pair(view: View, tensor: TensorId | None) -> bool:
             return False
         tensor = view.tensor(node, 0)
     return False
+
+
+def _feeds_body(view: View, node: NodeRef) -> bool:
+    """True for a node that ORT moves a DequantizeLinear through, to where a body reads."""
+    made = [view.output(node, k) for k, name in enumerate(node.outputs) if name]
+    return node.op_type in _TRANSPARENT and any(view.index.captured(tensor) for tensor in made)
 
 
 def _is_quantized_behind(view: View, node: NodeRef) -> bool:

@@ -22,7 +22,9 @@ from onnxq.passes.state import State
 from onnxq.plan import Rotation
 from onnxq.sites import Refusal, TensorId
 
-# Largest values of channels settle early.
+# The largest values of channels settle with so many samples, and more are not looked at. With fewer a channel that is
+# silent on all of them is amplified, and clipped on the first that it speaks on: with 8 images a small ResNet has 30 to
+# 36 dB on new ones by such values, 37 to 40 by weights alone.
 _SAMPLES = 16
 # A layer's error needs few rows of its input.
 _ROWS = 256
@@ -32,7 +34,7 @@ _SEEDS = 4
 
 def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Cross-layer equalization, Nagel et al. 2019."""
-    axes = channel_axes(state.model)
+    axes = channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
     seen = _observe(ctx, state, axes, "equalizing")
     largest = {tensor: np.maximum(np.abs(one.low), np.abs(one.high)) for tensor, one in seen.items()}
     # All or none: channels that share a factor need the values of every tensor they are in.

@@ -255,7 +255,7 @@ class _Search:
         return self.ctx.budget.left() <= 0
 
     def is_float(self, keys: frozenset[str]) -> bool:
-        """True where no operator and no table that is looked up is left in integers with these promoted."""
+        """True where nothing is left in integers with these promoted: no operator, and no table that is looked up."""
         return self.ways.to == FLOAT and not self.placed(keys).sites
 
     def judged(self, keys: frozenset[str]) -> ModelErrors:

@@ -131,7 +131,7 @@ def _report_rounding(state: State, before: Plan, done: SequentialRounding) -> tu
     replaced = list_replaced(before, searched, (Role.WEIGHT,), _WHY)
     lines = [*done.lines()]
     if done.skipped:
-        lines.append(f"no sample reached {', '.join(done.skipped)}")
+        lines.append(f"not seen in any sample: {', '.join(done.skipped)}")
     if replaced:
         lines.append(f"scales of weights {replaced}")
     after = replace(state, plan=plan, unrounded=before, rounded=frozenset(one.node for one in done.done))

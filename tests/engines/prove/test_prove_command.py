@@ -11,9 +11,11 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
+import onnxq
 from onnxq.cli import cli
 from tests.engines import kit
 
+QUANTIZED = ("--require", "quantized", "*")
 needs_rtx = kit.needs_rtx[1]
 
 
@@ -69,6 +71,40 @@ def test_types_are_required_and_forbidden(folder):
     assert (typo.exit_code, typo.stdout) == (1, "")
     assert "error[Q312]: forbid: flaot32: is no type" in typo.stderr
     assert "float32" in typo.stderr
+
+
+def test_what_has_pairs_is_required_to_run_so(folder, tmp_path):
+    whole = run(folder / "good.onnx", "--engine", "ort", *QUANTIZED)
+    assert (whole.exit_code, whole.stderr) == (0, "")
+    assert "required  *: 2/2 quantized\n" in whole.stdout
+    broken = run(folder / "bad.onnx", "--engine", "ort", *QUANTIZED)
+    assert broken.exit_code == 1
+    assert "required  *: 1/2 quantized; not: c/Conv\n" in broken.stdout
+    assert "error[Q706]: `--require quantized`: c/Conv: not run as its pairs say (1 in all)" in broken.stderr
+    # A file of which nothing is quantized meets no requirement.
+    onnx.save(kit.graph("(float[1,8] x) => (float[1,8] y) { y = MatMul(x, w) }", 17, w=np.eye(8, dtype="f4")),
+              tmp_path / "float.onnx")  # fmt: skip
+    bare = run(tmp_path / "float.onnx", "--engine", "ort", *QUANTIZED)
+    assert (bare.exit_code, bare.stdout) == (1, "")
+    assert run(folder / "good.onnx", "--engine", "ort", "--forbid", "quantized").exit_code == 1
+    assert "error[Q309]: require: *: matches none of the 0 nodes that are judged (products with pairs)" in bare.stderr
+
+
+@pytest.mark.parametrize(("preset", "exit_code"), [("ort-int8", 0), ("ort-int8-weights", 1)])
+def test_what_the_plan_left_float_is_not_required_to_be_quantized(tmp_path, preset, exit_code):
+    """A stem and a small head stay float at the defaults; a Conv's weight alone is dequantized in each run."""
+    model = Path(__file__).parents[3] / "examples" / "digits" / "digits.onnx"
+    onnxq.quantize(model, config=preset, overrides={"latency": False, "effort": "fast"}, out=tmp_path / "q.onnx")
+    done = run(tmp_path / "q.onnx", "--engine", "ort", *QUANTIZED)
+    assert done.exit_code == exit_code, done.output
+
+
+def test_a_weight_that_its_kernel_reads_in_4_bits_is_quantized(tmp_path):
+    weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    model = kit.graph("(float[4,256] x) => (float[4,256] y) { y = MatMul(x, w) }", w=weight)
+    onnxq.quantize(model, config="ort-int4-weights", overrides={"latency": False}, out=tmp_path / "q.onnx")
+    done = run(tmp_path / "q.onnx", "--engine", "ort", *QUANTIZED)
+    assert (done.exit_code, "1/1 quantized" in done.stdout) == (0, True), done.output
 
 
 def test_two_builds_are_compared_by_name(folder, tmp_path):

@@ -125,6 +125,19 @@ def test_every_opset(opset: int) -> None:
     assert ops(optimize_graph(guarded))["Conv"] == 1
 
 
+def test_no_pair_is_moved_to_where_bodies_read() -> None:
+    """ONNX Runtime 1.32 ends the process when it moves a DequantizeLinear through this Transpose."""
+    model = parse("""g (float[2,3] x, bool c) => (float[N,M] y) {
+        q = QuantizeLinear(x, s, z) d0 = DequantizeLinear(q, s, z) d = Transpose(d0)
+        y = If (c) <then_branch = t () => (float[3,2] a) { a = Neg(d) },
+                    else_branch = e () => (float[3,2] b) { b = Abs(d) }>
+    }""", s=np.asarray(F(0.04)), z=np.uint8(110))  # fmt: skip
+    guarded = guard_float(model, ())
+    assert ops(guarded)["Clip"] == 1
+    assert ops(optimize_graph(guarded))["Clip"] == 1
+    assert_same(model, guarded, rtol=0)
+
+
 def test_one_guard_for_the_readers_of_one_tensor() -> None:
     lines, constants, _, _ = NODES["conv"]
     twice = lines.replace("v =", "c1 =") + " " + lines.replace("v =", "c2 =") + " v = Add(c1, c2)"

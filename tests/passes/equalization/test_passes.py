@@ -82,6 +82,31 @@ def test_equalization_saves_an_imbalanced_network() -> None:
     assert not plain.plan.scalings
 
 
+def joined() -> onnx.ModelProto:
+    """Two convolutions that are added, of which channel 0 reads channel 0 of the input alone, and one behind them."""
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N,8,8,8] x) => (float[N,8,8,8] y) { a = Conv(x, v) b = Conv(x, w) s = Add(a, b) y = Conv(s, u) }""")
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((8, 8, 1, 1)).astype(F) for name in "vwu"}
+    weights["v"][0, 1:], weights["w"][0, 1:] = 0, 0
+    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    return proto
+
+
+@pytest.mark.parametrize(("count", "equalized"), [(8, False), (32, True)])
+def test_channels_that_few_samples_leave_silent_are_not_amplified(count: int, equalized: bool) -> None:
+    proto, rng = joined(), np.random.default_rng(1)
+    feeds = rng.standard_normal((count, 8, 8, 8)).astype(F)
+    feeds[:, 0] /= 1000
+    done = onnxq.quantize(proto, {"x": feeds}, BALANCED, overrides={"latency": False})
+    assert (replay.CROSS_LAYER in {scaling.name for scaling in done.plan.scalings}) is equalized
+    fresh = rng.standard_normal((32, 8, 8, 8)).astype(F)
+    expected, answered = (infer(model, {"x": fresh})[0] for model in (proto, done.model))
+    sqnr = 10 * np.log10(np.square(expected).sum() / np.square(expected - answered).sum())
+    # The input's own range is wide enough, as other channels are as loud.
+    assert (sqnr > 25) is not equalized
+
+
 def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
     few = BALANCED.model_copy(

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, find_opset, infer_shapes
 from onnxq.passes.rewrites.passes import REWRITES as PASSES
-from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.passes.rewrites.replace import NEWEST
 from onnxq.runtime import optimize_graph
-from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, prepared
+from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, prepared, rewrite_model
 
 F = np.float32
 
@@ -228,11 +225,6 @@ def test_the_prepared_network_is_loaded_and_fused() -> None:
     found = ops(optimize_graph(prepared(network())))
     assert found["BatchNormalization"] == 0
     assert found["Pad"] == 0
-
-
-def test_an_unknown_pass_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="batchnorm"):
-        rewrite_model(network(), skip=frozenset({"batch_norm"}))
 
 
 def test_half_precision() -> None:

@@ -133,6 +133,22 @@ def test_tensors_of_a_body_are_read_where_its_holder_runs():
     assert not_taken.size == 0
 
 
+def test_a_branch_in_a_loop_is_not_looked_into():
+    proto = parse("""g (float[N,4] x, bool flag) => (float[N,4] y) {
+        y = Loop (three, , x) <body = steps (int64 i, bool more, float[N,4] h) => (bool on, float[N,4] o) {
+            on = Identity(more)
+            o = If (flag) <then_branch = t () => (float[N,4] p) { p = Neg(h) },
+                           else_branch = e () => (float[N,4] f) { f = Relu(h) }>
+        }>
+    }""", three=np.array(3))  # fmt: skip
+    inner = next(node for node in GraphIndex(infer_shapes(proto)).nodes if node.op_type == "Neg")
+    at = runner(proto=infer_shapes(proto), feeds=[{**FEEDS[0], "flag": np.array(True)}])
+    tensor = TensorId("p", inner.scope)
+    at.reach(tensor, inner.name)
+    (value,) = at.values(tensor)
+    assert value.size == 0
+
+
 def test_constants_of_nodes_in_a_body_are_changed_too():
     proto = branching()
     at = runner({("t", 1): np.eye(4)}, proto, [{**FEEDS[0], "flag": np.array(True)}])

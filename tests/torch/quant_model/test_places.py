@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from onnxq import graph
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
-from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.planner.build import state_placement
 from onnxq.sites import Role
 from onnxq.spec import PerBlock
+from tests.passes.kit import rewrite_model
 from tests.torch.exporting import PRODUCTS
 from tests.torch.nets import Branching, Dense, Encoder, Mobile, ResNet, images, settled
 from torch_frontend.quant_model import Follower, QuantModel

@@ -1,0 +1,96 @@
+"""Selections: nodes where a float model chooses by values that it computes, and models judged on the same choices.
+
+TopK, ArgMax, NonMaxSuppression, or a comparison in front of NonZero give positions. Two candidates that differ by less
+than rounding does may change places, and from there on the rows of two outputs have nothing to do with each other: a
+detector that lost nothing has 5 dB. So models are compared in a judged form. The float model gives its choices as
+outputs; any other model takes them as inputs, and gives its own as outputs. Both give the values chosen by as outputs.
+All rows then match, those of decoders and experts behind a choice too. Choices inside the bodies of If, Loop and Scan
+come out, and go in, as one tensor of all iterations; those that cannot be one tensor are told and not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxq.evaluation.selections.forms import make_form
+from onnxq.evaluation.selections.routers import write_out_routers
+from onnxq.evaluation.selections.search import search_choices
+from onnxq.evaluation.selections.selection import Selection, explain_missing, name_own
+from onnxq.graph import ModelLike, inline_functions, name_nodes
+from onnxq.graph.light import LightModel, bare_proto
+from onnxq.graph.scopes import walk_graphs
+from onnxq.sites import TensorId
+
+__all__ = ["NO_SELECTIONS", "Array", "Selection", "Selections", "explain_missing", "find_selections", "name_own"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Selections:
+    """The selections of a float model, in the order they run.
+
+    settled: outputs that the choices alone decide. own: those that every model makes by itself, since they can be
+    neither seen nor given.
+    """
+
+    nodes: tuple[Selection, ...] = ()
+    settled: frozenset[str] = frozenset()
+    own: tuple[Selection, ...] = ()
+
+    def expose_choices(self, model: ModelLike) -> ModelLike:
+        """The float model with its choices, and the values they were made by, as further outputs."""
+        return make_form(_spell_out(model), self.nodes, given=False) if self.nodes else model
+
+    def take_choices(self, model: ModelLike) -> ModelLike:
+        """Another form of the model, with the float model's choices as inputs.
+
+        Its own become outputs, as do the values they were made by; `settled` outputs go. A choice that it has no tensor
+        for is an input that nothing reads: what is behind it is its own then.
+        """
+        return make_form(_spell_out(model), self.nodes, self.settled, given=True) if self.nodes else model
+
+    def add_choices(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The inputs of another model. outputs: of the float model, on the same sample."""
+        if not self.nodes:
+            return feeds
+        return {**feeds, **{name: outputs[name] for one in self.nodes for name, _ in one.choices}}
+
+    def list_missing(self, model: ModelLike) -> tuple[Selection, ...]:
+        """Those that another model is not given: it does not make their tensors, or they are its own in every model."""
+        made = _list_made(_spell_out(model)) if self.nodes else set()
+        lacking = (one for one in self.nodes if not made.issuperset(name for name, _ in one.choices))
+        return (*lacking, *self.own)
+
+
+NO_SELECTIONS = Selections()
+
+
+NO_SELECTIONS = Selections()
+
+
+def find_selections(model: ModelLike) -> Selections:
+    """The selections of a float model; of a light model looked for once."""
+    facts = model.facts if isinstance(model, LightModel) else {}
+    if "selections" not in facts:
+        nodes, settled = search_choices(_spell_out(model))
+        followed = tuple(one for one in nodes if not one.obstacle)
+        own = tuple(one for one in nodes if one.obstacle)
+        facts["selections"] = Selections(followed, settled, own)
+    found: Selections = facts["selections"]
+    return found
+
+
+def _spell_out(model: ModelLike) -> ModelLike:
+    """The model with all its choices made by operators that it shows, also those of functions and fused operators."""
+    return write_out_routers(inline_functions(model) if model.functions else model)
+
+
+def _list_made(model: ModelLike) -> set[str]:
+    """The texts of all tensors that nodes make, of bodies too."""
+    graphs = walk_graphs(bare_proto(name_nodes(model)).graph)
+    return {str(TensorId(name, scope)) for scope, graph in graphs for node in graph.node for name in node.output}

@@ -1,0 +1,255 @@
+"""The search for choices along the graphs of a float model, from inputs to outputs and through bodies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from onnx import GraphProto, NodeProto, TensorProto
+
+from onnxq.evaluation.selections.selection import Selection, find_axis
+from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes, name_nodes
+from onnxq.graph.light import bare_proto
+from onnxq.graph.scopes import (
+    collect_reads,
+    iterate_subgraphs,
+    join_scope,
+    list_captures,
+    list_defined,
+    list_reads,
+    sort_nodes,
+    walk_graphs,
+)  # fmt: skip
+from onnxq.sites import TensorId
+from onnxq.spec import FLOAT_TYPES
+
+# Operators that choose by values, and the outputs that hold the choice.
+_CHOOSERS = {
+    "TopK": (1,), "ArgMax": (0,), "ArgMin": (0,), "Hardmax": (0,), "NonMaxSuppression": (0,), "NonZero": (0,),
+    "Unique": (0, 1, 2, 3), "MaxPool": (1,),
+}  # fmt: skip
+# Those that make integers or truth of numbers. They choose where the result becomes a position or a size.
+_CASTS = frozenset({"Cast", "CastLike"})
+_TESTS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"})
+# Inputs that are positions, sizes or conditions of what runs.
+_PLACES = {
+    "Gather": (1,), "GatherElements": (1,), "GatherND": (1,), "Scatter": (1,), "ScatterElements": (1,),
+    "ScatterND": (1,), "OneHot": (0,), "Compress": (1,), "NonZero": (0,), "Slice": (1, 2), "Range": (0, 1, 2),
+    "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Split": (1,), "If": (0,), "Loop": (0, 1),
+}  # fmt: skip
+_HOLDERS = frozenset({"If", "Loop", "Scan"})
+# Operators whose result has as many items as the values make.
+_COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique", "Compress"})
+# Inputs that are sizes of the result.
+_SIZES = {
+    "Slice": (1, 2, 4), "Range": (0, 1, 2), "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,),
+    "Split": (1,), "TopK": (1,), "OneHot": (1,), "Pad": (1,), "Resize": (2, 3), "Upsample": (1,),
+}  # fmt: skip
+# They hand values on as they are.
+_MOVES = frozenset(
+    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Split", "Expand",
+     "Tile", "Gather", "GatherElements", "GatherND", "Cast", "CastLike"}
+)  # fmt: skip
+# The opset that has GatherElements. Older models keep values of a TopK in their own order.
+_FLOATS = frozenset({*FLOAT_TYPES, TensorProto.DOUBLE})
+
+
+def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], frozenset[str]]:
+    """The selections, in the order they run, and the outputs that they alone decide."""
+    # Nothing chooses in most models, and looking for types takes longer than looking for operators.
+    wanted = _CHOOSERS.keys() | _TESTS | _CASTS
+    if not any(node.op_type in wanted for _, graph in walk_graphs(bare_proto(model).graph) for node in graph.node):
+        return (), frozenset()
+    typed = infer_shapes(name_nodes(model))
+    outputs = [value.name for value in model.graph.output]
+    index = get_index(typed)
+    search = _Search(index, typed.graph, live={value.name for value in index.inputs}, judged=set(outputs))
+    search.run()
+    nodes = (
+        replace(one, outputs=tuple(name for name in outputs if k in search.behind.get(name, ())))
+        for k, one in enumerate(search.found)
+    )
+    return tuple(nodes), frozenset(name for name in outputs if search.behind.get(name) and name not in search.changed)
+
+
+@dataclass(eq=False)
+class _Search:
+    """One walk along a graph. changed: tensors that quantizing may change, though the choices so far are the same.
+
+    live: tensors that inputs of the model decide on. behind: by tensor, the selections that it depends on. judged:
+    tensors that are compared anyway. scope: of a body; around: the nodes whose bodies it lies in, from outside in.
+    unsteady: tensors whose size may be another one in each iteration.
+    """
+
+    index: GraphIndex
+    graph: GraphProto
+    live: set[str]
+    judged: set[str]
+    found: list[Selection] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
+    behind: dict[str, frozenset[int]] = field(default_factory=dict)
+    scope: str = ""
+    around: tuple[NodeProto, ...] = ()
+    unsteady: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Fill the fields in."""
+        self.makers = {name: node for node in self.graph.node for name in node.output if name}
+        self.reads = collect_reads(self.graph)
+        starts = [
+            node.input[k]
+            for node in self.graph.node if _is_plain(node)
+            for k in _PLACES.get(node.op_type, ()) if k < len(node.input)
+        ]  # fmt: skip
+        # Integers that go into bodies and come out of them are positions or sizes there.
+        starts += [
+            name for node in self.graph.node for _, body in iterate_subgraphs(node) for name in list_captures(body)
+        ]
+        results = [value.name for value in self.graph.output]
+        self.places = self._trace([*starts, *(results if self.scope else ())])
+        self.truths = self._trace([name for name in results if not self._is_float(name)])
+        for node in sort_nodes(self.graph):
+            self._visit(node)
+
+    def _trace(self, waiting: list[str]) -> set[str]:
+        """These tensors of integers or truth, and those of such that they are computed from."""
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in found or self._is_float(name):
+                continue
+            found.add(name)
+            node = self.makers.get(name)
+            if node is not None and node.op_type not in ("Shape", "Size"):
+                waiting.extend(node.input)
+        return found
+
+    def _is_float(self, name: str) -> bool:
+        return (self._find_type(name) or TensorProto.FLOAT) in _FLOATS
+
+    def _find_type(self, name: str) -> int:
+        """The ONNX type of a tensor that this graph reads or makes; 0 where it is not known."""
+        tensor = self.index.resolve(name, self.scope)
+        return self.index.dtype(tensor) if tensor else 0
+
+    def _visit(self, node: NodeProto) -> None:
+        reads, made = list_reads(node), [name for name in node.output if name]
+        earlier = frozenset[int]().union(*(self.behind.get(name, frozenset()) for name in reads))
+        if self.around and self._is_unsteady(node):
+            self.unsteady.update(name for name in made if not self.has_size(name))
+        choices = self._list_choices(node) if self.changed.intersection(reads) else ()
+        if choices:
+            earlier |= {len(self.found)}
+            self.found.append(self._describe(node, choices))
+            # What is not followed is another one in another model.
+            choices = () if self.found[-1].obstacle else choices
+        live = bool(self.live.intersection(reads))
+        inside = self._search_bodies(node, earlier) if live and node.op_type in _HOLDERS and _is_plain(node) else None
+        if inside is not None:
+            results = ((body, value.name) for body in inside for value in body.graph.output)
+            earlier = earlier.union(*(body.behind.get(name, frozenset()) for body, name in results))
+        self.behind.update((name, earlier) for name in made if earlier)
+        # Sizes are the same, whatever the values are: choices alone change them.
+        if (node.op_type in ("Shape", "Size") and _is_plain(node)) or not live:
+            return
+        self.live.update(made)
+        if inside is not None:
+            for body in inside:
+                pairs = zip(node.output, body.graph.output[_count_fronts(node) :], strict=False)
+                self.changed.update(name for name, value in pairs if value.name in body.changed)
+        elif self.changed.intersection(reads):
+            self.changed.update(name for name in made if name not in choices)
+        elif not self._is_exact(node):
+            self.changed.update(name for name in made if self._is_float(name))
+
+    def _search_bodies(self, node: NodeProto, earlier: frozenset[int]) -> list[_Search]:
+        """The walks along the bodies of a node. earlier: the selections that its inputs depend on."""
+        walks = []
+        for label, body in iterate_subgraphs(node):
+            own, inputs = list_defined(body), [value.name for value in body.input]
+            # A body has an input for each of the node's; the first two of a Loop are counted inside, and let it go on.
+            fed = dict(zip(inputs, node.input, strict=False))
+            changed = self.changed - own
+            changed |= {name for name, outer in fed.items() if outer in self.changed}
+            # State of an iteration is an input of the next.
+            carried = dict(zip([value.name for value in body.output], inputs[_count_fronts(node) :], strict=False))
+            while True:
+                walk = _Search(
+                    self.index, body, (self.live - own).union(inputs), set(self.judged), list(self.found), set(changed),
+                    {**self.behind, **dict.fromkeys(inputs, earlier)}, join_scope(self.scope, node.name, label),
+                    (*self.around, node), self.unsteady - own,
+                )  # fmt: skip
+                if node.op_type == "Loop":
+                    walk.unsteady.update(name for name in inputs[2:] if not walk.has_size(name))
+                walk.run()
+                more = {name for output, name in carried.items() if output in walk.changed} - changed
+                if node.op_type == "If" or not more:
+                    break
+                changed |= more
+            self.found[:], self.judged = walk.found, walk.judged
+            walks.append(walk)
+        return walks
+
+    def _is_exact(self, node: NodeProto) -> bool:
+        """True where quantizing cannot change a result of the node alone."""
+        table = self.index.resolve(node.input[0], self.scope) if node.op_type == "Gather" else None
+        looks_up = table is not None and self.index.is_constant(table)
+        return _is_plain(node) and node.op_type in _MOVES and not looks_up
+
+    def _list_choices(self, node: NodeProto) -> tuple[str, ...]:
+        """The outputs that hold a choice; () for a node that makes none, or that nothing depends on."""
+        if not _is_plain(node):
+            return ()
+        if node.op_type in _CHOOSERS:
+            made = [node.output[k] for k in _CHOOSERS[node.op_type] if k < len(node.output)]
+            return tuple(name for name in made if name and name in self.reads)
+        asked = self.places | self.truths if node.op_type in _TESTS else self.places
+        computed = any(name in self.changed and self._is_float(name) for name in node.input)
+        picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in asked
+        return tuple(node.output) if picks else ()
+
+    def _describe(self, node: NodeProto, choices: tuple[str, ...]) -> Selection:
+        values = []
+        for k, name in enumerate(node.input):
+            # A tensor that two selections go by, or that is an output anyway, is judged once.
+            if name in self.changed and name not in self.judged:
+                self.judged.add(name)
+                values.append((f"{name} in front of {node.name}", k))
+        kinds = tuple((str(TensorId(name, self.scope)), self._find_type(name) or TensorProto.INT64) for name in choices)
+        axis = find_axis(node)
+        if axis >= 0:
+            # All iterations of a body are one tensor, along a new first axis.
+            axis += sum(parent.op_type != "If" for parent in self.around)
+        return Selection(
+            node.name, node.op_type, kinds, tuple(values), axis, (), self.scope, self._find_obstacle(choices)
+        )  # fmt: skip
+
+    def has_size(self, name: str) -> bool:
+        """True for a tensor of this graph whose size is written down, or inferred, as numbers."""
+        shape = self.index.shape(TensorId(name, self.scope))
+        return shape is not None and all(isinstance(size, int) for size in shape)
+
+    def _is_unsteady(self, node: NodeProto) -> bool:
+        """True where results of a node of a body may have another size in another iteration."""
+        own = list_defined(self.graph)
+        sizes = [node.input[k] for k in _SIZES.get(node.op_type, ()) if k < len(node.input)]
+        computed = any(name in own and not self.index.is_constant(TensorId(name, self.scope)) for name in sizes)
+        return node.op_type in _COUNTING or computed or bool(self.unsteady.intersection(list_reads(node)))
+
+    def _find_obstacle(self, choices: tuple[str, ...]) -> str:
+        """Why the choices of all iterations are not one tensor; "" where they are."""
+        ops = [parent.op_type for parent in self.around]
+        iterated = next((k for k, op_type in enumerate(ops) if op_type != "If"), len(ops))
+        if "If" in ops[iterated:]:
+            return f"since it is made in some iterations of a {ops[iterated]} only"
+        if iterated < len(ops) and self.unsteady.intersection(choices):
+            return f"since its size may be another one in each iteration of a {ops[iterated]}"
+        return ""
+
+
+def _count_fronts(node: NodeProto) -> int:
+    """The results of a body in front of those of its node: the condition on which a Loop goes on."""
+    return int(node.op_type == "Loop")
+
+
+def _is_plain(node: NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx")

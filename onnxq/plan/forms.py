@@ -1,0 +1,216 @@
+"""How sites, specs and their numbers stand in the plan's JSON, where it is not by the fields of their classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.config import Frozen, Observer, Scheme
+from onnxq.config.rows import Form, read_by
+from onnxq.config.schema import Axis, Code, Natural, Origin, SiteName
+from onnxq.plan.arrays import read_array, read_floats, read_mark, write_array, write_mark
+from onnxq.sites import Caution, Edge, Site, TensorId
+from onnxq.spec import (
+    GRAIN_NAMES,
+    Granularity,
+    ObserverSpec,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    QParams,
+    QuantSpec,
+    find_element_type,
+)
+
+
+class _SiteRow(Frozen):
+    """The name of a site: a tensor's, or [node, number of its input]."""
+
+    site: SiteName
+    scope: str = ""
+
+
+def _read_site(row: _SiteRow) -> Site:
+    if isinstance(row.site, str):
+        return TensorId(row.site, row.scope)
+    return Edge(row.site[0], row.site[1], row.scope)
+
+
+def _read_edge(row: _SiteRow) -> Edge:
+    site = _read_site(row)
+    if not isinstance(site, Edge):
+        raise ValueError(f"must be [node, number of its input], not {site}")
+    return site
+
+
+def _write_site(site: Site) -> dict[str, Any]:
+    name: str | list[str | int] = site.name if isinstance(site, TensorId) else [site.node, site.index]
+    return {"site": name, **({"scope": site.scope} if site.scope else {})}
+
+
+SITE = Form(_SiteRow, _read_site, _write_site)
+EDGE = Form(_SiteRow, _read_edge, _write_site)
+# Among the keys of the dataclass that has them.
+OWN_SITE = Form(_SiteRow, _read_site, lambda owner: _write_site(owner.site), flat=True)
+OWN_EDGE = Form(_SiteRow, _read_edge, lambda owner: _write_site(owner.edge), flat=True)
+
+
+class _TensorRow(Frozen):
+    tensor: str = ""
+    # Apart from the name, which may hold "::" itself.
+    tensor_scope: str = ""
+
+
+def _read_tensor(row: _TensorRow) -> TensorId | None:
+    return TensorId(row.tensor, row.tensor_scope) if row.tensor else None
+
+
+def _write_tensor(owner: Any) -> dict[str, str]:
+    tensor = owner.tensor
+    return {"tensor": tensor.name, **({"tensor_scope": tensor.scope} if tensor.scope else {})}
+
+
+OWN_TENSOR = Form(_TensorRow, _read_tensor, _write_tensor, flat=True)
+
+
+class _SpecRow(Frozen):
+    """A QuantSpec in the words of the configuration. type: the ONNX type that holds the values."""
+
+    bits: Natural
+    type: Literal["int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "float8e4m3fn"]
+    scheme: Scheme
+    granularity: Literal["tensor", "channel", "block"]
+    axis: Axis | None = None
+    block_size: Natural | None = None
+    narrow_range: bool = False
+    dynamic: bool = False
+
+
+def _read_spec(row: _SpecRow) -> QuantSpec:
+    grain: Granularity = PerTensor()
+    if row.granularity != "tensor":
+        if row.axis is None:
+            raise ValueError(f"granularity {row.granularity!r} needs an axis")
+        if row.granularity == "block" and not row.block_size:
+            raise ValueError("granularity 'block' needs a block_size above 0")
+        block = row.granularity == "block" and row.block_size
+        grain = PerBlock(row.axis, block) if block else PerChannel(row.axis)
+    return QuantSpec(
+        bits=row.bits,
+        signed=find_element_type(row.type).signed,
+        symmetric=row.scheme == "symmetric",
+        narrow_range=row.narrow_range,
+        granularity=grain,
+        storage=row.type,
+        dynamic=row.dynamic,
+    )
+
+
+def spec_dict(spec: QuantSpec) -> dict[str, Any]:
+    """The spec as JSON values, under the keys that the configuration has for it."""
+    grain = spec.granularity
+    out: dict[str, Any] = {
+        "bits": spec.bits,
+        "type": spec.storage,
+        "scheme": "symmetric" if spec.symmetric else "asymmetric",
+        "granularity": GRAIN_NAMES[type(grain)],
+    }
+    if isinstance(grain, (PerChannel, PerBlock)):
+        out["axis"] = grain.axis
+    if isinstance(grain, PerBlock):
+        out["block_size"] = grain.size
+    if spec.narrow_range:
+        out["narrow_range"] = True
+    if spec.dynamic:
+        out["dynamic"] = True
+    return out
+
+
+SPEC = Form(_SpecRow, _read_spec, spec_dict)
+
+
+def _read_scale(raw: Any) -> NDArray[np.float32] | None:
+    return None if raw is None else read_floats(raw)
+
+
+def _read_zero_point(raw: Any) -> NDArray[np.int32] | None:
+    return None if raw is None else read_array(raw, np.int32)
+
+
+class _NumbersRow(Frozen):
+    """QParams. computed_for: the spec they are for, as `write_mark` wrote it."""
+
+    scale: Annotated[Any, read_by(_read_scale)] = None
+    zero_point: Annotated[Any, read_by(_read_zero_point)] = None
+    origin: Origin = ""
+    computed_for: str = ""
+
+
+def _read_numbers(row: _NumbersRow) -> QParams | None:
+    if row.scale is None and row.zero_point is None:
+        return None
+    if row.scale is None or row.zero_point is None:
+        raise ValueError("has one of scale and zero_point: give both, or neither to have them computed")
+    numbers = QParams(row.scale, row.zero_point, row.origin)
+    # Numbers that a person wrote over are theirs: they hold for whatever spec the site has.
+    return replace(numbers, computed_for=read_mark(row.computed_for, numbers))
+
+
+def _write_numbers(owner: Any) -> dict[str, Any]:
+    numbers = owner.qparams
+    return {
+        "scale": write_array(numbers.scale),
+        "zero_point": write_array(numbers.zero_point),
+        "origin": numbers.origin,
+        "computed_for": write_mark(numbers, owner.spec),
+    }
+
+
+OWN_NUMBERS = Form(_NumbersRow, _read_numbers, _write_numbers, flat=True)
+
+
+class _ValuesRow(Frozen):
+    values: Any = None
+
+
+def _read_values(row: Any) -> NDArray[Any] | None:
+    if row.values is None:
+        return None
+    if row.spec.is_float:
+        raise ValueError(f"{row.spec.storage} has no integers: take them out")
+    return read_array(row.values, np.dtype(row.spec.numpy_storage))
+
+
+def _write_values(owner: Any) -> dict[str, Any]:
+    return {"values": write_array(owner.values)}
+
+
+# Quantized values, of the type that the spec beside them has.
+OWN_VALUES = Form(_ValuesRow, _read_values, _write_values, flat=True)
+FLOATS = Form(Any, read_floats, write_array)
+
+
+def _write_observer(observer: ObserverSpec) -> dict[str, Any]:
+    return {"name": observer.name, **dict(observer.options)}
+
+
+OBSERVER = Form(Observer, write=_write_observer)
+
+
+class _CautionRow(Frozen):
+    code: Code
+    text: str
+
+
+def _read_caution(row: _CautionRow) -> Caution:
+    return Caution(row.code, row.text)
+
+
+def _write_caution(caution: Caution) -> dict[str, str]:
+    return {"code": caution.code, "text": str(caution)}
+
+
+CAUTION = Form(_CautionRow, _read_caution, _write_caution)

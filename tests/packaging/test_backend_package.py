@@ -1,0 +1,110 @@
+"""A target of another package goes through the commands: the module of docs/extending.md, with its entry point."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import onnxq
+from onnxq import targets
+from onnxq.cli import cli
+from onnxq.errors import ConfigError, PlanError
+from onnxq.plan import from_json
+from tests.packaging.test_extending import COMMON, read_blocks
+
+ENTRY = "[onnxq.backends]\n{name} = {value}\n"
+WISHES = "{scheme: symmetric, signed: true, granularity: tensor}"
+CONFIG = f"target: accelerator\nactivations: {WISHES}\nweights: {WISHES}\nbias: float\n"
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, value: str = "accelerator:MODES") -> None:
+    """Put the package where Python looks for packages."""
+    (folder / "accelerator.py").write_text(read_blocks("A target")[0], encoding="utf-8")
+    info = folder / "accelerator-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerator\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY.format(name="accelerator", value=value))
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    """What a package registers is gone afterwards."""
+    before = dict(targets.TARGETS)
+    yield
+    targets.TARGETS.clear()
+    targets.TARGETS.update(before)
+    sys.modules.pop("accelerator", None)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the network and samples of the page, and a configuration for the installed target."""
+    (tmp_path / "site").mkdir()
+    install(tmp_path / "site", monkeypatch)
+    names: dict[str, object] = {}
+    exec("\n".join(COMMON), names)
+    onnx.save(names["model"], tmp_path / "m.onnx")
+    samples = names["samples"]
+    assert isinstance(samples, list)
+    np.savez(tmp_path / "d.npz", x=np.concatenate([sample["x"] for sample in samples]))
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(line: str) -> Result:
+    result = CliRunner().invoke(cli, line.split())
+    assert result.exit_code == 0, result.output + result.stderr
+    return result
+
+
+def test_plan_apply_inspect(work: Path) -> None:
+    run("plan m.onnx --config c.yaml --data d.npz -o plan.json")
+    assert ("accelerator", "static") in targets.TARGETS
+    assert json.loads((work / "plan.json").read_text())["target"] == "accelerator"
+    run("apply m.onnx plan.json --data d.npz --no-latency -o q.onnx")
+    shown = json.loads(run("inspect q.onnx --json").stdout)
+    assert {pair["site"] for pair in shown["pairs"]} == {"x", "r", "w0", "w1"}
+
+
+def test_quantize_diff_prove_profile(work: Path) -> None:
+    run("quantize m.onnx --target accelerator --config c.yaml --data d.npz --no-latency -o q.onnx --force")
+    note = {entry.key: entry.value for entry in onnx.load("q.onnx").metadata_props}["onnxq.plan"]
+    assert from_json(note).target == "accelerator"
+    run("diff m.onnx q.onnx --data d.npz --engines ort")
+    proof = json.loads(run("prove q.onnx --engine ort --json").stdout)
+    assert {site["rule"] for site in proof["sites"].values()} == {"conv"}
+    run("profile m.onnx --config c.yaml --data d.npz --by node")
+
+
+def test_the_name_alone_begins_with_the_usual_preset(work: Path) -> None:
+    """Its activations are unsigned there, which this target refuses, and says so."""
+    plan = onnxq.make_plan("m.onnx", "d.npz", overrides={"target": "accelerator"})
+    assert plan.target == "accelerator"
+    assert any("accelerator has no Conv kernel" in refusal.reason for refusal in plan.refusals)
+
+
+def test_a_name_that_is_nearly_its_own(work: Path) -> None:
+    with pytest.raises(ConfigError, match="acelerator") as caught:
+        onnxq.make_plan("m.onnx", "d.npz", overrides={"target": "acelerator"})
+    assert caught.value.fix == "did you mean 'accelerator'?"
+    text = json.dumps({"schema": 2, "target": "acelerator"}, indent=1)
+    with pytest.raises(
+        PlanError, match=r"p.json:3: target: 'acelerator': is not one of accelerator, ort, trt, virtual"
+    ):
+        from_json(text, source="p.json")
+
+
+@pytest.mark.parametrize("value", ["nowhere:MODES", "accelerator:ACCELERATOR", "accelerator:NOTHING"])
+def test_a_broken_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    install(tmp_path, monkeypatch, value=value)
+    with pytest.raises(ConfigError, match=f"target 'accelerator': its package cannot be loaded from {value}"):
+        targets.find_target("accelerator")
