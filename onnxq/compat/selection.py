@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from onnxq.compat.options import PLACED, name_value, warn_meaningless
-from onnxq.graph import load_model
+from onnxq.graph import load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
 from onnxq.pipeline import Result
@@ -57,7 +57,8 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: Selection) ->
     """Make rules that force what the lists name, and leave float the rest."""
     if not (selection.op_types or selection.nodes or selection.excluded or selection.tensors):
         return Wish()
-    graphs = [graph for _, graph in walk_all_graphs(load_model(model).proto)]
+    # Under the names that they have in reports.
+    graphs = [graph for _, graph in walk_all_graphs(name_nodes(load_model(model).proto))]
     nodes = [node for graph in graphs for node in graph.node]
     names, ops = {node.name for node in nodes}, {node.op_type for node in nodes}
     constants = {tensor.name for graph in graphs for tensor in getattr(graph, "initializer", ())}

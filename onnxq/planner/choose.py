@@ -195,7 +195,9 @@ def _decide_side(
         return False, _leave_by_rule(op, rule)
     if not requests.is_forced(op.node, roles):
         return None
-    if op.rule.compute or _is_fed(ops, op, sides):
+    # Who names an operator gets pairs for its sake. Moving bytes makes none: it would be nothing but their noise.
+    alone = op.rule.compute or (not op.rule.shares and requests.is_forced(op.node, roles, named=True))
+    if alone or _is_fed(ops, op, sides):
         return True, None
     reason = f"a {op.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
     return False, Refusal(op.name, reason, _FORCE, op.rule.name, "R105")

@@ -154,6 +154,7 @@ class CutProblem:
         """Adding, pooling and moving never start a quantized region: their inputs must be quantized without them.
 
         Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
+        One that the person forces may start a region.
         """
         for _, tensor in op.data:
             maker = self.ops.by_out.get(tensor)
@@ -162,8 +163,9 @@ class CutProblem:
                 continue
             consumers = self.ops.consumers(tensor)
             readers = [other for _, other in consumers if other is not None and other.rule.compute]
-            readers = [other for other in readers if other.name not in self.apart]
-            net.edge(op.name, readers[0].name if readers else _SINK, _INFINITE)
+            readers = [one for one in readers if one.name not in self.apart and fixed.get(one.name) is not False]
+            if readers or fixed.get(op.name) is not True:
+                net.edge(op.name, readers[0].name if readers else _SINK, _INFINITE)
 
 
 def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost:

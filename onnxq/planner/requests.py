@@ -86,8 +86,7 @@ class Requests:
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""
         for rule in self.config.rules:
-            named = any(pattern != "*" for pattern in (*rule.node, *rule.op, *rule.tensor))
-            if not (rule.set.concerns_pairs and (named or rule.set.float)):
+            if not (rule.set.concerns_pairs and (_is_specific(rule) or rule.set.float)):
                 continue
             if any(self._selects(rule, Role.WEIGHT, tensor, node) for node in nodes):
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
@@ -117,10 +116,10 @@ class Requests:
                 return rule
         return None
 
-    def is_forced(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]) -> bool:
-        """True when a rule says `quantize: true` for this node."""
+    def is_forced(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]], *, named: bool = False) -> bool:
+        """True when a rule says `quantize: true` for this node. named: one that means some nodes, not all there are."""
         rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
-        return any(rule is not None and rule.set.quantize for rule in rules)
+        return any(rule is not None and rule.set.quantize and (_is_specific(rule) or not named) for rule in rules)
 
     def _makes_output(self, node: NodeRef) -> bool:
         """True for a MatMul or Gemm whose result is an output of the model, but for a bias or a type."""
@@ -203,6 +202,11 @@ class Requests:
         read = [self.graph.resolve(name, node.scope) for name in node.inputs if name]
         makers = [self.graph.producer(tensor) for tensor in read if tensor is not None]
         return [maker for maker in makers if maker is not None]
+
+
+def _is_specific(rule: Rule) -> bool:
+    """True for a rule that names nodes, operators or tensors, not all there are."""
+    return any(pattern != "*" for pattern in (*rule.node, *rule.op, *rule.tensor))
 
 
 def _make_error(rule: Rule, cause: str, fix: str, *, code: str) -> ConfigError:

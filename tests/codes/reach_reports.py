@@ -77,8 +77,8 @@ def a_branch_that_never_ran(_: Path):
 
 @reach("R105")
 def alone(_: Path):
-    rule = {"op": "Add", "set": {"quantize": True}}
-    return planned(model("g (float[N,64] x, float[N,64] z) => (float[N,64] y) { y = Add(x, z) }"), rules=[rule])
+    rule = {"op": "Flatten", "set": {"quantize": True}}
+    return planned(model("g (float[N,64] x) => (float[N,64] y) { y = Flatten(x) }"), rules=[rule])
 
 
 @reach("R106")

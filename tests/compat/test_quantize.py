@@ -20,6 +20,7 @@ from onnxq import compat
 from onnxq.compat import CompatWarning, StaticQuantConfig, quantize_static
 from onnxq.errors import ConfigError
 from tests.compat import scripts
+from tests.pipeline.requantized import kernels
 
 OURS, THEIRS = "onnxq.compat", "onnxruntime.quantization"
 
@@ -138,13 +139,34 @@ def test_who_names_an_operator_gets_it_quantized_and_is_told_the_cost(lists, tmp
     assert done.report.forced.slowdown > 1
 
 
-def test_what_has_no_place_among_float_operators_is_refused_with_its_reason(tmp_path) -> None:
+def test_a_sum_among_float_operators_gets_pairs_of_its_own(tmp_path) -> None:
+    """As ONNX Runtime's own tool makes them; the convolutions around it stay float."""
     proto, samples = classifier()
     with pytest.warns(CompatWarning) as caught:
         quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Add"])
+    assert [one.message.code for one in caught] == ["W136"]
+    made = kernels(onnx.load(tmp_path / "q.onnx"))
+    assert (made["QLinearAdd"], made["QLinearConv"]) == (1, 0)
+
+
+def test_bytes_are_not_moved_among_float_operators(tmp_path) -> None:
+    proto, samples = classifier()
+    with pytest.warns(CompatWarning) as caught:
+        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Flatten"])
     assert [one.message.code for one in caught] == ["W111", "W135"]
     assert "quantized only between quantized nodes" in str(caught[1].message)
     assert "force what it reads as well" in str(caught[1].message)
+
+
+def test_a_listed_operator_without_a_name_is_said_by_the_one_it_gets(tmp_path) -> None:
+    proto, samples = classifier()
+    for node in proto.graph.node:
+        node.name = ""
+    proto.graph.node[4].op_type = "Sigmoid"
+    with pytest.warns(CompatWarning) as caught:
+        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Sigmoid"])
+    assert [one.message.code for one in caught] == ["W111", "W135"]
+    assert "(t/Sigmoid)" in str(caught[1].message)
 
 
 @pytest.mark.parametrize("op", ["Sigmoid", "Relu"])

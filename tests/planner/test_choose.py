@@ -84,6 +84,13 @@ def test_a_follower_is_forced_only_where_what_it_reads_is_quantized() -> None:
     assert ("s", "R105") in {(one.subject, one.code) for one in choose_ops(off).reasons}
 
 
+def test_one_that_is_named_is_forced_wherever_it_stands() -> None:
+    """Its neighbours stay float: they are nobody's wish."""
+    problem = draft(network(ADD, w=POINT, v=POINT), rule("a", float=True), rule("y", float=True), rule("s"))
+    assert choose_ops(problem).chosen == {"s"}
+    assert set(reasons(problem.default())) == {"a", "y"}
+
+
 BOTH = f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w) b = LeakyRelu(a) y = Conv(b, v) }}"
 
 
