@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.targets.costs import CpuCosts, Moves, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.ort.costs import CpuCosts, Moves, OpCase, dequantize_us, op_cost, quantize_us
 
 TABLES = Path(__file__).resolve().parents[1] / "onnxq" / "targets" / "costs"
 FLOOR_US = 0.25  # errors below this do not count
@@ -247,7 +247,7 @@ def _module(cpu: CpuCosts) -> str:
         "",
         "from __future__ import annotations",
         "",
-        "from onnxq.targets.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts",
+        "from onnxq.backends.ort.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts",
         "",
         f"{cpu.name.upper()} = CpuCosts(",
         f'    name="{cpu.name}",',

@@ -1,12 +1,12 @@
-"""Measure what nodes cost in ONNX Runtime, float and int8, and fit the tables of `onnxq/targets/costs/`.
+"""Measure what nodes cost in ONNX Runtime, float and int8, and fit the tables of `onnxq/backends/ort/costs/`.
 
     python benchmarks/op_costs.py measure samples.jsonl --only dense,depthwise
     python benchmarks/op_costs.py errors samples.jsonl --cpu avx2  # how far a table is from the samples, by family
     python benchmarks/op_costs.py fit samples.jsonl --cpu avx2 --origin "AMD EPYC (Zen 3), …" --set conv.block=8
     python benchmarks/op_costs.py check model.onnx model.q.onnx    # predicted, measured; shapes by --dim NAME=SIZE
 
-`fit` starts from the table of `--start` and writes `onnxq/targets/costs/CPU.py`. The samples of a kind of CPU must come
-from a machine of that kind, quiet; `errors` compares them with any table.
+`fit` starts from the table of `--start` and writes `onnxq/backends/ort/costs/CPU.py`. The samples of a kind of CPU must
+come from a machine of that kind, quiet; `errors` compares them with any table.
 
 Every sample is the growth of a chain per unit, (t(long) - t(short)) / units, at one thread, so that what happens at the
 ends cancels out; float and int8 chains of both lengths run interleaved and the minimum of many runs is taken, so that
@@ -33,7 +33,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnxq.targets.costs import CPU_COSTS, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.ort.costs import CPU_COSTS, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
 from op_cost_chains import FAMILIES, LONG, SHORT, Plan, Unit, cases_of, chain
 from op_cost_fit import error, fit, predicted, read, sound, warm
 

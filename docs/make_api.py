@@ -22,7 +22,7 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "onnxq": ("The engine.", ()),
     "onnxq.compat": ("For scripts made for onnxruntime.quantization ([from-onnxruntime](from-onnxruntime.md)).", ()),
     "onnxq.observers": ("To add an observer.", ("Observer", "register_observer")),
-    "onnxq.targets": ("To add a target.", ("Target", "Capability", "PlacementRule", "Output", "Candidate")),
+    "onnxq.backends": ("To add a target.", ("Target", "Capability", "PlacementRule", "Output", "Candidate")),
     "torch_frontend.quant_model": ("The PyTorch front end.", ()),
     "torch_frontend.export": ("From PyTorch to ONNX.", ()),
     "torch_frontend.qat": ("Training; also as `from onnxq import qat`.", ()),

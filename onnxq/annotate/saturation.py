@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
+from onnxq.backends.ort.sums import Data, IntegerProduct, integer_product, weight_sums
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
 from onnxq.sites import TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QParams, QuantSpec
-from onnxq.targets.ort_sums import Data, IntegerProduct, integer_product, weight_sums
 
 # Operators that only move data: ONNX Runtime moves the pair in front of them behind them.
 _MOVES = frozenset(

@@ -1,6 +1,6 @@
 """Limits of a target, checked when a configuration is read, because file and line are known then.
 
-The tables in onnxq/targets decide node by node; here only values are refused that no node supports.
+The tables in onnxq/backends decide node by node; here only values are refused that no node supports.
 """
 
 from __future__ import annotations

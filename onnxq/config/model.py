@@ -51,7 +51,7 @@ class Config(Section):
         (), "A configuration that may run the code it names (libraries, metrics); repeatable.", ~Command(0),
         metavar="FILE.yaml",
     )  # fmt: skip
-    # A name of `onnxq.targets`, which knows whether there is one of this name.
+    # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
         "ort", "The engine that will run the result; virtual: none.", _PLANNING | Command.PROFILE | Command.IMPORT,
         metavar="[ort|trt|virtual]",

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from onnxq.backends import Target
+from onnxq.backends import find_target as engine_of
 from onnxq.calibrate.contents import note_contents
 from onnxq.errors import ModelError
 from onnxq.graph import (
@@ -32,8 +34,6 @@ from onnxq.planner import add_precision, anchor_sites, digest_weights, find_floa
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
-from onnxq.targets import Target
-from onnxq.targets import find_target as engine_of
 from onnxq.wording import abbreviate
 
 # Of the sites, in the plan.

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from onnxq.backends import find_target
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.float_outputs import FloatOutputs
@@ -21,7 +22,6 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role
-from onnxq.targets import find_target
 
 # The errors of so many plans are kept, those judged last.
 _PLANS = 4

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 
+from onnxq.backends import find_target
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import State
 from onnxq.progress import Progress
-from onnxq.targets import find_target
 
 Attempt = tuple[State, tuple[PassReport, ...]]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from onnxq.backends import check_target
 from onnxq.config import Command, Config, check_limits, check_trust, expand_names, list_options, load_config
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
@@ -17,7 +18,6 @@ from onnxq.observers import check_observers
 from onnxq.passes.mixed_precision.weight_bits import check_budget
 from onnxq.passes.registry import check_skip
 from onnxq.runtime import check_libraries, check_provider
-from onnxq.targets import check_target
 
 ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxq.annotate import find_saturating
+from onnxq.backends import find_target
 from onnxq.data.synthetic import make_synthetic
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
@@ -33,7 +34,6 @@ from onnxq.report.journal import describe_pass, describe_rewrite, describe_short
 from onnxq.report.sums import saturation_summary
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution
-from onnxq.targets import find_target
 
 # Seconds that timing both models takes, about.
 _TIMING_SECONDS = 4.0

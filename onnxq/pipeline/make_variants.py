@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.backends import find_target
 from onnxq.config import Command, Config, check_limits, expand_names, load_config
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
@@ -36,7 +37,6 @@ from onnxq.progress import Progress, silent
 from onnxq.report.variants import FLOAT, State, Variant, Variants, variants_json
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
 from onnxq.runtime.engine import import_onnxruntime
-from onnxq.targets import find_target
 
 # Where transformers.js looks, below the folder of the repository.
 _FOLDER, _RECORD = "onnx", "quantize_config.json"

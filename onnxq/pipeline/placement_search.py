@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
@@ -24,7 +25,6 @@ from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Latency, Session, detect_cpu, time_models
 from onnxq.sites import LeftFloat
-from onnxq.targets import find_target
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
 _PAYS = 1.02

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
+from onnxq.backends import find_target
 from onnxq.calibrate.constants import check_constants
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import Array
@@ -39,7 +40,6 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, find_front, find_runnable_opset
 from onnxq.spec import FLOAT_TYPES
-from onnxq.targets import find_target
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import find_existing
+from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
@@ -48,7 +49,6 @@ from onnxq.report.model import SYNTHETIC
 from onnxq.runtime import UnknownOperatorError, detect_cpu, observe_shapes
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Refusal, Role, Unquantized, is_within
-from onnxq.targets import find_target
 from onnxq.workers import use_threads
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.

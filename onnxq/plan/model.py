@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.backends import find_modes, list_names
 from onnxq.config.rows import Form, Written
 from onnxq.config.schema import Finite, Natural, Opset
 from onnxq.errors import PlanError
@@ -34,7 +35,6 @@ from onnxq.plan.precision import PrecisionPlan
 from onnxq.plan.scalings import SCALING, Rotation, Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
-from onnxq.targets import find_modes, list_names
 from onnxq.wording import abbreviate
 
 # Of the plan's JSON. Plans of another version are refused, not converted.
@@ -165,7 +165,7 @@ class Plan:
     __repr__ = abbreviate
 
     schema: ClassVar[int] = SCHEMA
-    # Of `onnxq.targets`.
+    # Of `onnxq.backends`.
     target: Annotated[str, _TARGET]
     # Name of the model's file.
     model: str

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from onnxq.backends.ort.costs import CPU_COSTS, Cost
 from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.sites import Caution
-from onnxq.targets.costs import CPU_COSTS, Cost
 
 ANY = "any"
 # A placement for all kinds may be predicted so much slower than one kind's own.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from onnxq.backends import Shapes, Target, describe_spec, find_target
 from onnxq.config import Config
 from onnxq.graph import Fingerprint, GraphIndex, ModelLike, compute_fingerprint, compute_structural_ids, get_index
 from onnxq.plan import PlacementChoice, Plan, SitePlan
@@ -19,7 +20,6 @@ from onnxq.planner.strategies import list_strategies
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.tables import Table, add_tables
 from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, is_within, split_unquantized
-from onnxq.targets import Shapes, Target, describe_spec, find_target
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from onnxq.backends import Output
+from onnxq.backends.ort.costs import Cost, list_cpu_costs
 from onnxq.config import Rule
 from onnxq.planner.balance import ANY, find_balance
 from onnxq.planner.cut import CutProblem
@@ -12,8 +14,6 @@ from onnxq.planner.exclusions import find_excluded
 from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
 from onnxq.planner.problem import PlacementProblem
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
-from onnxq.targets import Output
-from onnxq.targets.costs import Cost, list_cpu_costs
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"

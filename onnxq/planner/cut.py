@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from onnxq.backends import Output
+from onnxq.backends.ort.costs import Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
 from onnxq.planner.flow import FlowNetwork
 from onnxq.planner.operators import QuantizableOp, QuantizableOps
 from onnxq.sites import TensorId
-from onnxq.targets import Output
-from onnxq.targets.costs import Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
 
 # Microseconds: no sum of real times comes near, and float64 still tells an eighth of one beside it.
 _INFINITE = 1e15

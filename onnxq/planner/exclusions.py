@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from onnxq.backends import Target
 from onnxq.planner.operators import QuantizableOp, QuantizableOps
 from onnxq.sites import LeftFloat, TensorId
-from onnxq.targets import Target
 
 # What may stand between a graph input and the stem.
 _PREPROCESSING = frozenset(

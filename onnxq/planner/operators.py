@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target
 from onnxq.graph import Graph, NodeRef
 from onnxq.plan import Bound
 from onnxq.planner.existing import NOTHING, Existing
 from onnxq.sites import Edge, Role, TensorId, Unquantized
-from onnxq.targets import Candidate, Output, PlacementRule, Shapes, Target
 
 # The rule that refusals name where pairs that the model came with decide.
 KEPT = "kept"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from onnxq.backends import Output, describe_spec
 from onnxq.config import Rule
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.operators import QuantizableOp
@@ -12,7 +13,6 @@ from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
-from onnxq.targets import Output, describe_spec
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = tuple[Edge, ...] | None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from onnxq.backends import Shapes, Target
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, NodeRef
@@ -14,7 +15,6 @@ from onnxq.planner.operators import QuantizableOp, QuantizableOps, find_quantiza
 from onnxq.planner.requests import Requests
 from onnxq.sites import Refusal, Role, Unquantized
 from onnxq.spec import QuantSpec
-from onnxq.targets import Shapes, Target
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from onnxq.backends import find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, NodeRef
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
-from onnxq.targets import find_target
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
 _WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.backends import find_target
 from onnxq.graph import GraphIndex
 from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Role, Site, TensorId
-from onnxq.targets import find_target
 
 ALLOWED = Caution(
     "W102",

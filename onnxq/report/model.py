@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.engines.diff.measure import SAME_DB
 from onnxq.engines.diff.model import OFF, ON, label_run
@@ -15,7 +16,6 @@ from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.report.terminal import format_decibel
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
-from onnxq.targets import find_target
 from onnxq.wording import abbreviate
 
 DRIFT_DB = 3.0

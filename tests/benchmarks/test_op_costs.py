@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onnxq.targets.costs import VNNI, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.ort.costs import VNNI, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 

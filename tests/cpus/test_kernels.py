@@ -11,9 +11,9 @@ import pytest
 from onnx import helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: A004
 
+from onnxq.backends.ort.rules import find_sum_order
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder, find_partners, find_saturating_sums, limit_sums
-from onnxq.targets.ort import find_sum_order
 from tests.cpus.kernels import CONVS, MATRIX_OPS, cases, conv_case, cpu_saturates, large, matrix_case
 from tests.cpus.kernels import multiply_exactly as exactly
 from tests.numerics.reference import multiply_saturating

@@ -6,9 +6,9 @@ import pytest
 from onnx import numpy_helper
 
 import onnxq
+from onnxq.backends.ort.rules import find_sum_order
 from onnxq.graph import GraphIndex
 from onnxq.numerics import find_saturating_sums
-from onnxq.targets.ort import find_sum_order
 from tests.cpus.kernels import cpu_saturates
 from tests.cpus.nets import NETS, agreement, answers, net, quantized, samples
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import onnxq
-from onnxq import targets
+from onnxq import backends
 from onnxq.cli import cli
 from onnxq.errors import ConfigError, PlanError
 from onnxq.plan import from_json
@@ -37,10 +37,10 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, value: str = "acce
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
     """What a package registers is gone afterwards."""
-    before = dict(targets.TARGETS)
+    before = dict(backends.TARGETS)
     yield
-    targets.TARGETS.clear()
-    targets.TARGETS.update(before)
+    backends.TARGETS.clear()
+    backends.TARGETS.update(before)
     sys.modules.pop("accelerator", None)
 
 
@@ -68,7 +68,7 @@ def run(line: str) -> Result:
 
 def test_plan_apply_inspect(work: Path) -> None:
     run("plan m.onnx --config c.yaml --data d.npz -o plan.json")
-    assert ("accelerator", "static") in targets.TARGETS
+    assert ("accelerator", "static") in backends.TARGETS
     assert json.loads((work / "plan.json").read_text())["target"] == "accelerator"
     run("apply m.onnx plan.json --data d.npz --no-latency -o q.onnx")
     shown = json.loads(run("inspect q.onnx --json").stdout)
@@ -122,4 +122,4 @@ def test_a_name_that_is_nearly_its_own(work: Path) -> None:
 def test_a_broken_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     install(tmp_path, monkeypatch, value=value)
     with pytest.raises(ConfigError, match=f"target 'accelerator': its package cannot be loaded from {value}"):
-        targets.find_target("accelerator")
+        backends.find_target("accelerator")

@@ -13,11 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 import onnxq
+from onnxq.backends import find_target
 from onnxq.cli import cli
 from onnxq.config import Config, ImageConfig, RuleSet, list_presets
 from onnxq.config.faults import list_models
 from onnxq.passes.registry import SKIPPABLE
-from onnxq.targets import find_target
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import onnxq
-from onnxq import targets
+from onnxq import backends
 from onnxq.observers import base as observers
 from onnxq.passes import registry
 
@@ -41,12 +41,12 @@ def run_section(title: str, *before: str) -> dict[str, Any]:
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that a program registers is left afterwards."""
     monkeypatch.setattr(observers, "_REGISTRY", dict(observers._REGISTRY))
-    monkeypatch.setattr(targets, "TARGETS", targets.TARGETS)
+    monkeypatch.setattr(backends, "TARGETS", backends.TARGETS)
     monkeypatch.setattr(registry, "PASSES", registry.PASSES)
-    before = dict(targets.TARGETS)
+    before = dict(backends.TARGETS)
     yield
-    targets.TARGETS.clear()
-    targets.TARGETS.update(before)
+    backends.TARGETS.clear()
+    backends.TARGETS.update(before)
     sys.modules.pop("extending", None)
 
 

@@ -8,11 +8,11 @@ import json
 import pytest
 
 import onnxq
+from onnxq.backends.ort.costs import CPU_COSTS
 from onnxq.errors import ConfigError
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
 from onnxq.report import View, report_json, show_report
 from onnxq.runtime import CPU_KINDS, detect_cpu
-from onnxq.targets.costs import CPU_COSTS
 from tests.pipeline.models import images, residual
 
 

@@ -20,8 +20,8 @@ from onnxq.plan import KeepReason, to_json
 from onnxq.report import View, show_report
 from onnxq.report.pairs import show_inspection
 from onnxq.runtime import Session
+from tests.backends.graphs import model
 from tests.passes.kit import parse, random_weights
-from tests.targets.graphs import model
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 CONVS = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{

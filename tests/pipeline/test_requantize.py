@@ -20,9 +20,9 @@ from onnxq.config import Config, Rule, load_config
 from onnxq.graph import name_nodes
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role, TensorId
+from tests.backends.graphs import GRAPHS, model
 from tests.pipeline.models import EVERYTHING, images, residual
 from tests.pipeline.requantized import assert_kept, by_onnxruntime, kernels, pair_bytes
-from tests.targets.graphs import GRAPHS, model
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 

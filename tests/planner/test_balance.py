@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser, shape_inference
 
+from onnxq.backends.ort.costs import CPU_COSTS
 from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
 from onnxq.plan import PlacementChoice
 from onnxq.planner.balance import TOLERATED, Balance, find_balance
 from onnxq.planner.build import OnnxPlacement, state_placement
 from onnxq.planner.cut import CutProblem, add_costs
-from onnxq.targets.costs import CPU_COSTS
 
 # A layer of each kind, from a tensor of {c} channels to another.
 LAYERS = {

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq.backends.ort.costs import CPU_COSTS
 from onnxq.planner.cut import CutProblem, add_costs
 from onnxq.sites import TensorId
-from onnxq.targets.costs import CPU_COSTS
 from tests.planner.kit import draft, network
 
 MAP = "float[1,64,14,14]"

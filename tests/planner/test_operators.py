@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from onnxq.backends import find_target
 from onnxq.graph import GraphIndex
 from onnxq.planner.operators import QuantizableOps, find_quantizable_ops
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.targets import find_target
 from tests.planner.kit import network
 
 MAP = "float[1,8,6,6]"

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.graph import ValueInfo
 from onnxq.sites import LeftFloat, Refusal, TensorId
-from onnxq.targets import find_target
 from torch_frontend.placement.graph import Argument, CallGraph, Weight
 from torch_frontend.placement.slots import Slot, TracedCall
 from torch_frontend.placement.types import (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
+from onnxq.backends import find_target
 from onnxq.config import Config, QuantizerSpec
 from onnxq.errors import ConfigError
 from onnxq.numerics import SumOrder
@@ -16,7 +17,6 @@ from onnxq.planner.place import Placement, Placer
 from onnxq.planner.problem import PlacementProblem, state_problem
 from onnxq.sites import Edge, Role, TensorId, Unquantized
 from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
-from onnxq.targets import find_target
 from torch_frontend.placement.graph import Argument, CallGraph, Weight, read_call
 from torch_frontend.placement.products import Product, list_products
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target

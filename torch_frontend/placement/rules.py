@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from onnxq.backends import Candidate, Output, PlacementRule, Target, find_target
 from onnxq.config import Config, MultiInput, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import NodeRef
 from onnxq.planner.requests import Requests
 from onnxq.sites import Unquantized
-from onnxq.targets import Candidate, Output, PlacementRule, Target, find_target
 from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.errors import ModelError
 from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
-from onnxq.targets import find_target
 from torch_frontend.placement.layers import lower_layers
 from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, plan_pairs

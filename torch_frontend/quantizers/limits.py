@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from onnxq.backends import find_target
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import symmetric_steps
 from onnxq.spec import QParams, QuantSpec
-from onnxq.targets import find_target
 
 _Option = TypeVar("_Option")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from onnxq.annotate import read_plan_note
+from onnxq.backends import find_target
 from onnxq.engines.builder.library import RTX
-from onnxq.targets import find_target
 
 
 def choose_engine(proto: ModelProto, capability: str | None) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from onnxq.backends import find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases
 from onnxq.graph import ModelLike, ensure_opset, verify_graph
 from onnxq.graph.integer_products import write_integer_products
@@ -18,7 +19,6 @@ from onnxq.plan.names import name_part
 from onnxq.progress import Progress, silent
 from onnxq.sites import Role
 from onnxq.spec import FloatType
-from onnxq.targets import find_target
 
 
 def write_pairs(state: State, plan: Plan) -> ModelLike:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from onnxq.backends import find_target
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.float_types import find_high_precision
@@ -12,7 +13,6 @@ from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import State
 from onnxq.plan import AttentionChoice, AttentionKind, Plan
 from onnxq.spec import FloatType
-from onnxq.targets import find_target
 
 NAME, AGAIN = "attention", "attention_after_rounding"
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from onnxq.backends.ort.costs import list_cpu_costs
 from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel
@@ -25,7 +26,6 @@ from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
 from onnxq.sites import Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import QuantSpec
-from onnxq.targets.costs import list_cpu_costs
 
 # The network in so many segments, coarse to fine: several operators may spoil a result together.
 _SEGMENTS = (2, 4, 8, 16)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from onnxq.backends.ort.costs import list_cpu_costs
 from onnxq.config import Rule
 from onnxq.evaluation.toggled import measure_settings, toggle_model
 from onnxq.passes.assembly.model import write_pairs
@@ -23,7 +24,6 @@ from onnxq.planner.cut import CutProblem
 from onnxq.planner.requests import Requests
 from onnxq.sites import Role, TensorId
 from onnxq.spec import QuantSpec
-from onnxq.targets.costs import list_cpu_costs
 
 NAME = "dynamic_scales"
 # What is left of the noise of the calibrated pair; and decibels that the outputs gain. One scale serves all that runs

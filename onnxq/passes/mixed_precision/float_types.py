@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from onnxq.backends import find_target
 from onnxq.calibrate import measure_float_errors
 from onnxq.config import Config
 from onnxq.emit import emit_types
@@ -27,7 +28,6 @@ from onnxq.passes.state import State
 from onnxq.plan import KeptFloat32, PrecisionPlan
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.spec import FloatType
-from onnxq.targets import find_target
 
 NAME = "high_precision"
 # Ranges are measured on so many samples, the extreme ones among them.

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import Estimate, ModelErrors
@@ -38,7 +39,6 @@ from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.progress import OutOfTime
 from onnxq.sites import Role
-from onnxq.targets import find_target
 
 NAME, AGAIN = "promotion", "rounding_after_promotion"
 # A candidate that takes away less than this share of the best one's noise is not worth an operator.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxq import targets
+from onnxq import backends
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
@@ -90,7 +90,7 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
     if site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
         return ()
     op_type = index.node(site.consumers[0].node).op_type if site.consumers else ""
-    engine = targets.find_target(config.target, config.mode)
+    engine = backends.find_target(config.target, config.mode)
     asked = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
     specs = {bits: _widen_spec(site.spec, bits) for bits in sorted(set(asked)) if bits > site.spec.bits}
     # Blocks are for size, and in a file 5 bits take the room of 8.

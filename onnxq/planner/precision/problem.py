@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from onnxq.backends import Shapes, Target
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.precision.binding import CONTROL, DEQUANTIZE, QUANTIZE, Binding, bind_types, is_float32
 from onnxq.plan import Plan
 from onnxq.planner.requests import Requests
 from onnxq.sites import Edge, TensorId
 from onnxq.spec import FloatType
-from onnxq.targets import Shapes, Target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from onnxq.backends import Candidate
 from onnxq.graph import NodeRef
 from onnxq.graph.precision.binding import Binding, is_float32
 from onnxq.graph.precision.contrib import MICROSOFT
@@ -16,7 +17,6 @@ from onnxq.plan import KeepReason, KeptFloat32
 from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import FloatType
-from onnxq.targets import Candidate
 
 # Other samples may have values so many times as large as those that were measured.
 MARGIN = 4.0

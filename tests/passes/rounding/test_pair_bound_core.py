@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq.backends.ort.rules import find_sum_order
 from onnxq.config import Config, Rule, TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder
@@ -16,7 +17,6 @@ from onnxq.passes.rounding.gptq_core import factor_hessian, layer_error, round_t
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.pipeline import quantize
-from onnxq.targets.ort import find_sum_order
 from tests.passes.rounding.kit import one_node
 
 Array = np.ndarray[Any, Any]

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq.backends import find_target
 from onnxq.calibrate import measure_float_errors
 from onnxq.config import load_config
 from onnxq.graph import get_index, infer_shapes
@@ -16,7 +17,6 @@ from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_su
 from onnxq.planner.precision.reasons import round_figure
 from onnxq.planner.requests import Requests
 from onnxq.spec import FloatType
-from onnxq.targets import find_target
 from tests.passes.kit import in_branch, parse
 
 F16, BF16 = FloatType.FLOAT16, FloatType.BFLOAT16

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxq.backends.ort import costs
+from onnxq.backends.ort.costs import AVX2, CPU_COSTS, VNNI, Cost, CpuCosts, OpCase
 from onnxq.config import Config
-from onnxq.targets import costs
-from onnxq.targets.costs import AVX2, CPU_COSTS, VNNI, Cost, CpuCosts, OpCase
 
 sizes = st.integers(1, 64)
 kinds = st.sampled_from(list(CPU_COSTS.values()))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
-from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
 
 
 def _check_data(c: Candidate) -> str | None:

@@ -1,15 +1,15 @@
 """TensorRT in narrow float types: operators that it computes in float32 only.
 
 Proved by building every ONNX operator with TensorRT-RTX 1.7 for SM86 in float32, float16 and bfloat16; those that fail
-in a narrow type alone stand here. tests/targets/test_trt_floats.py builds them again.
+in a narrow type alone stand here. tests/backends/test_trt_floats.py builds them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onnxq.backends.base import Candidate
 from onnxq.spec import FloatType
-from onnxq.targets.base import Candidate
 
 _ALL = ("Celu", "MeanVarianceNormalization", "Range")
 # In bfloat16 its parser refuses these as well, and no compute capability has a transposed convolution.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnxq.targets.costs.base import (
+from onnxq.backends.ort.costs.base import (
     ConvCosts,
     Cost,
     CpuCosts,

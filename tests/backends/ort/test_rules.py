@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import onnxq
+from onnxq.backends.ort.rules import ORT, RULES
 from onnxq.config import Config, Rule
 from onnxq.runtime import optimize_graph
-from onnxq.targets.ort import ORT, RULES
-from tests.targets.graphs import GRAPHS, judge, model
+from tests.backends.graphs import GRAPHS, judge, model
 
 ALL = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
 EVERYTHING = Config(effort="fast", rules=(ALL,))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 
-from onnxq.targets.costs.base import Cost, CpuCosts, Moves, OpCase, interpolate
-from onnxq.targets.costs.convs import INT8_BLOCK, conv_cost
+from onnxq.backends.ort.costs.base import Cost, CpuCosts, Moves, OpCase, interpolate
+from onnxq.backends.ort.costs.convs import INT8_BLOCK, conv_cost
 
 # Taken for sizes that are not known: small, so that int8 does not look cheap.
 UNKNOWN_ROWS = 1

@@ -11,10 +11,10 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
+from onnxq.backends.trt.floats import MISSING
 from onnxq.spec import FloatType
-from onnxq.targets.trt_floats import MISSING
-from tests.targets.graphs import model
-from tests.targets.rtx import kernels, needs_rtx
+from tests.backends.graphs import model
+from tests.backends.rtx import kernels, needs_rtx
 
 pytestmark = [needs_rtx, pytest.mark.trt]
 # Operators in a graph of their own; those of other tables are covered by whole networks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.targets.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
+from onnxq.backends.ort.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
 
 AVX2 = CpuCosts(
     name="avx2",

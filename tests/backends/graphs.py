@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
+from onnxq.backends import Candidate, Target
 from onnxq.graph import GraphIndex
-from onnxq.targets import Candidate, Target
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 

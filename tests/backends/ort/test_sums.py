@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq.backends.ort.rules import find_sum_order
+from onnxq.backends.ort.sums import INTEGER_PRODUCTS, Data, integer_product, weight_sums
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
-from onnxq.targets.ort import find_sum_order
-from onnxq.targets.ort_sums import INTEGER_PRODUCTS, Data, integer_product, weight_sums
 
 
 def node(op: str, domain: str = "", **attrs: Any) -> NodeRef:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.targets.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
+from onnxq.backends.ort.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
 
 # Operators that change no bytes: the same short launch either way.
 _VIEW = Moves(0.3, 0.0, 0.3, 0.0)

@@ -3,10 +3,7 @@
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 
-from onnxq.config import Config
-from onnxq.errors import ConfigError
-from onnxq.nearest import suggest_names
-from onnxq.targets.base import (
+from onnxq.backends.base import (
     Candidate,
     Capability,
     Output,
@@ -16,9 +13,12 @@ from onnxq.targets.base import (
     Target,
     describe_spec,
 )
-from onnxq.targets.ort import ORT, ORT_DYNAMIC, ORT_WEIGHT_ONLY
-from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
-from onnxq.targets.virtual import VIRTUAL
+from onnxq.backends.ort.rules import ORT, ORT_DYNAMIC, ORT_WEIGHT_ONLY
+from onnxq.backends.trt.rules import TRT, TRT_WEIGHT_ONLY
+from onnxq.backends.virtual.rules import VIRTUAL
+from onnxq.config import Config
+from onnxq.errors import ConfigError
+from onnxq.nearest import suggest_names
 
 # Quantizes nothing; only float types are chosen.
 _FLOAT = "float"

@@ -6,9 +6,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from onnxq.graph import GraphIndex
-from onnxq.sites import TensorId
-from onnxq.targets.surroundings import (
+from onnxq.backends.surroundings import (
     find_attention,
     find_attention_cut,
     find_backbone,
@@ -17,6 +15,8 @@ from onnxq.targets.surroundings import (
     measure_distances,
     multiplies_activations,
 )
+from onnxq.graph import GraphIndex
+from onnxq.sites import TensorId
 
 MAP = "float[1,8,6,6]"
 BLOCK = """g ({0} x, {0} z) => ({0} y) <float[8,8,1,1] w, float[8] c, float low = {{0.0}}> {{

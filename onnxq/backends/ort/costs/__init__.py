@@ -5,10 +5,10 @@ Measured for x86 with and without VNNI. Nobody has measured an ARM: there is no 
 
 from collections.abc import Mapping
 
-from onnxq.targets.costs.avx2 import AVX2
-from onnxq.targets.costs.base import Cost, CpuCosts, Moves, OpCase
-from onnxq.targets.costs.model import dequantize_us, op_cost, quantize_us
-from onnxq.targets.costs.vnni import VNNI
+from onnxq.backends.ort.costs.avx2 import AVX2
+from onnxq.backends.ort.costs.base import Cost, CpuCosts, Moves, OpCase
+from onnxq.backends.ort.costs.model import dequantize_us, op_cost, quantize_us
+from onnxq.backends.ort.costs.vnni import VNNI
 
 CPU_COSTS: Mapping[str, CpuCosts] = {"vnni": VNNI, "avx2": AVX2}
 

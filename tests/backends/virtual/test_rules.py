@@ -9,14 +9,14 @@ import onnx
 import pytest
 
 import onnxq
+from onnxq.backends import find_target
+from onnxq.backends.virtual.rules import VIRTUAL
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.targets import find_target
-from onnxq.targets.virtual import VIRTUAL
-from tests.targets.graphs import judge, model
+from tests.backends.graphs import judge, model
 
 NET = """g (float[N,4,8,8] x) => (float[N,5] y) {
     a = Conv <pads=[1,1,1,1]> (x, w, b)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.backends.ort.rules import CONVS, find_sum_order
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
-from onnxq.targets.ort import CONVS, find_sum_order
 
 _MICROSOFT = "com.microsoft"
 

@@ -11,13 +11,13 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnxq
+from onnxq.backends.trt.rules import RULES, TRT
 from onnxq.config import load_config
 from onnxq.plan import AttentionKind
 from onnxq.sites import Role
-from onnxq.targets.trt import RULES, TRT
-from tests.targets.graphs import judge, model
-from tests.targets.rtx import Kernel, kernels, kernels_by_name, needs_rtx
-from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
+from tests.backends.graphs import judge, model
+from tests.backends.rtx import Kernel, kernels, kernels_by_name, needs_rtx
+from tests.backends.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
 FORCE_ATTENTION = {"rules": [{"op": "MatMul", "set": {"quantize": True}}]}

@@ -12,11 +12,11 @@ import math
 from dataclasses import replace
 from functools import partial
 
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor
-from onnxq.targets.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
 
 # Activations that fold into the QuantizeLinear behind them, since its range ends where theirs does.
 _CLIPS = ("Relu", "Clip")

@@ -14,10 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from onnxq.sites import Role
-from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
-from onnxq.targets.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
-from onnxq.targets.surroundings import (
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
+from onnxq.backends.surroundings import (
     find_attention,
     find_attention_cut,
     find_backbone,
@@ -25,8 +23,10 @@ from onnxq.targets.surroundings import (
     list_computed_inputs,
     multiplies_activations,
 )
-from onnxq.targets.trt_floats import refuse_narrow
-from onnxq.targets.trt_parser import refuse_float
+from onnxq.backends.trt.floats import refuse_narrow
+from onnxq.backends.trt.parser import refuse_float
+from onnxq.sites import Role
+from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 
 def _check_conv(c: Candidate) -> str | None:

@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
+from onnxq.backends.trt.parser import refuse_float
 from onnxq.graph import get_index
-from onnxq.targets.trt_parser import refuse_float
+from tests.backends.rtx import needs_rtx
 from tests.decoders.layouts import MICROSOFT, Layout, make_decoder
-from tests.targets.rtx import needs_rtx
 
 # Parses files one after another; a plugin that is not in this build is another matter than an operator without one.
 _PARSE = """

@@ -1,0 +1,1 @@
+"""No engine: every node whose operator can be quantized is."""
