@@ -16,11 +16,11 @@ from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.passes.assembly.model import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.fixed_scales import fix_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.mixed_precision.attention import PLAIN, has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
+from onnxq.passes.scales import fix_scales
 from onnxq.passes.state import PlacedState
 from onnxq.sites import Role
 

@@ -14,7 +14,6 @@ from onnxq.graph import GraphIndex, attach_weights, ensure_opset
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial
-from onnxq.passes.observed import list_replaced
 from onnxq.passes.rounding.external import apply_rounding, list_rounders
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
@@ -22,6 +21,7 @@ from onnxq.passes.rounding.samples import augment_samples, take_enough
 from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
 from onnxq.passes.rounding.strategies import SEARCHED
 from onnxq.passes.runner import run_stage
+from onnxq.passes.scales import list_replaced
 from onnxq.passes.state import Note, PlacedState
 from onnxq.passes.time_budget import Timers
 from onnxq.plan import Plan
