@@ -7,7 +7,7 @@ the other. One session serves all settings, and a pair that is off costs next to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import find_selections
-from onnxq.evaluation.settings import measure_in_pieces
+from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, rebuild
@@ -60,9 +60,6 @@ class Switch:
     feed: str
 
 
-# Settings, below which sharing models with workers takes longer than they save.
-_WORTH_SHARING = 8
-
 # The switches that are on.
 Setting = frozenset[Switch]
 
@@ -71,27 +68,18 @@ Setting = frozenset[Switch]
 class ToggledModel:
     """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why.
 
-    session: of `model`, in so many threads. large: the values of the switches lie in files, and are let go of after
-    each run.
+    board: the session of `model`, in so many threads.
     """
 
     model: ModelLike
     threads: int
-    session: Session
+    board: Switchboard
     switches: tuple[Switch, ...]
     fixed: tuple[Refusal, ...]
-    on: Mapping[str, Array]
-    off: Mapping[str, Array]
-    large: bool = False
 
     def run(self, feeds: Feeds, on: Collection[Switch]) -> dict[str, Array]:
         """The outputs with these switches on and all others off."""
-        chosen = {switch.feed for switch in on}
-        held = {name: (self.on if name in chosen else self.off)[name] for name in self.off}
-        found = self.session.run({**feeds, **held})
-        if self.large:
-            release_pages(*held.values())
-        return found
+        return self.board.run(feeds, {switch.feed for switch in on})
 
 
 def measure_settings(
@@ -107,20 +95,12 @@ def measure_settings(
 
     crew: measures them; the result does not depend on it.
     """
-    found = {setting: ModelErrors() for setting in settings}
-    with progress(title, len(reference.samples) * len(found)) as task:
-        if crew is not None and not crew.plain and len(found) >= _WORTH_SHARING:
-            board = (toggled.model, toggled.threads, toggled.on, toggled.off)
-            on = [[one.feed for one in setting] for setting in found]
-            found = dict(zip(found, measure_in_pieces(crew, board, reference, on, task), strict=True))
-            return [found[setting] for setting in settings]
-        for at, feeds in enumerate(reference.samples.samples()):
-            wanted = reference.run(at, feeds)
-            given = reference.selections.add_choices(feeds, wanted)
-            for setting, errors in found.items():
-                errors.update(feeds, wanted, toggled.run(given, setting))
-                task.advance()
-    return [found[setting] for setting in settings]
+    different = list(dict.fromkeys(settings))
+    feeds = [[switch.feed for switch in setting] for setting in different]
+    with progress(title, len(reference.samples) * len(different)) as task:
+        errors = score_settings(toggled.board, toggled.model, toggled.threads, reference, feeds, crew, task)
+    by_setting = dict(zip(different, errors, strict=True))
+    return [by_setting[setting] for setting in settings]
 
 
 def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> ToggledModel:
@@ -135,33 +115,27 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
     named = widen_model(named) if read_types(named).narrow else named
-    work = _Work(GraphIndex(float_model), GraphIndex(named), named)
+    work = _ToggleWork(GraphIndex(float_model), GraphIndex(named), named)
     work.toggle_pairs()
     work.toggle_corrections()
-    model = work.finish()
+    model = work.finish_model()
     session = Session(model, optimize=False, threads=threads)
     # Without those of pairs that no output needs, which went with the rest of what none needs.
     present = {value.name for value in session.inputs}
     order = {node.name: node.order for node in work.index.nodes}
-    switches = sorted(
-        (one for one in work.switches if one.feed in present),
-        key=lambda one: (min((order.get(name, 0) for name in one.readers), default=len(order)), one.site),
-    )
-    keep = {one.feed for one in switches}
-    return ToggledModel(
-        model,
-        threads,
-        session,
-        tuple(switches),
-        tuple(work.fixed),
-        {name: value for name, value in work.on.items() if name in keep},
-        {name: value for name, value in work.off.items() if name in keep},
-        work.spool is not None,
-    )
+
+    def find_place(switch: Switch) -> tuple[int, str]:
+        return min((order.get(name, 0) for name in switch.readers), default=len(order)), switch.site
+
+    switches = sorted((switch for switch in work.switches if switch.feed in present), key=find_place)
+    feeds = {switch.feed for switch in switches}
+    on, off = ({name: values[name] for name in values if name in feeds} for values in (work.on, work.off))
+    board = Switchboard(session, on, off, large=work.spool is not None)
+    return ToggledModel(model, threads, board, tuple(switches), tuple(work.fixed))
 
 
 @dataclass
-class _Work:
+class _ToggleWork:
     real: GraphIndex
     index: GraphIndex
     source: ModelLike
@@ -359,7 +333,7 @@ class _Work:
                 owner = maker if maker is not None and maker.op_type == "MatMul" else node
                 self.switches.append(Switch(str(edge), Role.BIAS, (owner.name,), (owner.op_type,), feed))
 
-    def finish(self) -> ModelLike:
+    def finish_model(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
         for _, graph in walk_graphs(self.proto.graph):
             nodes = [self.branches.get(node.name, node) for node in graph.node]
