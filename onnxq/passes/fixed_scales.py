@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxq.calibrate import calibrate
-from onnxq.passes.base import RunContext
-from onnxq.passes.state import State
+from onnxq.passes.base import SampledContext
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.planner.place import intersect_bounds
 
 
-def fix_scales(ctx: RunContext, state: State, plan: Plan) -> Plan:
+def fix_scales(ctx: SampledContext, state: PlacedState, plan: Plan) -> Plan:
     """The plan with scales that all samples share, as in one batch, in place of those of each run.
 
     Samples that run one by one hide the tensor that spoils a batch: MiniLM, in batches of 20, 19.6 dB with it.

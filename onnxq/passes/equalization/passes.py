@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onnxq.graph.storage.lazy import is_large_model
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import EqualizeContext, Pass, Stage
 from onnxq.passes.equalization.bias_absorption import choose_shifts, list_shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
 from onnxq.passes.equalization.cross_layer import Factors, compute_factors, list_channel_axes
@@ -16,7 +16,7 @@ from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, fin
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, gains_by_rotation, score_rotated
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.state import State
+from onnxq.passes.state import FloatState
 from onnxq.plan import Rotation
 from onnxq.sites import Refusal, TensorId
 
@@ -30,7 +30,7 @@ _ROWS = 256
 _SEEDS = 4
 
 
-def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def equalize_layers(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Cross-layer equalization, Nagel et al. 2019."""
     axes = list_channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
     observed = _observe(ctx, state, axes, "equalizing")
@@ -40,15 +40,14 @@ def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
 
 
-def absorb_biases(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def absorb_biases(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
     shifts = choose_shifts(state.model, _observe(ctx, state, list_shift_axes(state.model), "absorbing"))
     return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
 
 
-def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def smooth_activations(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Outliers of activations moved into weights, SmoothQuant, Xiao et al. 2023."""
-    assert ctx.place is not None
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in find_quantized_groups(state.model, plan)}
@@ -59,7 +58,7 @@ def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport
     return _write(ctx, state, SMOOTHQUANT, *compute_smoothing_factors(state.model, plan, observed))
 
 
-def rotate_channels(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def rotate_channels(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
     fixed, possible = list_fixed(state.model), list_rotations(state.model, 0)
     before = score_rotated(ctx, state) if possible else None
@@ -73,7 +72,7 @@ def rotate_channels(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         after, copied = rotate_state(ctx.base.ids, state, rotations)
         score = score_rotated(ctx, after)
         # Of those that are not taken nothing is kept in memory.
-        ctx.scores.pop(id(after.model))
+        ctx.base.scores.pop(id(after.model))
         if score is not None and score > highest:
             best, highest, line = after, score, _describe_rotation(rotations, copied, fixed)
         elif best is state:
@@ -96,21 +95,21 @@ def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fix
     return line
 
 
-def has_rotations(ctx: RunContext, state: State) -> bool:
+def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where samples are real, and the model has a residual stream."""
     return has_samples(ctx, state) and has_residual_stream(state.model)
 
 
 def _observe(
-    ctx: RunContext, state: State, axes: Mapping[TensorId, int], title: str
+    ctx: EqualizeContext, state: FloatState, axes: Mapping[TensorId, int], title: str
 ) -> dict[TensorId, ChannelStatistics]:
     samples, limit = ctx.data.calibration.take(_MOST), ctx.memory_limit
     return observe_channels(state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit)
 
 
 def _write(
-    ctx: RunContext, state: State, name: str, factors: Factors, lines: Sequence[str]
-) -> tuple[State, PassReport]:
+    ctx: EqualizeContext, state: FloatState, name: str, factors: Factors, lines: Sequence[str]
+) -> tuple[FloatState, PassReport]:
     """The state with the factors written, and the report, which says so where they change the function."""
     if not factors:
         return state, PassReport(name, tuple(lines), outcome=Outcome.NO_GAIN)
@@ -119,17 +118,17 @@ def _write(
     return (after if report.outcome is Outcome.KEPT else state), report
 
 
-def has_samples(ctx: RunContext, state: State) -> bool:
+def has_samples(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where real samples were given: corrections for inputs that never come are errors for those that do."""
     return not ctx.data.synthetic
 
 
-def serves_activations(ctx: RunContext, state: State) -> bool:
+def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where activations have scales, which these passes serve."""
     return has_samples(ctx, state) and ctx.config.mode in ("static", "auto")
 
 
-EQUALIZATION: tuple[Pass, ...] = (
+EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
     Pass(
         ROTATION, Stage.EQUALIZE, rotate_channels, "rotating channels", 0.2, applies=has_rotations,

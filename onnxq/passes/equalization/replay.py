@@ -13,7 +13,7 @@ from onnxq.passes.equalization.bias_absorption import write_shifts
 from onnxq.passes.equalization.cross_layer import Factors, write_scales
 from onnxq.passes.equalization.rotation import write_rotations
 from onnxq.passes.equalization.smoothquant import write_smoothing
-from onnxq.passes.state import State
+from onnxq.passes.state import FloatState, Note
 from onnxq.plan import Rotation, Scaling
 from onnxq.planner.anchors import Anchors
 from onnxq.planner.recognize import Recognized
@@ -21,6 +21,8 @@ from onnxq.sites import TensorId
 
 CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"
 ROTATION = "rotation"
+# The record by which a plan equalizes the model again.
+SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
 # In the order in which they are found and repeated.
 _WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
     CROSS_LAYER: write_scales,
@@ -29,7 +31,7 @@ _WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
 }
 
 
-def write_factors(ids: Mapping[TensorId, str], state: State, name: str, factors: Factors) -> State:
+def write_factors(ids: Mapping[TensorId, str], state: FloatState, name: str, factors: Factors) -> FloatState:
     """The state with the factors in its model's weights, and with the record of them for the plan.
 
     ids: structural identities in the model that the plan will be applied to, before any scaling.
@@ -37,24 +39,28 @@ def write_factors(ids: Mapping[TensorId, str], state: State, name: str, factors:
     single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
     records = (Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, "")) for tensor, s in single.items())
     model = infer_shapes(_WRITERS[name](state.model, single))
-    return replace(state, model=model, scalings=(*state.scalings, *records))
+    return _record(replace(state, model=model), tuple(records))
+
+
+def _record(state: FloatState, scalings: Sequence[Scaling | Rotation]) -> FloatState:
+    return SCALINGS.write(state, (*(SCALINGS.find(state) or ()), *scalings))
 
 
 def rotate_state(
-    ids: Mapping[TensorId, str], state: State, rotations: Sequence[Rotation]
-) -> tuple[State, tuple[str, ...]]:
+    ids: Mapping[TensorId, str], state: FloatState, rotations: Sequence[Rotation]
+) -> tuple[FloatState, tuple[str, ...]]:
     """The state with the rotations in its model's weights and in the record for the plan, and the matrices copied.
 
     ids: as in `write_factors`.
     """
     model, copied = write_rotations(state.model, rotations)
     records = (replace(rotation, anchor=ids.get(rotation.tensor, "")) for rotation in rotations)
-    return replace(state, model=infer_shapes(model), scalings=(*state.scalings, *records)), copied
+    return _record(replace(state, model=infer_shapes(model)), tuple(records)), copied
 
 
 def replay_scalings(
-    state: State, scalings: Sequence[Scaling | Rotation], recognized: Recognized | None = None
-) -> State:
+    state: FloatState, scalings: Sequence[Scaling | Rotation], recognized: Recognized | None = None
+) -> FloatState:
     """Repeat the scalings of a plan, on its model or on the same network exported again.
 
     recognized: the plan's tensors in a graph that other tools rewrote.

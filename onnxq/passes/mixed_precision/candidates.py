@@ -18,9 +18,10 @@ from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import RunContext
+from onnxq.passes.base import SampledContext
+from onnxq.passes.mixed_precision.attention import PLAIN
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
@@ -275,14 +276,13 @@ def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     return {node.name, *(maker.name for maker in makers if maker is not None)}
 
 
-def leave_missing_float(ctx: RunContext, state: State) -> State:
+def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """The state with float in place of the operators at sites that calibration left without numbers.
 
     Their sites may move to other tensors then, so it is repeated. Raises CalibrationError for a site that no operator
     of the planner's stands at.
     """
     problem, plan, known = state.problem, state.planned, frozenset[str]()
-    assert problem is not None
     left, reasons = problem, dict[str, Refusal]()
     while missing := [site for site in plan.sites if not site.complete]:
         causes = {refusal.subject: refusal for refusal in plan.refusals}
@@ -300,12 +300,15 @@ def leave_missing_float(ctx: RunContext, state: State) -> State:
         known = frozenset(reasons)
         ways = Ways(problem, plan, attention=ctx.config.attention != FLOAT, refusals=reasons)
         left, plan = ways.left(known), calibrate_missing(ctx, state, ways.placed(known))
-    plain = None if state.plain is None else left.default()
-    same = plain is not None and {site.site for site in plain.sites} == {site.site for site in plan.sites}
-    return replace(state, plan=plan, problem=left, plain=None if same else plain)
+    after = replace(state, plan=plan, problem=left)
+    if PLAIN.find(state) is None:
+        return after
+    plain = left.default()
+    same = {site.site for site in plain.sites} == {site.site for site in plan.sites}
+    return PLAIN.erase(after) if same else PLAIN.write(after, plain)
 
 
-def calibrate_missing(ctx: RunContext, state: State, plan: Plan) -> Plan:
+def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Plan:
     """The plan with numbers at every site that a promotion left without."""
     if plan.calibrated:
         return plan

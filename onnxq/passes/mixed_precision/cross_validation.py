@@ -17,9 +17,10 @@ from onnxq.data import Dataset
 from onnxq.graph import ModelLike
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.numerics import clip_bounds, qparams_from_range
-from onnxq.passes.base import RunContext
+from onnxq.passes.base import SampledContext
 from onnxq.passes.observed import MEASURED
-from onnxq.passes.state import State
+from onnxq.passes.rounding.passes import ROUNDED
+from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site
 
@@ -92,7 +93,7 @@ def _set_range(site: SitePlan, low: float, high: float) -> SitePlan:
     return replace(site, qparams=qparams_from_range(low, high, site.spec, origin=origin, bound=site.bound))
 
 
-def split_folds(ctx: RunContext, state: State) -> tuple[Fold, ...]:
+def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     """All samples in folds, those for the check among them. One fold, with all ranges, where nothing is observed.
 
     Deterministic. Raises what calibration raises.
@@ -112,12 +113,12 @@ def split_folds(ctx: RunContext, state: State) -> tuple[Fold, ...]:
     return tuple(Fold(part, _observe(ctx, state, bare, whole.without(part))) for part in parts)
 
 
-def find_optimism(state: State) -> float:
+def find_optimism(state: PlannedState) -> float:
     """Decibels that the samples of all folds may have beyond new ones."""
-    return 0.0 if state.unrounded is None else _ROUNDED_DB
+    return 0.0 if ROUNDED.find(state) is None else _ROUNDED_DB
 
 
-def _observe(ctx: RunContext, state: State, bare: Plan, samples: Dataset) -> dict[Site, tuple[float, float]]:
+def _observe(ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset) -> dict[Site, tuple[float, float]]:
     """The ranges of activations on some samples, by the plan's own observers."""
     batch, limit = ctx.config.data.batch, ctx.memory_limit
     plan = calibrate(state.model, bare, samples, batch=batch, memory_limit=limit, crew=ctx.crew, progress=ctx.progress)

@@ -13,11 +13,11 @@ from onnxq.backends.ort.costs import list_cpu_costs
 from onnxq.config import Rule
 from onnxq.evaluation.toggled import measure_settings, toggle_model
 from onnxq.passes.assembly.model import write_pairs
-from onnxq.passes.base import Pass, RunContext, Stage, Trial
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import ignore_rounding
+from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import calibrate_missing, carry_numbers
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement
 from onnxq.planner.cut import CutProblem
@@ -26,17 +26,15 @@ from onnxq.sites import Role, TensorId
 from onnxq.spec import QuantSpec
 
 NAME = "dynamic_scales"
-# What is left of the noise of the calibrated pair; and decibels that the outputs gain. One scale serves all that runs
-# together, so that the gain is smaller in batches than on single samples (MiniLM: 23.9 dB alone, 19.6 in batches of 20,
-# where calibrated scales have 24.4 and 24.3).
-_LEFT, _GAIN_DB = 0.5, 1.0
+# What is left of the noise of the calibrated pair. One scale serves all that runs together, so that the gain is smaller
+# in batches than on single samples.
+_LEFT = 0.5
 _USUAL = QuantSpec(signed=False, symmetric=False)
 
 
-def choose_scales(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def choose_scales(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The plan with scales of each run where they leave less than half of a pair's noise."""
     problem, plan = state.problem, state.planned
-    assert problem is not None
     readers = list_dynamic_candidates(problem, plan)
     if not readers:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
@@ -74,10 +72,11 @@ def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId
     return found
 
 
-def make_dynamic(ctx: RunContext, state: State, nodes: Iterable[tuple[str, ...]]) -> tuple[OnnxPlacement, Plan]:
+def make_dynamic(
+    ctx: SampledContext, state: PlacedState, nodes: Iterable[tuple[str, ...]]
+) -> tuple[OnnxPlacement, Plan]:
     """The placement problem with a rule that makes these nodes dynamic, and its plan with the numbers there were."""
     problem = state.problem
-    assert problem is not None
     rule = Rule.model_validate(
         {"node": [name for names in nodes for name in names], "role": "activation", "set": {"dynamic": True}}
     )
@@ -89,7 +88,7 @@ def make_dynamic(ctx: RunContext, state: State, nodes: Iterable[tuple[str, ...]]
     return again, calibrate_missing(ctx, state, plan)
 
 
-def measure_alone(ctx: RunContext, state: State, plan: Plan) -> Mapping[str, float]:
+def measure_alone(ctx: SampledContext, state: PlacedState, plan: Plan) -> Mapping[str, float]:
     """Noise at the outputs of each pair of an activation alone, by the nodes that read it."""
     toggled = toggle_model(state.model, write_pairs(state, plan), threads=ctx.config.verify.threads)
     pairs = [one for one in toggled.switches if one.role is Role.ACTIVATION]
@@ -101,15 +100,15 @@ def measure_alone(ctx: RunContext, state: State, plan: Plan) -> Mapping[str, flo
     return {name: errors.noise() for one, errors in zip(pairs, found, strict=True) for name in one.readers}
 
 
-def is_automatic(ctx: RunContext, state: State) -> bool:
+def is_automatic(ctx: SampledContext, state: PlacedState) -> bool:
     """True in `mode: auto`, for models whose operators were placed."""
-    return ctx.config.mode == "auto" and state.problem is not None
+    return ctx.config.mode == "auto"
 
 
-DYNAMIC_SCALES = Pass(
+DYNAMIC_SCALES: Pass[SampledContext, PlacedState] = Pass(
     NAME, Stage.REFINE, choose_scales, "trying scales of each run", 0.2, applies=is_automatic,
     trial=Trial(
         score=lambda ctx, state: ctx.data.judge.score(state, ignore_rounding(state.planned), progress=ctx.progress),
-        keeps=lambda _ctx, _before, _after, before, after: after >= before + _GAIN_DB,
+        threshold=THRESHOLDS[NAME],
     ),
 )  # fmt: skip

@@ -8,24 +8,21 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.graph import get_index
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.state import State
+from onnxq.passes.judging import THRESHOLDS
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.planner import Table, choose_tables, explain_loss
 from onnxq.sites import Unquantized, split_unquantized
 
 NAME = "embeddings"
-# dB that tables may cost the outputs; above the second figure a loss changes no answers. all-MiniLM-L6 loses 0.0 of
-# 24.4 dB with int8 activations, 0.3 of 34 dB with weights alone.
-_MAY_COST_DB, _GOOD_DB = 0.5, 30.0
 # dB above a wish that tables alone must have: as much noise again is left for all other tensors.
 _MARGIN_DB = 3.0
 
 
-def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def quantize_tables(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The plan with tables of embeddings in few bits, and those that nobody asked for where the outputs bear it."""
-    assert state.problem is not None
     plan = state.planned
     tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)
     after = _add_tables(ctx, state, tables, reasons)
@@ -36,7 +33,7 @@ def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         alone = [one.sqnr_db for one in ctx.data.judge.measure(state, _isolate(after.planned, free))]
         pairs = [(one, add_noises(one, other)) for one, other in zip(before, alone, strict=True)]
         figures = min(pairs, key=lambda pair: pair[1], default=None)
-        if any(other < min(one - _MAY_COST_DB, _GOOD_DB) for one, other in pairs) or _stand_in_the_way(ctx, alone):
+        if not all(THRESHOLDS[NAME].allows(*pair) for pair in pairs) or _stand_in_the_way(ctx, alone):
             assert figures is not None
             losses = explain_loss(free, *figures)
             after = _add_tables(ctx, state, tuple(table for table in tables if table.named), (*reasons, *losses))
@@ -50,7 +47,7 @@ def quantize_tables(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     return after, PassReport(NAME, (line,), trial_db=told)
 
 
-def _stand_in_the_way(ctx: RunContext, alone: Sequence[float]) -> bool:
+def _stand_in_the_way(ctx: SampledContext, alone: Sequence[float]) -> bool:
     """True where an accuracy is asked for that is hard to meet with these tables even if all else becomes float."""
     wanted = ctx.request.min_sqnr
     return wanted is not None and any(one < wanted + _MARGIN_DB for one in alone)
@@ -72,9 +69,10 @@ def add_noises(one: float, other: float) -> float:
     return -10 * math.log10(10 ** (-one / 10) + 10 ** (-other / 10)) if max(one, other) < math.inf else min(one, other)
 
 
-def _add_tables(ctx: RunContext, state: State, tables: tuple[Table, ...], reasons: tuple[Unquantized, ...]) -> State:
+def _add_tables(
+    ctx: SampledContext, state: PlacedState, tables: tuple[Table, ...], reasons: tuple[Unquantized, ...]
+) -> PlacedState:
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
-    assert state.problem is not None
     problem = replace(state.problem, tables=tables)
     plan = problem.with_tables(state.planned)
     refusals, left_float = split_unquantized((*plan.refusals, *plan.left_float, *reasons))
@@ -85,8 +83,8 @@ def _add_tables(ctx: RunContext, state: State, tables: tuple[Table, ...], reason
     return replace(state, problem=problem, plan=plan)
 
 
-def _has_tables(ctx: RunContext, state: State) -> bool:
-    if not (ctx.config.rules or ctx.config.embeddings != "float") or state.problem is None:
+def _has_tables(ctx: SampledContext, state: PlacedState) -> bool:
+    if not (ctx.config.rules or ctx.config.embeddings != "float"):
         return False
     return any(choose_tables(state.problem, get_index(state.model), state.planned.sites))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxq.passes.base import Pass, RunContext, Stage, Trial
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import ignore_rounding
+from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.attention import has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.dynamic_scales import is_automatic, measure_alone
 from onnxq.passes.mixed_precision.request import FLOAT
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.planner import OnnxPlacement
 from onnxq.planner.choose import choose_ops, compare_times, predict_times
 from onnxq.sites import Role
@@ -26,15 +26,14 @@ NAME = "float_ops"
 _LONGEST = 1.15
 # Of the noise that all pairs make, each alone.
 _LEAST = 0.05
-# Decibels that the outputs must gain: for each percent of time, and at least. 6 dB are a bit of every integer.
-_DB_A_PERCENT, _GAIN_DB = 0.6, 1.0
+# Decibels that the outputs must gain for each percent of time.
+_DB_A_PERCENT = 0.6
 _REASON = "it gains little time, and what it reads makes much of the noise at the outputs"
 
 
-def leave_float(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def leave_float(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The plan without the operators that read the loudest pairs, as far as time allows. Deterministic."""
     problem, plan = state.problem, state.planned
-    assert problem is not None
     noise = measure_alone(ctx, state, plan)
     ways = Ways(problem, plan, FLOAT, has_attention_rules(ctx, state), _REASON)
     least = _LEAST * sum(noise.values())
@@ -59,18 +58,16 @@ def _is_forced(problem: OnnxPlacement, name: str) -> bool:
     return problem.requests.is_forced(op.node, [(Role.ACTIVATION, tensor) for _, tensor in op.data])
 
 
-def _pays(_ctx: RunContext, before: State, after: State, db: float, changed_db: float) -> bool:
-    assert before.problem is not None
-    assert after.problem is not None
+def _find_threshold(_ctx: SampledContext, before: PlacedState, after: PlacedState) -> Threshold:
     times = (predict_times(before.problem, choose_ops(one).chosen) for one in (before.problem, after.problem))
     percent = 100 * (compare_times(*times) - 1)
-    return changed_db >= db + max(_GAIN_DB, _DB_A_PERCENT * percent)
+    return Threshold(gain=max(THRESHOLDS[NAME].gain, _DB_A_PERCENT * percent))
 
 
 FLOAT_OPS = Pass(
     NAME, Stage.REFINE, leave_float, "looking for operators that gain little", 0.2, applies=is_automatic,
     trial=Trial(
         score=lambda ctx, state: ctx.data.judge.score(state, ignore_rounding(state.planned), progress=ctx.progress),
-        keeps=_pays,
+        threshold=_find_threshold,
     ),
 )  # fmt: skip

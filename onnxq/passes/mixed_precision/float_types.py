@@ -21,10 +21,10 @@ from onnxq.graph import find_opset, get_index, infer_shapes
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.passes.assembly.model import write_pairs
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import make_trial
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.plan import KeptFloat32, PrecisionPlan
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.spec import FloatType
@@ -49,7 +49,7 @@ def find_high_precision(config: Config, types: SourceTypes) -> FloatType:
     return FloatType.BFLOAT16 if narrow else usual
 
 
-def choose_float_types(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def choose_float_types(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The plan with its float types."""
     kind, plan, io = find_high_precision(ctx.config, state.types), state.planned, _find_io(ctx.config)
     if kind is FloatType.FLOAT32:
@@ -67,7 +67,7 @@ def choose_float_types(ctx: RunContext, state: State) -> tuple[State, PassReport
     return after, PassReport(NAME, (line,), trial_db=figures)
 
 
-def _state_problem(ctx: RunContext, state: State, kind: FloatType) -> PrecisionProblem:
+def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> PrecisionProblem:
     assert state.problem is not None
     model = infer_shapes(state.model)
     few = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
@@ -87,7 +87,7 @@ def _find_io(config: Config) -> FloatType | None:
 
 
 def _try_types(
-    ctx: RunContext, state: State, problem: PrecisionProblem, chosen: PrecisionPlan
+    ctx: SampledContext, state: PlacedState, problem: PrecisionProblem, chosen: PrecisionPlan
 ) -> tuple[PrecisionPlan, tuple[float, float]]:
     """The first types that cost the outputs little, with ever more nodes in float32; those given if none do."""
     suspects = list(find_suspects(problem, chosen))
@@ -110,7 +110,7 @@ def _try_types(
         tried = replace(choose_types(problem, more=more), io=chosen.io)
 
 
-def _make_trial(state: State, chosen: PrecisionPlan) -> TrialModel:
+def _make_trial(state: PlacedState, chosen: PrecisionPlan) -> TrialModel:
     """The network with these types, rounded to the bit as an engine that has them rounds."""
     plan = add_precision(state.planned, chosen, state.problem)
     return TrialModel(emulate_types(emit_types(write_pairs(state, plan), plan, state.types)))
@@ -144,7 +144,7 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
     return False
 
 
-def _is_asked(ctx: RunContext, state: State) -> bool:
+def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
     return find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32 or ctx.config.io_types is not None
 
 

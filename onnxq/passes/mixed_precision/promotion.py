@@ -26,21 +26,22 @@ from onnxq.evaluation.metric import Metric
 from onnxq.evaluation.toggled import ToggledModel, measure_settings, toggle_model
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly.model import build_quantized, give_types, write_pairs
-from onnxq.passes.base import Pass, RunContext, Stage, Trial
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
-from onnxq.passes.judging import make_trial
+from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, make_trial
 from onnxq.passes.mixed_precision.attention import has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Candidate, Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16, AccuracyRequest, has_whole_bytes
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
-from onnxq.passes.state import State
+from onnxq.passes.state import Note, PlacedState
 from onnxq.plan import Plan
 from onnxq.progress import OutOfTime
 from onnxq.sites import Role
 
 NAME, AGAIN = "promotion", "rounding_after_promotion"
+PROMOTED: Note[Promotion] = Note(NAME)
 # A candidate that takes away less than this share of the best one's noise is not worth an operator.
 _WORTH = 0.1
 # Without a request: not for more than this share of the operators; a model beyond is no int8 model any more.
@@ -76,7 +77,7 @@ class _Step:
     found: ModelErrors
 
 
-def promote_operators(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def promote_operators(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The plan with as little promoted as the request takes, by the figures on samples that judge it.
 
     Without a request: only where the worst output is below 10 dB, where answers are usually broken, and weights and
@@ -104,10 +105,10 @@ def promote_operators(ctx: RunContext, state: State) -> tuple[State, PassReport]
         found, account = _mend_lost(search)
     steps = tuple(f"{step.name}: to {step.to}" for step in account.steps)
     report = PassReport(NAME, steps, outcome=Outcome.KEPT if steps else Outcome.NO_GAIN)
-    return replace(state, plan=found, promotion=account), report
+    return PROMOTED.write(replace(state, plan=found), account), report
 
 
-def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def round_promoted(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Weights rounded anew for the plan with promotions, where that answers better."""
     sites = tuple(
         replace(site, qparams=None, values=None) if site.role in (Role.WEIGHT, Role.BIAS) else site
@@ -119,7 +120,7 @@ def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     return round_again(ctx, state, bare, AGAIN)
 
 
-def _estimate_plan(ctx: RunContext, state: State, folds: Sequence[_Judged], headroom: float) -> Estimate:
+def _estimate_plan(ctx: SampledContext, state: PlacedState, folds: Sequence[_Judged], headroom: float) -> Estimate:
     """The SQNR of new samples with the state's plan. headroom: of its ranges; see `Fold.narrow_ranges`."""
     errors = ModelErrors()
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
@@ -129,22 +130,23 @@ def _estimate_plan(ctx: RunContext, state: State, folds: Sequence[_Judged], head
     return errors.estimate(find_optimism(state))
 
 
-def _score_promoted(ctx: RunContext, state: State) -> float:
+def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
     """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
-    if ctx.request.min_sqnr is None or state.promotion is None:
+    account = PROMOTED.find(state)
+    if ctx.request.min_sqnr is None or account is None:
         return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
     threads = ctx.config.verify.threads
     folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
-    return _estimate_plan(ctx, state, folds, state.promotion.headroom).least_db
+    return _estimate_plan(ctx, state, folds, account.headroom).least_db
 
 
-def _keeps_request(ctx: RunContext, _before: State, _after: State, db: float, changed_db: float) -> bool:
-    """True where weights rounded anew do not cost what was asked for, which the few of `round_again` may not show."""
+def _find_threshold(ctx: SampledContext, _before: PlacedState, _after: PlacedState) -> Threshold:
+    """Weights rounded anew must not cost what was asked for, which the few samples of `round_again` may not show."""
     wanted = math.inf if ctx.request.min_sqnr is None else ctx.request.min_sqnr
-    return changed_db >= min(db, wanted)
+    return replace(THRESHOLDS[AGAIN], enough=wanted)
 
 
-def _is_good(ctx: RunContext, state: State) -> bool:
+def _is_good(ctx: SampledContext, state: PlacedState) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
     found = ctx.data.judge.measure(state, state.planned, progress=ctx.progress)
     return min((one.sqnr_db for one in found), default=math.inf) >= LOST_DB
@@ -240,9 +242,8 @@ class _Search:
     ranked and judged by these. That costs a model for every candidate, where a toggled model costs a run.
     """
 
-    def __init__(self, ctx: RunContext, state: State, to: str, folds: Sequence[Fold] = ()) -> None:
+    def __init__(self, ctx: SampledContext, state: PlacedState, to: str, folds: Sequence[Fold] = ()) -> None:
         plan, problem = state.planned, state.problem
-        assert problem is not None
         self.ctx, self.state, self.plan = ctx, state, plan
         self.ways = Ways(problem, plan, to, has_attention_rules(ctx, state))
         threads = ctx.config.verify.threads
@@ -473,14 +474,15 @@ class _Search:
 _Entry = tuple[float, int, str, Candidate]
 
 
-def _may_promote(ctx: RunContext, state: State) -> bool:
+def _may_promote(ctx: SampledContext, state: PlacedState) -> bool:
     """True where a request asks for it; without one only from balanced effort on, and on real samples."""
     asked = ctx.request.asked
     return bool(state.planned.sites) and (asked or (ctx.config.effort != "fast" and not ctx.data.synthetic))
 
 
-def _was_promoted(ctx: RunContext, state: State) -> bool:
-    return state.promotion is not None and bool(state.promotion.steps) and ROUNDING not in ctx.skip
+def _was_promoted(ctx: SampledContext, state: PlacedState) -> bool:
+    account = PROMOTED.find(state)
+    return account is not None and bool(account.steps) and ROUNDING not in ctx.skip
 
 
 PROMOTION = Pass(
@@ -488,5 +490,5 @@ PROMOTION = Pass(
 )
 ROUNDING_AGAIN = Pass(
     AGAIN, Stage.REFINE, round_promoted, "rounding weights after promotion", 0.6, applies=_was_promoted,
-    trial=Trial(score=_score_promoted, keeps=_keeps_request),
+    trial=Trial(score=_score_promoted, threshold=_find_threshold),
 )  # fmt: skip

@@ -15,13 +15,13 @@ from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.passes.assembly.model import write_pairs
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.fixed_scales import fix_scales
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.mixed_precision.attention import has_attention_rules
+from onnxq.passes.mixed_precision.attention import PLAIN, has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.sites import Role
 
 NAME = "sensitive_ops"
@@ -37,13 +37,12 @@ _REASON = "its input alone makes most of the noise at the outputs"
 _Noises = Callable[[Sequence[Setting]], list[float]]
 
 
-def exclude_sensitive_ops(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The calibrated plan with such operators float.
 
     The calibration samples are searched, those for validation confirm. Deterministic. Raises ModelError and DataError
     from the runs.
     """
-    assert state.problem is not None
     lines: tuple[str, ...] = ()
     spare = len(list_quantized_ops(state.problem, state.planned)) // _EACH
     while len(lines) < spare:
@@ -55,9 +54,8 @@ def exclude_sensitive_ops(ctx: RunContext, state: State) -> tuple[State, PassRep
     return state, PassReport(NAME, lines, outcome=Outcome.KEPT if lines else Outcome.NO_GAIN)
 
 
-def _exclude_next(ctx: RunContext, state: State) -> tuple[State, str] | None:
+def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, str] | None:
     problem, plan = state.problem, state.planned
-    assert problem is not None
     with ctx.progress("putting every pair behind a switch"):
         twin = fix_scales(ctx, state, plan)
         toggled = toggle_model(state.model, write_pairs(state, twin), threads=ctx.config.verify.threads)
@@ -107,9 +105,9 @@ def _find_loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Swi
     return pairs[0] if pairs else None
 
 
-def _may_exclude(ctx: RunContext, state: State) -> bool:
+def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
     """True for 8-bit plans; attention, where it is to be tried, is noise that may still go."""
-    if state.plain is not None or ctx.data.synthetic:
+    if PLAIN.find(state) is not None or ctx.data.synthetic:
         return False
     pairs = any(site.role in (Role.ACTIVATION, Role.OUTPUT) for site in state.planned.sites)
     return pairs and has_whole_bytes(state.planned)

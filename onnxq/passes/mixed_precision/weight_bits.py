@@ -12,13 +12,13 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, get_index
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend_budget
 from onnxq.passes.mixed_precision.weight_errors import measure_isolated
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.samples import augment_samples
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.sums import read_constant
 from onnxq.sites import Role, Site
@@ -47,7 +47,7 @@ def check_budget(config: Config) -> None:
             "name wider ones, or lower `weights: {bits: …}`", code="Q308")  # fmt: skip
 
 
-def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def spread_bits(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """More bits for the weights that need them.
 
     Weights that a rule gave another width keep it, and count. The cost of each is measured on samples that its rounding
@@ -106,7 +106,7 @@ def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     return replace(spec, bits=bits, storage=storage)
 
 
-def _widen_weights(ctx: RunContext, state: State, plan: Plan, bits: dict[Site, int]) -> Plan:
+def _widen_weights(ctx: SampledContext, state: PlacedState, plan: Plan, bits: dict[Site, int]) -> Plan:
     """The plan with these widths, and numbers to match."""
     changed = {site.site for site in plan.sites if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits}
     if not changed:

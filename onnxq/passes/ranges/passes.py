@@ -5,26 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxq.numerics import clip_bounds
-from onnxq.passes.base import Pass, RunContext, Stage, Trial, has_real_samples
+from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.fixed_scales import fix_scales
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import ignore_rounding
+from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.observed import MEASURED, list_replaced
 from onnxq.passes.ranges.core import WHOLE
 from onnxq.passes.ranges.search import Ranged, choose_ranges
 from onnxq.passes.rounding.samples import take_enough
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
 _JUDGES = 4
-# Outputs, of which there are few, may seem to lose so much, dB: less is chance, and the layers gained.
-_NOISE_DB = 0.5
 _WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
 
 
-def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def improve_ranges(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The range of each activation that disturbs the operators behind it least."""
     samples, seed, plan = ctx.data, ctx.config.data.seed, state.planned
     few = take_enough(samples.calibration, plan, ctx.config.effort, seed)
@@ -53,11 +51,11 @@ def _keep_dynamic(plan: Plan, done: Ranged) -> Plan:
     return replace(done.plan, sites=tuple(sites))
 
 
-_TRIAL = Trial(
+_TRIAL: Trial[SampledContext, PlacedState] = Trial(
     score=lambda ctx, state: ctx.data.judges.score(state, ignore_rounding(state.planned), progress=ctx.progress),
-    keeps=lambda _ctx, _before, _after, before, after: after > before - _NOISE_DB,
+    threshold=THRESHOLDS[NAME],
 )
-RANGES: tuple[Pass, ...] = (
+RANGES: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
         NAME, Stage.REFINE, improve_ranges, "choosing ranges", 0.3,
         applies=has_real_samples, trial=_TRIAL,

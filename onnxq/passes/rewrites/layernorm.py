@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
+from onnxq.passes.edit import Replacement, apply_replacements
 from onnxq.passes.journal import PassReport
-from onnxq.passes.rewrites.replace import Replacement, apply_replacements
+from onnxq.passes.state import FloatState
 from onnxq.passes.view import View, is_float
 from onnxq.sites import TensorId
 
 
-def fuse_layernorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fuse_layernorm(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
-    return apply_replacements(proto, "layernorm", _find)
+    return apply_replacements(state, "layernorm", _find_norms)
 
 
-def _find(view: View) -> list[Replacement]:
+def _find_norms(view: View) -> list[Replacement]:
     found = [_match(view, node) for node in view.index.nodes if node.op_type == "Sqrt" and not node.domain]
     return [match for match in found if match is not None]
 

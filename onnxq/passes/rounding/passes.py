@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from onnxq.graph import GraphIndex, attach_weights, ensure_opset
-from onnxq.passes.base import Pass, RunContext, Stage, Trial, has_real_samples
+from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.judging import THRESHOLDS, Trial
 from onnxq.passes.observed import list_replaced
 from onnxq.passes.rounding.external import apply_rounding, list_rounders
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
@@ -20,8 +22,8 @@ from onnxq.passes.rounding.samples import augment_samples, take_enough
 from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
 from onnxq.passes.rounding.weight_rounding import SEARCHED
 from onnxq.passes.runner import run_stage
-from onnxq.passes.state import State
-from onnxq.passes.timers import Timers
+from onnxq.passes.state import Note, PlacedState
+from onnxq.passes.time_budget import Timers
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds
 from onnxq.sites import Role
@@ -34,7 +36,17 @@ _GOOD_DB = 40.0
 _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [rounding]` keeps the observer's"
 
 
-def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+class RoundedWeights(NamedTuple):
+    """The note of sequential rounding. before: the plan that it began with. operators: those it treated, by name."""
+
+    before: Plan
+    operators: frozenset[str]
+
+
+ROUNDED: Note[RoundedWeights] = Note(NAME)
+
+
+def round_weights(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Round all weights in the order they run, with biases corrected."""
     done = _round_sequentially(ctx, state, state.planned, _take_samples(ctx, state.planned), RoundingOptions())
     if not done.done:
@@ -42,7 +54,7 @@ def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     return _report_rounding(state, state.planned, done)
 
 
-def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def round_segments(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Segments of the network, from its end to its start, each kept if it helps those kept before."""
     plan = state.planned
     score = ctx.data.judges.score(state, plan, progress=ctx.progress)
@@ -56,21 +68,20 @@ def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         tried = _round_sequentially(ctx, state, plan, fitted, RoundingOptions(chosen | part))
         now = ctx.data.judges.score(state, tried.plan, progress=ctx.progress)
         # Rounded together from the start: what comes later makes up for what comes before.
-        if now > score:
+        if THRESHOLDS[NAME].allows(score, now):
             chosen, best, score = chosen | part, tried, now
     return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _report_rounding(state, plan, best)
 
 
-def search_longer(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def search_longer(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Weights of few bits rounded anew, with a longer search for their values."""
-    assert state.unrounded is not None
-    plan = state.unrounded
+    plan, operators = ROUNDED.read(state)
     fitted = _take_samples(ctx, plan)
-    longer = _round_sequentially(ctx, state, plan, fitted, RoundingOptions(state.rounded, thorough=True))
+    longer = _round_sequentially(ctx, state, plan, fitted, RoundingOptions(operators, thorough=True))
     return replace(state, plan=longer.plan), PassReport(SEARCH, ("values searched longer",))
 
 
-def round_externally(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def round_externally(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The roundings that others hand in, block by block; each is kept if the outputs come nearer to float by it."""
     plan, lines = state.planned, []
     few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
@@ -82,17 +93,17 @@ def round_externally(ctx: RunContext, state: State) -> tuple[State, PassReport]:
             asked += 1
             tried, changes = apply_rounding(plan, block)
             now = ctx.data.judge.score(state, tried, progress=ctx.progress)
-            if now > reached:
+            if THRESHOLDS[EXTERNAL].allows(reached, now):
                 plan, reached, kept = tried, now, kept + 1
                 moved += "".join(f"; {line}" for line in changes)
         lines.append(f"{name}: {kept} of {asked} blocks kept, {begun:.1f} to {reached:.1f} dB{moved}")
     return replace(state, plan=plan), PassReport(EXTERNAL, ("; ".join(lines),))
 
 
-def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[State, PassReport]:
+def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) -> tuple[PlacedState, PassReport]:
     """`state`, or `bare`, its plan before weights were rounded, rounded anew: the one that answers better."""
     inner = replace(ctx, journal=[], timers=Timers(ctx.progress))
-    begun = replace(state, plan=bare, unrounded=None, rounded=frozenset())
+    begun = ROUNDED.erase(replace(state, plan=bare))
     # With a journal and timers of its own: this pass is one entry of the run's, whatever it took.
     again = run_stage(ROUNDING, Stage.REFINE, inner, begun)
     # Rolled back, or with nothing to round: the plan without rounded weights is no rival.
@@ -103,12 +114,12 @@ def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[S
         ctx.data.judge.score(again, again.planned, progress=ctx.progress),
     )
     lines = tuple(line for report in inner.journal for line in report.changed[:1])
-    if figures[1] > figures[0]:
+    if THRESHOLDS[name].allows(*figures):
         return again, PassReport(name, lines, trial_db=figures)
     return state, PassReport(name, outcome=Outcome.WORSE, trial_db=figures)
 
 
-def _take_samples(ctx: RunContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:
+def _take_samples(ctx: SampledContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:
     """The samples to round with, and the augmented ones."""
     few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
     samples: list[Feeds] = list(few.samples())
@@ -116,7 +127,11 @@ def _take_samples(ctx: RunContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]
 
 
 def _round_sequentially(
-    ctx: RunContext, state: State, plan: Plan, fitted: tuple[list[Feeds], list[Feeds]], options: RoundingOptions
+    ctx: SampledContext,
+    state: PlacedState,
+    plan: Plan,
+    fitted: tuple[list[Feeds], list[Feeds]],
+    options: RoundingOptions,
 ) -> SequentialRounding:
     samples, others = fitted
     return round_sequentially(
@@ -124,7 +139,7 @@ def _round_sequentially(
     )
 
 
-def _report_rounding(state: State, before: Plan, done: SequentialRounding) -> tuple[State, PassReport]:
+def _report_rounding(state: PlacedState, before: Plan, done: SequentialRounding) -> tuple[PlacedState, PassReport]:
     """The state with the rounded plan, and the report of it."""
     plan = done.plan
     searched = plan.with_sites(tuple(s for s in plan.sites if s.qparams is not None and s.qparams.origin == SEARCHED))
@@ -134,8 +149,8 @@ def _report_rounding(state: State, before: Plan, done: SequentialRounding) -> tu
         lines.append(f"not seen in any sample: {', '.join(done.skipped)}")
     if replaced:
         lines.append(f"scales of weights {replaced}")
-    after = replace(state, plan=plan, unrounded=before, rounded=frozenset(one.node for one in done.done))
-    return after, PassReport(NAME, ("; ".join(lines),))
+    note = RoundedWeights(before, frozenset(one.node for one in done.done))
+    return ROUNDED.write(replace(state, plan=plan), note), PassReport(NAME, ("; ".join(lines),))
 
 
 def _cut_segments(found: Sequence[Operator]) -> list[frozenset[str]]:
@@ -149,31 +164,30 @@ def _cut_segments(found: Sequence[Operator]) -> list[frozenset[str]]:
     return [frozenset(one.node.name for one in part) for part in reversed(parts)]
 
 
-def _is_no_worse(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
-    if after_db > before_db:
-        return True
-    return not ctx.data.judges.is_worse(after, after.planned, before.planned, progress=ctx.progress)
+def _is_worse(ctx: SampledContext, before: PlacedState, after: PlacedState) -> bool:
+    return ctx.data.judges.is_worse(after, after.planned, before.planned, progress=ctx.progress)
 
 
 # Of sequential rounding, on calibration samples too: of a few held back none may be hard.
-_JUDGED = Trial(lambda ctx, state: ctx.data.judges.score(state, state.planned, progress=ctx.progress), _is_no_worse)
+_JUDGED = Trial(
+    lambda ctx, state: ctx.data.judges.score(state, state.planned, progress=ctx.progress), THRESHOLDS[NAME], _is_worse
+)
 # Of a search that fits the samples it was made with.
-_VALIDATED = Trial(
-    score=lambda ctx, state: ctx.data.judge.score(state, state.planned, progress=ctx.progress),
-    keeps=lambda _ctx, _before, _after, before, after: after > before,
+_VALIDATED: Trial[SampledContext, PlacedState] = Trial(
+    lambda ctx, state: ctx.data.judge.score(state, state.planned, progress=ctx.progress), THRESHOLDS[SEARCH]
 )
 
 
-def _has_few_bits(ctx: RunContext, state: State) -> bool:
+def _has_few_bits(ctx: SampledContext, state: PlacedState) -> bool:
     weights = [site for site in state.planned.sites if site.role is Role.WEIGHT and site.values is not None]
     return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
 
 
-def _was_rounded(ctx: RunContext, state: State) -> bool:
-    return ctx.config.effort == "high" and state.unrounded is not None
+def _was_rounded(ctx: SampledContext, state: PlacedState) -> bool:
+    return ctx.config.effort == "high" and ROUNDED.find(state) is not None
 
 
-ROUNDING: tuple[Pass, ...] = (
+ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
         NAME, Stage.REFINE, round_weights, "rounding weights", 0.6,
         applies=has_real_samples, trial=_JUDGED, retry=round_segments,

@@ -9,7 +9,7 @@ the same on both sides of the pooling; re-fits are not, as it takes the mean of 
 from __future__ import annotations
 
 from onnxq.graph import NodeRef
-from onnxq.passes.rewrites.pool import find_pooled_axes
+from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.rounding.operators import Operator
 from onnxq.passes.view import View
