@@ -118,9 +118,9 @@ class Ways:
         if how is not None and how.method is PlacementMethod.MEASURED:
             # The clock has decided, and no rule decides again.
             chosen = self.problem.candidates()[how.candidate].difference(keys)
-            reasons = [left for left in self.plan.left_float if left.rule == "measured"]
-            reasons += [problem.refused[name] for name in sorted(keys)]
-            plan = problem.placed(Choice(chosen, tuple(reasons)), how)
+            measured = (left for left in self.plan.left_float if left.rule == "measured")
+            reasons = (*measured, *(problem.refused[name] for name in sorted(keys)))
+            plan = problem.placed(Choice(chosen, reasons), how)
         else:
             plan = problem.default(attention=self.attention)
         return carry_qparams(self.plan, plan, self.problem.index)

@@ -11,7 +11,7 @@ tried, each pair alone.
 
 `float_ops`, in `mode: auto`: a few convolutions in front of a transformer may spoil what all its products keep (an
 audio encoder: 39.4 dB with its three in int8, 52.0 without, in nearly the same time). Those that read the loudest pairs
-are taken, as far as the predicted time on each kind of CPU allows, and kept where the outputs gain enough for that time.
+are taken, as far as the predicted time on each kind of CPU allows, and stay where the outputs gain enough for it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from onnxq.passes.mixed_precision.candidates import (
     list_quantized_ops,
     replace_problem,
 )
+from onnxq.passes.mixed_precision.limits import LIMITS
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
-from onnxq.passes.mixed_precision.search import LIMITS, SwitchedPlan, take_paying
+from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement

@@ -27,8 +27,9 @@ from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, make_trial
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism, split_folds, widen_ranges
+from onnxq.passes.mixed_precision.limits import LIMITS
 from onnxq.passes.mixed_precision.request import UINT16, AccuracyRequest, has_whole_bytes
-from onnxq.passes.mixed_precision.search import LIMITS, PromotionSearch, SearchStep
+from onnxq.passes.mixed_precision.search import PromotionSearch, SearchStep
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import Note, PlacedState
