@@ -151,11 +151,11 @@ class _ToggleWork:
         # Of a large model the constants of both positions are twice as large as itself.
         self.spool = Spool() if is_large_model(self.real.proto) else None
         self.known = {node.name for node in self.real.nodes}
-        kept = {node.name for node in self.index.nodes}
-        gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in kept]
+        present = {node.name for node in self.index.nodes}
+        gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in present]
         # Their inputs may have kept their names, or their outputs.
         self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
-        self.taken = kept | {
+        self.taken = present | {
             name for _, graph in walk_graphs(self.proto.graph) for node in graph.node
             for name in (*node.input, *node.output)
         }  # fmt: skip
@@ -171,8 +171,8 @@ class _ToggleWork:
                 reason = "what it quantizes is computed on in integers"
                 self.fixed.append(Refusal(str(info.site), reason, rule="profile", code="R113"))
                 continue
-            made = chain.dequantize.result
-            edges = self.index.consumers(made)
+            tensor = chain.dequantize.result
+            edges = self.index.consumers(tensor)
             nodes = tuple(dict.fromkeys(edge.node for edge in edges))
             if not nodes and chain.source is not None and (maker := self.index.producer(chain.source)) is not None:
                 # A graph output that nobody reads: its error is its maker's.
@@ -185,7 +185,7 @@ class _ToggleWork:
                 inner = [] if chain.inner is None else [chain.inner.name]
                 feed = self._insert_branch(chain, {*info.nodes, *inner})
             else:
-                feed = self._toggle_constant(chain, made, edges)
+                feed = self._toggle_constant(chain, tensor, edges)
             if feed:
                 ops = tuple(dict.fromkeys(self.index.node(name).op_type for name in nodes))
                 self.switches.append(Switch(str(info.site), info.role, nodes, ops, feed))
@@ -211,7 +211,7 @@ class _ToggleWork:
         inside = [
             NodeProto.FromString(self.by_name[n.name].SerializeToString()) for n in chain.nodes if n.name in members
         ]
-        plain, made = inside[0].input[0], inside[-1].output[0]
+        plain, result = inside[0].input[0], inside[-1].output[0]
         source = self.index.resolve(plain, last.scope)
         if source is None:
             return ""
@@ -222,21 +222,21 @@ class _ToggleWork:
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
         dtype = self.index.dtype(source) or TensorProto.FLOAT
-        feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{made}/plain")
+        feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{result}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
             helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)])
-            for nodes, out in ((inside, rename[made]), (outside, skip))
+            for nodes, out in ((inside, rename[result]), (outside, skip))
         ]
         # In the place of the last node, so that the order of the nodes stays one that runs.
         self.branches[last.name] = helper.make_node(
-            "If", [feed], [made], name=last.name, then_branch=branches[0], else_branch=branches[1]
+            "If", [feed], [result], name=last.name, then_branch=branches[0], else_branch=branches[1]
         )
         self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.BOOL, []))
         self.on[feed], self.off[feed] = np.asarray(True), np.asarray(False)
         return feed
 
-    def _make_bypass(self, plain: str, made: str, base: str) -> list[NodeProto]:
+    def _make_bypass(self, plain: str, result: str, base: str) -> list[NodeProto]:
         """Nodes that compute `made` without the pair: the tensor, through the Relu or Clip the pair stands for.
 
         onnxruntime.quantization leaves out activations whose bounds the integers keep anyway.
@@ -244,56 +244,60 @@ class _ToggleWork:
         node = self.activations.get(plain)
         name = self._make_unique(base)
         if node is None:
-            return [helper.make_node("Identity", [plain], [made], name=name)]
-        again = helper.make_node(node.op_type, [plain], [made], name=name, **node.attrs)
+            return [helper.make_node("Identity", [plain], [result], name=name)]
+        again = helper.make_node(node.op_type, [plain], [result], name=name, **node.attrs)
         nodes = []
-        for k, given in enumerate(node.inputs[1:], start=1):
-            value = self.real.input_value(node, k) if given else None
-            again.input.append(self._make_unique(f"{made}/bound{k}") if value is not None else "")
+        for k, bound in enumerate(node.inputs[1:], start=1):
+            value = self.real.input_value(node, k) if bound else None
+            again.input.append(self._make_unique(f"{result}/bound{k}") if value is not None else "")
             if value is not None:
                 tensor = numpy_helper.from_array(np.asarray(value))
                 nodes.append(helper.make_node("Constant", [], [again.input[-1]], name=again.input[-1], value=tensor))
         return [*nodes, again]
 
-    def _toggle_constant(self, chain: Chain, made: TensorId, edges: Sequence[Edge]) -> str:
+    def _toggle_constant(self, chain: Chain, tensor: TensorId, edges: Sequence[Edge]) -> str:
         """An input in the place of a dequantized constant; "" where the float model lacks its value."""
         plain = self._find_float_constant(edges)
         value = _dequantize_constant(self.index, chain)
-        if plain is None or value is None or value.size != plain.size or self.index.is_output(made):
+        if plain is None or value is None or value.size != plain.size or self.index.is_output(tensor):
             return ""
         return self._feed_constant(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
 
     def _toggle_table(self, chain: Chain, lookup: NodeRef) -> str:
         """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
-        numbers = read_numbers(self.index, chain)
+        stored_qparams = read_numbers(self.index, chain)
         stored = None if chain.source is None else self.index.constant(chain.source)
         plain = self.real.input_value(self.real.node(lookup.name), 0) if lookup.name in self.known else None
-        if plain is None or stored is None or numbers.scale is None or plain.shape != stored.shape:
+        if plain is None or stored is None or stored_qparams.scale is None or plain.shape != stored.shape:
             return ""
-        feed, made, kind = self._make_unique(f"onnxq/{lookup.name}"), chain.last.outputs[0], numbers.element_type
+        feed, result, kind = (
+            self._make_unique(f"onnxq/{lookup.name}"),
+            chain.last.outputs[0],
+            stored_qparams.element_type,
+        )
         ids = self.by_name[lookup.name].input[1]
-        self.branches[chain.last.name] = helper.make_node("Gather", [feed, ids], [made], name=chain.last.name)
+        self.branches[chain.last.name] = helper.make_node("Gather", [feed, ids], [result], name=chain.last.name)
         self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.FLOAT, stored.shape))
         spec = QuantSpec(
             bits=kind.bits,
             signed=kind.signed,
             symmetric=False,
-            granularity=numbers.granularity,
-            storage=numbers.storage,
+            granularity=stored_qparams.granularity,
+            storage=stored_qparams.storage,
         )
-        zero = np.zeros(numbers.scale.shape) if numbers.zero_point is None else numbers.zero_point
-        qparams = QParams(numbers.scale.astype(np.float32), zero.astype(np.int32))
+        zero = np.zeros(stored_qparams.scale.shape) if stored_qparams.zero_point is None else stored_qparams.zero_point
+        qparams = QParams(stored_qparams.scale.astype(np.float32), zero.astype(np.int32))
         self.on[feed] = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
         self.off[feed] = np.ascontiguousarray(plain, np.float32)
         return feed
 
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""
-        found = [
+        values = [
             self.real.input_value(self.real.node(edge.node), edge.index) if edge.node in self.known else None
             for edge in edges
         ]
-        return None if not found or any(value is None for value in found) else found[-1]
+        return None if not values or any(value is None for value in values) else values[-1]
 
     def _feed_constant(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
         feed = self._make_unique(base)
@@ -343,9 +347,9 @@ class _ToggleWork:
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
-        kept = [value for value in self.proto.graph.input if value.name in used]
+        inputs = [value for value in self.proto.graph.input if value.name in used]
         del self.proto.graph.input[:]
-        self.proto.graph.input.extend(kept)
+        self.proto.graph.input.extend(inputs)
         return rebuild(self.source, self.proto)
 
     def _make_unique(self, base: str) -> str:

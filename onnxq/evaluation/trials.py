@@ -105,8 +105,8 @@ def measure_each(model: TrialModel, reference: FloatOutputs, crew: Crew, task: T
     """The errors of a model on each sample alone; see `measure_models`."""
     (samples,) = _try_models([model], reference, crew, task, TRIAL_PIECES)
     errors = [ModelErrors() for _ in samples]
-    for one, sample in zip(errors, samples, strict=True):
-        one.add(sample)
+    for sums, sample in zip(errors, samples, strict=True):
+        sums.add(sample)
     return errors
 
 

@@ -57,7 +57,7 @@ def list_fixed(proto: ModelLike) -> tuple[Refusal, ...]:
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _ConstantRecipe:
     """How one reader's constant is rewritten: its `axis` scaled by what waits, then axes turned, in order."""
 
     axis: int = -1
@@ -79,9 +79,9 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
         for reader in stream.readers:
             turns[reader.edge].append((reader.axis, matrix))
             readers[reader.edge] = reader
-    recipes = {edge: _Recipe(turns=tuple(turned)) for edge, turned in turns.items()}
+    recipes = {edge: _ConstantRecipe(turns=tuple(turned)) for edge, turned in turns.items()}
     for edge, reader in readers.items():
-        recipes[edge] = _Recipe(reader.axis, reader.label.waiting, tuple(turns[edge]))
+        recipes[edge] = _ConstantRecipe(reader.axis, reader.label.waiting, tuple(turns[edge]))
     edit = Edit(proto)
     copied = _write_constants(view, edit, recipes, _move_shifts(view, edit, readers, recipes))
     waiting = {constant for reader in readers.values() for constant in reader.label.waiting}
@@ -123,7 +123,7 @@ def _add_up(view: View, waiting: Sequence[ChannelConstant], width: int) -> tuple
 
 
 def _move_shifts(
-    view: View, edit: Edit, readers: Mapping[Edge, StreamReader], recipes: Mapping[Edge, _Recipe]
+    view: View, edit: Edit, readers: Mapping[Edge, StreamReader], recipes: Mapping[Edge, _ConstantRecipe]
 ) -> dict[Edge, Array64]:
     """The gains of biases by shifts of channels in front, in the old basis, by the input that holds the bias.
 
@@ -150,7 +150,7 @@ def _move_shifts(
 
 
 def _write_constants(
-    view: View, edit: Edit, recipes: Mapping[Edge, _Recipe], gains: Mapping[Edge, Array64]
+    view: View, edit: Edit, recipes: Mapping[Edge, _ConstantRecipe], gains: Mapping[Edge, Array64]
 ) -> tuple[str, ...]:
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
@@ -160,7 +160,7 @@ def _write_constants(
         shared[tensor].append(edge)
     copied = []
     for tensor, edges in shared.items():
-        groups: defaultdict[tuple[str, _Recipe, Edge | None], list[Edge]] = defaultdict(list)
+        groups: defaultdict[tuple[str, _ConstantRecipe, Edge | None], list[Edge]] = defaultdict(list)
         for edge in edges:
             groups[edge.scope, recipes.get(edge, _PLAIN), edge if edge in gains else None].append(edge)
         alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(view.index.consumers(tensor))
@@ -178,10 +178,10 @@ def _write_constants(
     return tuple(copied)
 
 
-_PLAIN = _Recipe()
+_PLAIN = _ConstantRecipe()
 
 
-def _rewrite(view: View, edge: Edge, recipe: _Recipe, gain: Array64 | None) -> NDArray[Any]:
+def _rewrite(view: View, edge: Edge, recipe: _ConstantRecipe, gain: Array64 | None) -> NDArray[Any]:
     value = _read_constant(view, edge)
     if gain is not None:
         value = (value.astype(np.float64) + gain).astype(value.dtype)

@@ -38,7 +38,7 @@ _OPSET_16 = 21
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PromotionCandidate:
     """keys: operators, or for uint16 activation sites as reports call them."""
 
     name: str
@@ -59,28 +59,28 @@ class Ways:
     reason: str = "promoted to float: it cost the outputs most"
     refusals: Mapping[str, Unquantized] = field(default_factory=dict)
 
-    def list_candidates(self) -> tuple[Candidate, ...]:
+    def list_candidates(self) -> tuple[PromotionCandidate, ...]:
         """Single operators, the operators around one tensor, and segments of the network; no two alike."""
-        candidates: dict[frozenset[str], Candidate] = {}
+        candidates: dict[frozenset[str], PromotionCandidate] = {}
         for candidate in (*self._list_single(), *self._list_segments()):
             # Of two alike the smaller kind names it.
             candidates.setdefault(candidate.keys, candidate)
         return tuple(candidate for keys, candidate in candidates.items() if keys)
 
-    def _list_single(self) -> Iterable[Candidate]:
+    def _list_single(self) -> Iterable[PromotionCandidate]:
         if self.to == UINT16:
             for site in self.plan.sites:
                 if self._widens(site):
                     # Sites that share a scale share its type.
                     alike = [s for s in self.plan.sites if site.group and s.group == site.group] or [site]
-                    yield Candidate(str(site.site), frozenset(str(s.site) for s in alike))
+                    yield PromotionCandidate(str(site.site), frozenset(str(s.site) for s in alike))
             return
         for name in self._computing:
-            yield Candidate(name, frozenset([name]))
+            yield PromotionCandidate(name, frozenset([name]))
         for site in self.plan.sites:
             if site.role in (Role.ACTIVATION, Role.OUTPUT) and isinstance(site.site, TensorId):
                 around = self._list_touching(site.site)
-                yield Candidate(str(site.site), frozenset(around).intersection(self._computing))
+                yield PromotionCandidate(str(site.site), frozenset(around).intersection(self._computing))
 
     @cached_property
     def _computing(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Ways:
         ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.consumers(tensor))]
         return [op.name for op in ops if op is not None]
 
-    def _list_segments(self) -> Iterable[Candidate]:
+    def _list_segments(self) -> Iterable[PromotionCandidate]:
         names = list(self._computing)
         if self.to == UINT16:
             names = [str(site.site) for site in self.plan.sites if self._widens(site)]
@@ -103,7 +103,7 @@ class Ways:
             size = -(-len(names) // parts)
             for k in range(0, len(names), size) if size > 1 else ():
                 part = names[k : k + size]
-                yield Candidate(f"{part[0]} … {part[-1]}", frozenset(part))
+                yield PromotionCandidate(f"{part[0]} … {part[-1]}", frozenset(part))
 
     def _widens(self, site: SitePlan) -> bool:
         return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not (site.spec.is_float or site.spec.dynamic)

@@ -22,7 +22,7 @@ from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly.model import build_quantized, write_pairs
 from onnxq.passes.base import SampledContext
 from onnxq.passes.mixed_precision.attention import has_attention_rules
-from onnxq.passes.mixed_precision.candidates import Candidate, Ways, calibrate_missing, list_quantized_ops
+from onnxq.passes.mixed_precision.candidates import PromotionCandidate, Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism
 from onnxq.passes.mixed_precision.limits import LIMITS
 from onnxq.passes.mixed_precision.request import FLOAT
@@ -102,7 +102,7 @@ class _ScoredSamples:
     fold: Fold | None = None
 
 
-_QueueEntry = tuple[float, int, str, Candidate]
+_QueueEntry = tuple[float, int, str, PromotionCandidate]
 
 
 class PromotionSearch:
@@ -250,7 +250,7 @@ class PromotionSearch:
         return tuple(name for name in self.list_promoted(wider) if name not in before)
 
     def _rank_candidates(
-        self, keys: frozenset[str], base: float, candidates: tuple[Candidate, ...]
+        self, keys: frozenset[str], base: float, candidates: tuple[PromotionCandidate, ...]
     ) -> list[_QueueEntry]:
         """Candidates worth looking at, as a heap."""
         fresh = [candidate for candidate in candidates if self._list_more(keys, keys | candidate.keys)]

@@ -2,8 +2,8 @@
 
 Widths are chosen greedily by the error removed per bit. A weight's error at the outputs is measured once, at its fewest
 bits, and falls by 6 dB with each further bit, as rounding errors do. Errors of different weights add up (they are
-nearly uncorrelated). So the gain of a width follows from one measurement. The greedy choice is the optimum of the relaxed
-problem; with whole weights it misses that by at most one weight.
+nearly uncorrelated). So the gain of a width follows from one measurement. The greedy choice is the optimum of the
+relaxed problem; with whole weights it misses that by at most one weight.
 """
 
 from __future__ import annotations
