@@ -89,24 +89,23 @@ def round_promoted(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState
     return round_again(ctx, state, bare, AGAIN)
 
 
-def _estimate_plan(ctx: SampledContext, state: PlacedState, folds: Sequence[JudgingFold], headroom: float) -> float:
-    """The SQNR that new samples have all but surely with the state's plan. headroom: of its ranges; see `Fold`."""
+def _estimate_plan(ctx: SampledContext, state: PlacedState, folds: Sequence[JudgingFold]) -> float:
+    """The SQNR that new samples have all but surely with the state's plan."""
     errors = ModelErrors()
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
         for fold, floats in folds:
-            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned, headroom))
+            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned))
             errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
     return errors.estimate(find_optimism(state)).least_db
 
 
 def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
     """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
-    account = PROMOTED.find(state)
-    if ctx.request.min_sqnr is None or account is None:
+    if ctx.request.min_sqnr is None or PROMOTED.find(state) is None:
         return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
     threads = ctx.config.verify.threads
     folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
-    return _estimate_plan(ctx, state, folds, account.headroom)
+    return _estimate_plan(ctx, state, folds)
 
 
 def _find_threshold(ctx: SampledContext, _before: PlacedState, _after: PlacedState) -> Threshold:
@@ -159,7 +158,7 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
     if wider is plan or len(ctx.data.ranges) > _FEW_SAMPLES or search.is_expired():
         return plan, account
     folds = [(judge.fold, judge.floats) for judge in search.judges if judge.fold is not None]
-    if _estimate_plan(ctx, replace(state, plan=wider), folds, _HEADROOM) < account.least:
+    if _estimate_plan(ctx, replace(state, plan=wider), folds) < account.least:
         return plan, account
     return wider, replace(account, headroom=_HEADROOM)
 
