@@ -120,12 +120,12 @@ def round_promoted(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState
     return round_again(ctx, state, bare, AGAIN)
 
 
-def _estimate_plan(ctx: SampledContext, state: PlacedState, folds: Sequence[_Judged], headroom: float) -> Estimate:
-    """The SQNR of new samples with the state's plan. headroom: of its ranges; see `Fold.narrow_ranges`."""
+def _estimate_plan(ctx: SampledContext, state: PlacedState, folds: Sequence[_Judged]) -> Estimate:
+    """The SQNR of new samples with the state's plan."""
     errors = ModelErrors()
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
         for fold, floats in folds:
-            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned, headroom))
+            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned))
             errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
     return errors.estimate(find_optimism(state))
 
@@ -137,7 +137,7 @@ def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
         return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
     threads = ctx.config.verify.threads
     folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
-    return _estimate_plan(ctx, state, folds, account.headroom).least_db
+    return _estimate_plan(ctx, state, folds).least_db
 
 
 def _find_threshold(ctx: SampledContext, _before: PlacedState, _after: PlacedState) -> Threshold:
@@ -350,7 +350,7 @@ class _Search:
         wider = widen_ranges(self.state.model, plan, _HEADROOM)
         if wider is plan or len(self.ctx.data.ranges) > _FEW_SAMPLES or self.expired():
             return plan, account
-        if _estimate_plan(self.ctx, replace(self.state, plan=wider), self.folds, _HEADROOM).least_db < account.least:
+        if _estimate_plan(self.ctx, replace(self.state, plan=wider), self.folds).least_db < account.least:
             return plan, account
         return wider, replace(account, headroom=_HEADROOM)
 
