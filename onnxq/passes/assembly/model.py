@@ -11,8 +11,7 @@ from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
-from onnxq.passes.assembly.guards import guard_float
-from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
+from onnxq.passes.assembly.guards import guard_float, unfuse_matmul_bias
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part

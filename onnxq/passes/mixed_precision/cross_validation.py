@@ -18,8 +18,8 @@ from onnxq.graph import ModelLike
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.passes.base import SampledContext
-from onnxq.passes.observed import MEASURED
 from onnxq.passes.rounding.passes import ROUNDED
+from onnxq.passes.scales import MEASURED
 from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site

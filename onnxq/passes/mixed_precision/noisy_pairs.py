@@ -25,7 +25,6 @@ from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.fixed_scales import fix_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.attention import PLAIN, has_attention_rules
@@ -39,6 +38,7 @@ from onnxq.passes.mixed_precision.candidates import (
 from onnxq.passes.mixed_precision.limits import LIMITS
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
+from onnxq.passes.scales import fix_scales
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from onnxq.numerics import clip_bounds
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
-from onnxq.passes.fixed_scales import fix_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
-from onnxq.passes.observed import MEASURED, list_replaced
 from onnxq.passes.ranges.core import WHOLE
 from onnxq.passes.ranges.search import ChosenRanges, choose_ranges
 from onnxq.passes.rounding.samples import take_enough
+from onnxq.passes.scales import MEASURED, fix_scales, list_replaced
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 

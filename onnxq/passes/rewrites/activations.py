@@ -19,6 +19,7 @@ from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Replacement, apply_replacements
 from onnxq.passes.journal import PassReport
+from onnxq.passes.linear import ARITHMETIC, read_arithmetic
 from onnxq.passes.state import FloatState
 from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
@@ -94,9 +95,9 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     """Clip, Relu, Min and Max with scalars, as many as follow each other, as one clamp."""
     if node.op_type not in _CLAMPS:
         return None
-    reader = view.sole_reader(view.output(node))
+    reader = view.sole_reader(view.output(node), *_CLAMPS)
     # Only the last of a row is looked at, and the others from there.
-    if reader is not None and reader[0].op_type in _CLAMPS and _read_bounds(view, reader[0]) is not None:
+    if reader is not None and _read_bounds(view, reader[0]) is not None:
         return None
     low, high, at, inner = -math.inf, math.inf, node, None
     while True:
@@ -339,8 +340,8 @@ def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> lis
     state = Tail(anchor, 1.0, 0.0, None, {1: 1.0}, front)
     tails = [state]
     for _ in range(_MAX_DEPTH):
-        reader = view.sole_reader(view.output(state.last))
-        following = None if reader is None or reader[0].domain else _follow(view, state, reader, inner)
+        reader = view.sole_reader(view.output(state.last), *ARITHMETIC)
+        following = None if reader is None else _follow(view, state, reader, inner)
         if following is None:
             break
         state = following
@@ -350,24 +351,15 @@ def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> lis
 
 def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorId) -> Tail | None:
     node, k = reader
-    if node.op_type not in ("Mul", "Div", "Add", "Sub") or len(node.inputs) != 2:
-        return None
     constant = view.scalar(node, 1 - k)
     if constant is None:
         return _follow_product(view, state, node, k, inner) if node.op_type == "Mul" and state.factor is None else None
     value, rank = constant
-    scale, shift = state.scale, state.shift
-    if node.op_type == "Mul" or (node.op_type == "Div" and k == 0 and value):
-        value = value if node.op_type == "Mul" else 1.0 / value
-        scale, shift = scale * value, shift * value
+    step = read_arithmetic(node.op_type, np.asarray(value), k)
     # Behind the product with x a constant is no shift of the anchor any more.
-    elif state.factor is None and node.op_type == "Add":
-        shift += value
-    elif state.factor is None and node.op_type == "Sub":
-        sign = 1.0 if k == 0 else -1.0
-        scale, shift = sign * scale, sign * (shift - value)
-    else:
+    if step is None or (state.factor is not None and node.op_type in ("Add", "Sub")):
         return None
+    scale, shift = state.scale * float(step[0]), state.shift * float(step[0]) + float(step[1])
     if not np.isfinite((scale, shift)).all():
         return None
     return replace(state, last=node, scale=scale, shift=shift, used=_add_node(view, state.used, node, rank))

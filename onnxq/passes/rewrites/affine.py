@@ -20,7 +20,7 @@ from onnxq.passes.affine_core import Array64, round_to_type, scale_outputs, sum_
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
-from onnxq.passes.linear import ARITHMETIC, Linear, Source, find_linear, list_followers, scalar_source
+from onnxq.passes.linear import ARITHMETIC, Linear, ScalarSource, find_linear, find_scalar_source, list_followers
 from onnxq.passes.state import FloatState
 from onnxq.passes.view import View
 from onnxq.sites import Refusal
@@ -90,7 +90,7 @@ def _fold_in_front(state: FloatState) -> tuple[FloatState, PassReport]:
     edit, changed, skipped = Edit(state.model), [], []
     for node in view.index.nodes:
         op = find_linear(view, node)
-        source = None if op is None else scalar_source(view, op)
+        source = None if op is None else find_scalar_source(view, op)
         move = None if op is None or source is None else _move_source(op, source)
         if op is None or source is None or move is None:
             continue
@@ -110,7 +110,7 @@ def _fold_in_front(state: FloatState) -> tuple[FloatState, PassReport]:
     return edit.finish(state, "scalars", changed, skipped)
 
 
-def _move_source(op: Linear, source: Source) -> tuple[Array64, float] | None:
+def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | None:
     """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
     if source.t == 0.0:
         return op.bias, 0.0

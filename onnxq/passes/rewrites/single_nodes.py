@@ -13,7 +13,7 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState
-from onnxq.passes.view import SINGLE, View
+from onnxq.passes.view import SINGLE, View, is_op
 from onnxq.sites import TensorId
 
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
@@ -98,10 +98,10 @@ def reorder_residual(_ctx: RunContext, state: FloatState) -> tuple[FloatState, P
 
 def _is_residual(view: View, node: NodeRef) -> bool:
     # With a constant it is a bias, which other fusions look for.
-    if node.op_type != "Add" or node.domain or any(view.is_constant(node, k) for k in (0, 1)):
+    if not is_op(node, "Add") or view.is_constant(node, 0) or view.is_constant(node, 1):
         return False
     readers = (view.index.node(edge.node) for edge in view.index.consumers(node.result) if edge.index == 0)
-    normed = any(reader.op_type == "LayerNormalization" and not reader.domain for reader in readers)
+    normed = any(is_op(reader, "LayerNormalization") for reader in readers)
     return normed and view.index.dtype(node.result) in SINGLE
 
 
@@ -113,7 +113,7 @@ def replace_prelu(_ctx: RunContext, state: FloatState) -> tuple[FloatState, Pass
     0.15.
     """
     view, edit = View(state.model), Edit(state.model)
-    prelus = (node for node in view.index.nodes if node.op_type == "PRelu" and not node.domain)
+    prelus = (node for node in view.index.nodes if is_op(node, "PRelu"))
     made = {node.name: _write_prelu(view, edit, node) for node in prelus}
     return edit.finish(state, "prelu", [f"{name}: {form}" for name, form in made.items() if form])
 
@@ -159,7 +159,7 @@ def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> tuple[FloatState
 
 def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
     """The tensor that a ReduceMean takes the mean of over all spatial axes; None for anything else."""
-    if node.op_type != "ReduceMean" or node.domain:
+    if not is_op(node, "ReduceMean"):
         return None
     x = view.tensor(node, 0)
     rank = None if x is None else view.rank(x)
@@ -203,7 +203,7 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassRepor
 
 def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
     """(padded tensor, the Convs, spatial amounts: begins, then ends) of a Pad that can go."""
-    if node.op_type != "Pad" or node.domain or node.attrs.get("mode", "constant") != "constant":
+    if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
     x, out = view.tensor(node, 0), node.result
     readers = view.index.consumers(out)
@@ -211,7 +211,7 @@ def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...]
         return None
     convs = tuple(view.index.node(edge.node) for edge in readers)
     # SAME pads by the size that the Pad changes.
-    if any(conv.op_type != "Conv" or conv.domain or _read_auto_pad(conv) not in ("NOTSET", "VALID") for conv in convs):
+    if any(not is_op(conv, "Conv") or _read_auto_pad(conv) not in ("NOTSET", "VALID") for conv in convs):
         return None
     amounts = pad_amounts(view, node, _find_padded_rank(view, convs))
     if amounts is None or not pads_with_zero(view, node):
@@ -303,11 +303,9 @@ class _Amounts:
 def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:
     """The numbers of a node that names axes; None for other nodes, and where they cannot be written out."""
     data = view.tensor(node, 0)
-    rank = (
-        None
-        if data is None or node.domain or node.op_type not in ("Pad", "Resize", "CenterCropPad")
-        else view.rank(data)
-    )
+    if data is None or not is_op(node, "Pad", "Resize", "CenterCropPad"):
+        return None
+    rank = view.rank(data)
     axes = view.constant(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
