@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.scopes import collect_reads, replace_items
 from onnxq.graph.values import encode_tensor

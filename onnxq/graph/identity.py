@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph.index import GraphIndex, NodeRef, get_index
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names, name_nodes
 from onnxq.graph.scopes import name_function

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxq.graph.editing.editor import Editor
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M
 from onnxq.graph.nbits import read_nbits
 

@@ -19,7 +19,8 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.graph.editing.editor import Editor
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
 from onnxq.graph.opset import ensure_opset
 from onnxq.graph.scopes import walk_graphs

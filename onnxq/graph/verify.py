@@ -9,7 +9,8 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.errors import ModelError, VerificationError
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, label_node, list_defined, list_reads, walk_graphs

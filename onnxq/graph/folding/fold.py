@@ -16,7 +16,8 @@ from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.evaluate import evaluate_nodes
 from onnxq.graph.folding.shape_values import infer_shape_values
 from onnxq.graph.folding.unpack import move_constant
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weights
 from onnxq.graph.names import name_nodes
 from onnxq.graph.scopes import walk_graphs

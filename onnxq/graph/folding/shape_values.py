@@ -16,7 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.sites import TensorId
 
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)

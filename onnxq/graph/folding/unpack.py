@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.graph.index import NodeRef
+from onnxq.graph.base import NodeRef
 
 # Casts in which no value changes: source type -> target types.
 _WIDER: dict[int, tuple[int, ...]] = {

@@ -8,7 +8,8 @@ from functools import lru_cache
 import onnx
 from onnx import TensorProto
 
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.precision.contrib import Contrib, find_contrib
 from onnxq.sites import TensorId
 

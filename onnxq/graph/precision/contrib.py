@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from onnx import ModelProto, NodeProto, defs, helper
 
-from onnxq.graph.index import NodeRef, find_opset
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import find_opset
 from onnxq.graph.scopes import replace_items, walk_graphs
 
 MICROSOFT = "com.microsoft"

@@ -17,7 +17,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.graph.index import GraphIndex, NodeRef, get_index
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, bare_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.precision.binding import DEQUANTIZE, QUANTIZE, bind_types, is_float32
