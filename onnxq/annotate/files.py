@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto
 from onnxq.errors import ModelError
 from onnxq.graph import Model, load_model
 from onnxq.graph.scopes import walk_all_graphs
-from onnxq.graph.storage.external import load_external
+from onnxq.graph.stored import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 
 # Sparsebit's attribute on Q and DQ nodes.

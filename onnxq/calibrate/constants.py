@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.storage.stored import StoredArray
+from onnxq.graph.stored import StoredArray
 from onnxq.numerics import bias_qparams
 from onnxq.plan import SitePlan
 from onnxq.sites import Role, Site, TensorId

@@ -18,10 +18,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import WeightStore, bare_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.precision.binding import CONTROL, DEQUANTIZE, MOVES, QUANTIZE, is_float32
-from onnxq.graph.precision.contrib import find_contrib
-from onnxq.graph.precision.narrow import make_cast
+from onnxq.graph.precision.narrow import CONTROL, DEQUANTIZE, MOVES, QUANTIZE, is_float32, make_cast
 from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.shapes import find_contrib
 from onnxq.graph.values import encode_tensor
 from onnxq.planner import TensorErrors
 from onnxq.progress import Progress, count_items, silent

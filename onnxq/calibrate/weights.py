@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from onnxq.calibrate.constants import Numbers, find_tensor, locate_constant, name_site, read_constant
 from onnxq.calibrate.importance import estimate_importance
 from onnxq.graph import GraphIndex
-from onnxq.graph.storage.lazy import is_large_model
-from onnxq.graph.storage.stored import Spool, StoredArray
+from onnxq.graph.light import is_large_model
+from onnxq.graph.stored import Spool, StoredArray
 from onnxq.numerics import floor_weight_scale, weight_qparams
 from onnxq.numerics.saturation import SumOrder
 from onnxq.plan import SitePlan

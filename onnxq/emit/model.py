@@ -11,7 +11,7 @@ from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto
-from onnxq.graph.storage.stored import release_pages
+from onnxq.graph.stored import release_pages
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import name_part

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
-from onnxq.graph.precision.binding import DEQUANTIZE, QUANTIZE
-from onnxq.graph.precision.narrow import is_exact, write_types
+from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.plan import Plan
 from onnxq.spec import FLOAT_TYPES, FloatType

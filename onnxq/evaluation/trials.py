@@ -17,7 +17,7 @@ from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import NO_SELECTIONS, Selections
 from onnxq.evaluation.settings import open_reference
 from onnxq.graph import ModelLike
-from onnxq.graph.dequantized import dequantize_weights
+from onnxq.graph.integer_products import dequantize_weights
 from onnxq.progress import Task
 from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew, SharedModel, hash_run, open_model

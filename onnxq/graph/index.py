@@ -17,7 +17,7 @@ from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
 from onnxq.graph.names import check_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, sort_nodes
-from onnxq.graph.storage.stored import StoredArray
+from onnxq.graph.stored import StoredArray
 from onnxq.graph.values import (
     Attributes,
     decode_constant,

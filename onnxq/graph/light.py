@@ -20,8 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
-from onnxq.graph.storage.external import walk_tensors
-from onnxq.graph.storage.stored import Spool, StoredArray
+from onnxq.graph.stored import Spool, StoredArray, walk_tensors
 from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
@@ -33,6 +32,9 @@ SAME_LAYOUT = frozenset(
         TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64,
     }
 )  # fmt: skip
+
+# Bytes of weights from which on those that are made leave memory, too, and no session gets all of them at once.
+LARGE_BYTES = 1 << 30
 
 
 class WeightStore:
@@ -98,6 +100,11 @@ class WeightStore:
     def adopt(self, other: WeightStore) -> None:
         """Keep the arrays of another store as well, for stubs that come over from its model."""
         self._arrays.update(other._arrays)
+
+    def spool_large(self, size: int) -> None:
+        """Take the arrays that come from now on to a file, where the model has so many bytes that memory may not do."""
+        if size >= LARGE_BYTES:
+            self.spool = Spool()
 
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
@@ -315,6 +322,11 @@ def count_light_bytes(model: ModelLike) -> int:
     if "bytes" not in facts:
         facts["bytes"] = sum(count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model)))
     return int(facts["bytes"])
+
+
+def is_large_model(model: ModelLike) -> bool:
+    """True for a model with more weights than go into memory several times."""
+    return count_light_bytes(model) >= LARGE_BYTES
 
 
 def measure_size(model: ModelLike) -> int:

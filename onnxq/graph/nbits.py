@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.editing.editor import Editor
 from onnxq.graph.base import NodeRef
+from onnxq.graph.convert import ensure_opset
+from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
-from onnxq.graph.opset import ensure_opset
 from onnxq.graph.scopes import walk_graphs
 
 Array = NDArray[Any]

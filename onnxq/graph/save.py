@@ -13,8 +13,8 @@ from onnx import ModelProto, TensorProto
 from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
-from onnxq.graph.storage.skeleton import write_model
-from onnxq.graph.storage.stored import cut_bytes
+from onnxq.graph.skeleton import write_model
+from onnxq.graph.stored import cut_bytes
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.graph.weights import is_large, is_stub, locate_tensors, omit_weights, restore_weights
 

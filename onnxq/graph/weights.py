@@ -16,7 +16,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnxq.errors import ModelError
 from onnxq.graph.scopes import iterate_subgraphs, name_function
-from onnxq.graph.storage.external import is_external, walk_tensors
+from onnxq.graph.stored import is_external, walk_tensors
 from onnxq.spec import ELEMENT_TYPES
 
 # Bytes. Shapes, axes and pads are smaller: tools look at their values, so they stay.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxq.backends import Target, describe_spec, find_modes
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
-from onnxq.graph.storage.stored import release_pages
+from onnxq.graph.stored import release_pages
 from onnxq.plan.model import Plan, SitePlan
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerTensor

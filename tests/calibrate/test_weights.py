@@ -15,8 +15,7 @@ from onnx import helper, numpy_helper
 from onnxq.calibrate import weights
 from onnxq.calibrate.weights import WeightTask, search_piece, weight_numbers
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError
-from onnxq.graph import get_index, load_model, name_nodes
-from onnxq.graph.storage import lazy
+from onnxq.graph import get_index, light, load_model, name_nodes
 from onnxq.plan import SitePlan
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role, TensorId
@@ -138,7 +137,7 @@ def test_only_constants_have_numbers_without_data() -> None:
 def test_numbers_of_a_large_model_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_model(tmp_path / "m.onnx")
     wanted = find_numbers(path)
-    monkeypatch.setattr(lazy, "LARGE_BYTES", 1)
+    monkeypatch.setattr(light, "LARGE_BYTES", 1)
     index = get_index(name_nodes(load_model(path, lazy=True).light))
     found = weight_numbers(index, SITES, [], {})
     assert find_numbers(path) == wanted

@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.editing.export import export_wiring, rename_value
-from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.editing.wiring import BODY_TYPES, NodeRecord, ScopeRecord, find_nodes_between, find_used, import_wiring
+from onnxq.graph.editing import gs
+from onnxq.graph.editing.wiring import (
+    BODY_TYPES,
+    NodeRecord,
+    ScopeRecord,
+    export_wiring,
+    find_nodes_between,
+    find_used,
+    import_wiring,
+    rename_value,
+)
 from onnxq.graph.index import look_up
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.names import check_names, choose_name, list_names

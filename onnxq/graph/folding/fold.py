@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxq.graph.editing.editor import Editor
-from onnxq.graph.folding.evaluate import evaluate_nodes
-from onnxq.graph.folding.shape_values import infer_shape_values
-from onnxq.graph.folding.unpack import move_constant
 from onnxq.graph.base import NodeRef
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weights
 from onnxq.graph.names import name_nodes

@@ -7,22 +7,21 @@ no quantized kernel between the Casts that it puts in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnxq.graph.index import GraphIndex, get_index
-from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild
+from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild, store_of
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.precision.contrib import is_custom
-from onnxq.graph.precision.narrow import FLOAT, TYPE_NAMES, make_cast
-from onnxq.graph.scopes import walk_graphs
-from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.precision.narrow import FLOAT, MOVES, TYPE_NAMES, make_cast
+from onnxq.graph.scopes import rename_reads, walk_graphs
+from onnxq.graph.shapes import infer_shapes, is_custom
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import TensorId
 
@@ -228,3 +227,55 @@ def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:
         if node.op_type == "Cast" and not node.scope and node.inputs[0] in narrow:
             found[node.outputs[0]] = node.inputs[0], narrow[node.inputs[0]]
     return found
+
+
+def emulate_types(model: M) -> M:
+    """A copy with float32 inputs and outputs that computes in float32 and rounds as the types of `model` say.
+
+    Nodes must be named. Their names stay; the tensors that they make before they are rounded get others.
+    """
+    index = get_index(infer_shapes(model))
+    wide = widen_model(model)
+    out = ModelProto()
+    out.CopyFrom(bare_proto(wide))
+    taken = list_names(out)
+    for scope, graph in walk_graphs(out.graph):
+        nodes = [*_round_inputs(graph, scope, index, taken)]
+        for node in graph.node:
+            nodes.append(node)
+            nodes += _round_outputs(node, scope, index, taken)
+        kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(kept)
+    return rebuild(wide, out, store_of(wide))
+
+
+def _round_inputs(graph: GraphProto, scope: str, index: GraphIndex, taken: set[str]) -> Iterator[NodeProto]:
+    for value in graph.input:
+        kind = index.dtype(TensorId(value.name, scope))
+        if kind in NARROW and not scope:
+            made = choose_name(f"{value.name}/rounded", taken)
+            rename_reads(graph, {value.name: made})
+            yield from _round_tensor(value.name, made, kind, taken)
+
+
+def _round_outputs(node: NodeProto, scope: str, index: GraphIndex, taken: set[str]) -> list[NodeProto]:
+    ref = index.node(node.name)
+    # Operators that only know the narrow type still compute in it.
+    exact = (ref.op_type in MOVES and not ref.domain) or is_custom(ref)
+    found: list[NodeProto] = []
+    for k, name in enumerate(node.output):
+        kind = index.dtype(TensorId(ref.outputs[k], scope)) if name else 0
+        if kind in NARROW and not exact and ref.op_type != "Constant":
+            made = choose_name(f"{name}/exact", taken)
+            node.output[k] = made
+            found += _round_tensor(made, name, kind, taken)
+    return found
+
+
+def _round_tensor(source: str, target: str, kind: int, taken: set[str]) -> list[NodeProto]:
+    narrow = choose_name(f"{target}/{TYPE_NAMES[kind]}", taken)
+    return [
+        make_cast(source, narrow, kind, choose_name(f"{target}/round", taken)),
+        make_cast(narrow, target, FLOAT, choose_name(f"{target}/widen", taken)),
+    ]

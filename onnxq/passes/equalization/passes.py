@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.equalization.bias_absorption import choose_shifts, shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels

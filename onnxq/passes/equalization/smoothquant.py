@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
-from onnxq.graph.storage.stored import release_pages
+from onnxq.graph.stored import release_pages
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization import awq_core
 from onnxq.passes.equalization.smoothquant_core import Reader, Seen, along_outputs, search_alpha

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
 
-from onnxq.graph.precision.binding import CONTROL, DEQUANTIZE, MOVES, is_float32
+from onnxq.graph.precision.narrow import CONTROL, DEQUANTIZE, MOVES, is_float32
 from onnxq.planner.flow import FlowNetwork
 from onnxq.planner.precision.problem import PrecisionProblem
 from onnxq.sites import TensorId

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from onnxq.backends import Shapes, Target
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.precision.binding import CONTROL, DEQUANTIZE, QUANTIZE, Binding, bind_types, is_float32
+from onnxq.graph.precision.narrow import CONTROL, DEQUANTIZE, QUANTIZE, Binding, bind_types, is_float32
 from onnxq.plan import Plan
 from onnxq.planner.requests import Requests
 from onnxq.sites import Edge, TensorId

@@ -10,9 +10,8 @@ import numpy as np
 
 from onnxq.backends import Candidate
 from onnxq.graph import NodeRef
-from onnxq.graph.precision.binding import Binding, is_float32
-from onnxq.graph.precision.contrib import MICROSOFT
-from onnxq.graph.precision.narrow import holds_scale, is_exact
+from onnxq.graph.precision.narrow import Binding, holds_scale, is_exact, is_float32
+from onnxq.graph.shapes import MICROSOFT
 from onnxq.plan import KeepReason, KeptFloat32
 from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
 from onnxq.sites import Edge, Role, TensorId

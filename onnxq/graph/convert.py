@@ -1,20 +1,52 @@
-"""Other opsets: onnx's version converter, with everything it loses put back and its result checked."""
+"""Models converted by tools of onnx, with all that these lose put back: other opsets, no functions, dense weights."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from copy import deepcopy
 
 import onnx
+import onnx.inliner
+import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
-from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
-from onnxq.graph.precision.contrib import set_contrib_apart
-from onnxq.graph.scopes import label_node, list_defined, rename_reads, walk_graphs
+from onnxq.graph.names import assign_names, choose_name, has_unique_names, list_names, name_nodes
+from onnxq.graph.scopes import label_node, list_defined, rename_reads, replace_items, walk_all_graphs, walk_graphs
+from onnxq.graph.shapes import set_contrib_apart
+from onnxq.graph.values import decode_sparse, encode_tensor
 from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
+
+_SPARSE = "sparse_value"
+
+
+@keep_weights
+def store_densely(proto: ModelProto) -> ModelProto:
+    """The model itself without sparse weights, else a copy in which they are dense: initializers and Constant nodes.
+
+    Functions must be inlined. Raises ModelError for a sparse tensor that is damaged or too large to be dense.
+    """
+    if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk_graphs(proto.graph)):
+        return proto
+    out = deepcopy(proto)
+    for _, graph in walk_graphs(out.graph):
+        for sparse in graph.sparse_initializer:
+            graph.initializer.append(encode_tensor(sparse.values.name, decode_sparse(sparse), sparse.values.data_type))
+        del graph.sparse_initializer[:]
+        for node in filter(_is_sparse, graph.node):
+            sparse_value = node.attribute[0].sparse_tensor
+            dense = encode_tensor(node.output[0], decode_sparse(sparse_value), sparse_value.values.data_type)
+            node.attribute[0].CopyFrom(helper.make_attribute("value", dense))
+    return out
+
+
+def _is_sparse(node: NodeProto) -> bool:
+    return node.op_type == "Constant" and not node.domain and [one.name for one in node.attribute] == [_SPARSE]
+
 
 # What Resize and Upsample did before there were these attributes; the converter leaves defaults that do otherwise.
 _RESIZE_ATTRIBUTES = 11
@@ -213,3 +245,68 @@ def _rename_tensors(graph: GraphProto, names: dict[str, str]) -> None:
     for node in graph.node:
         node.output[:] = [names.get(name, name) for name in node.output]
     rename_reads(graph, names)
+
+
+@keep_weights
+def inline_functions(proto: ModelProto) -> ModelProto:
+    """A copy without model-local functions: every call, in every scope, replaced by the function's nodes.
+
+    Names stay unique (onnx numbers the copies). A function written for another opset than the model's is converted.
+    Raises ModelError when a function cannot be inlined.
+    """
+    if not proto.functions:
+        return deepcopy(proto)
+    # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
+    light, omitted = omit_weights(proto, functions=False)
+    _write_defaults(light)
+    own = find_opset(proto)
+    foreign = any(find_opset(function) not in (0, own) for function in proto.functions)
+    declared = {value.name for value in light.graph.value_info}
+    if foreign:
+        _write_types(light)
+    try:
+        inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
+    except Exception as error:
+        cause = f"cannot be inlined: {error}"
+        raise ModelError("model-local functions", cause, "export without functions", code="Q108") from error
+    if inlined.functions:
+        names = ", ".join(sorted(function.name for function in inlined.functions))
+        raise ModelError(names, "this model-local function cannot be inlined", "export without functions", code="Q108")
+    _drop_repeats(inlined)
+    if foreign:
+        # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
+        replace_items(inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared])
+    # Nodes of a function need no names.
+    if not has_unique_names(inlined):
+        assign_names(inlined)
+    return restore_weights(inlined, omitted)
+
+
+def _drop_repeats(proto: ModelProto) -> None:
+    """Take out, in place, Constant nodes that define a tensor again: onnx's inliner doubles them where it converts."""
+    for _, graph in walk_all_graphs(proto):
+        made: set[str] = set()
+        for node in list(graph.node):
+            if node.op_type == "Constant" and made.issuperset(node.output):
+                graph.node.remove(node)
+            made.update(node.output)
+
+
+def _write_types(proto: ModelProto) -> None:
+    """Declare, in place, the types of the main graph's tensors, which the inliner asks for where it converts."""
+    graph = proto.graph
+    known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
+    stored = [tensor for tensor in graph.initializer if tensor.name not in known]
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored)
+    with suppress(Exception):  # the inliner itself says then which type it lacks
+        graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
+
+
+def _write_defaults(proto: ModelProto) -> None:
+    """Give every call, in place, the attributes it leaves at the function's defaults, which onnx's inliner drops."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
+    for _, graph in walk_all_graphs(proto) if defaults else ():
+        for node in graph.node:
+            given = {attr.name for attr in node.attribute}
+            known = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(attr for attr in known if attr.name not in given)
