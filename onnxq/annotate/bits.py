@@ -8,20 +8,111 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
-from onnxq.annotate.model import Origin
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.annotate.operators import OperatorInfo, WeightSums
+from onnxq.config.schema import JsonText
+from onnxq.emit import BITS_KEY, PLAN_KEY
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.plan.names import is_clipped_part
-from onnxq.sites import TensorId
+from onnxq.plan import Plan, PrecisionPlan, from_json
+from onnxq.plan.names import is_clipped_part, name_part
+from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
+from onnxq.wording import abbreviate
+
+
+class Origin(str, Enum):
+    """The sign that a number of bits was read from, in the order of trust."""
+
+    GIVEN = "given"
+    PLAN = "plan"
+    METADATA = "metadata"
+    ATTRIBUTE = "attribute"
+    TYPE = "type"
+    CLIP = "clip"
+    VALUES = "values"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairInfo:
+    """One quantized site as the file shows it."""
+
+    site: Site
+    role: Role
+    scope: str = ""
+    # Names of the pair's nodes; "" for one that it lacks, as a stored integer weight has no quantize node.
+    quantize: str = ""
+    dequantize: str = ""
+    clip: str = ""
+    # The node that gathers rows of a table, which `dequantize` then dequantizes; "" for other pairs.
+    lookup: str = ""
+    # Operators that read the dequantized tensor; for a model output, the one that makes it.
+    ops: tuple[str, ...] = ()
+    # Bits that are meant, of those that the type has.
+    bits: int
+    origin: Origin
+    # Scale and zero point are computed at each run.
+    dynamic: bool = False
+    # ONNX type of the quantized values, in lower case.
+    storage: str
+    symmetric: bool
+    granularity: Granularity
+    # Number of scales, 0 where they are computed at run time; their smallest and largest are NaN then.
+    scales: int
+    scale_min: float
+    scale_max: float
+    # Lowest and highest quantized value of a constant; None for other tensors.
+    levels: tuple[int, int] | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the pair's nodes, in the order in which they run."""
+        return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)
+
+    @property
+    def element_type(self) -> ElementType:
+        """The width and the sign of the storage type."""
+        return find_element_type(self.storage)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme in the words of the configuration."""
+        return "symmetric" if self.symmetric else "asymmetric"
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
+
+    __repr__ = abbreviate
+
+    model: ModelProto
+    pairs: tuple[PairInfo, ...]
+    # Path of the file that was read, "" for a model in memory; path of the file that was written, "" without one.
+    source: str = ""
+    output: str = ""
+    warnings: tuple[Caution, ...] = ()
+    # Nodes that compute on integers themselves, without pairs.
+    operators: tuple[OperatorInfo, ...] = ()
+    # As the plan in the model's metadata says; None without one.
+    float_types: PrecisionPlan | None = None
+    # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
+    weights: tuple[WeightSums, ...] = ()
+
 
 # Values: fewer say nothing about the width that was meant.
 ENOUGH_VALUES = 16
@@ -239,3 +330,97 @@ def read_noted_bits(record: Mapping[str, Any] | None) -> int | None:
     """The `bits` of a metadata record; None unless it is a whole number from 1 to 64."""
     text = str((record or {}).get("bits", ""))
     return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= 64 else None
+
+
+# In front of the keys of node metadata.
+NODE_PREFIX = "onnxq."
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """The notes of a model, by the names of nodes."""
+
+    # Records of the model's `onnxq.bits` metadata.
+    by_node: Mapping[str, Mapping[str, Any]]
+    # `onnxq.*` metadata of the nodes themselves, which some tools drop.
+    own: Mapping[str, Mapping[str, str]]
+    # Specs of the plan in the model's metadata.
+    plan: Mapping[str, QuantSpec]
+    # Float types of that plan.
+    float_types: PrecisionPlan | None = None
+    # Notes that could not be read.
+    problems: tuple[Caution, ...] = field(default=())
+
+    def record(self, chain: Chain) -> Mapping[str, Any]:
+        """The note of the last node of the chain that has one; {} without any."""
+        for source in (self.by_node, self.own):
+            for node in reversed(chain.nodes):
+                if source.get(node.name):
+                    return source[node.name]
+        return {}
+
+    def bits(self, chain: Chain) -> tuple[int, Origin] | None:
+        """The bits noted for the chain: the model's record, the plan, the node's own metadata, in this order.
+
+        The record comes first because annotate-bits writes it, so it is never older than the plan.
+        """
+        names = [node.name for node in reversed(chain.nodes)]
+        for name in names:
+            found = read_noted_bits(self.by_node.get(name))
+            if found is not None:
+                return found, Origin.METADATA
+        for name in names:
+            if name in self.plan:
+                return self.plan[name].bits, Origin.PLAN
+        for name in names:
+            found = read_noted_bits(self.own.get(name))
+            if found is not None:
+                return found, Origin.METADATA
+        return None
+
+
+def read_notes(proto: ModelLike) -> Notes:
+    """The notes of onnxq in the model; `problems` names those that cannot be read."""
+    held = {entry.key: entry.value for entry in proto.metadata_props}
+    problems: list[Caution] = []
+    by_node: dict[str, Mapping[str, Any]] = {}
+    if BITS_KEY in held:
+        try:
+            raw = JsonText(BITS_KEY, held[BITS_KEY]).parse(PlanError, "")
+            if not isinstance(raw, dict):
+                raise PlanError(BITS_KEY, f"is {type(raw).__name__}, not an object", code="Q403")
+            records = raw.items()
+            by_node = {name: _filter_record(record) for name, record in records if isinstance(record, dict)}
+        except PlanError as error:
+            text = f"the model's {BITS_KEY} metadata cannot be read ({error.cause}); it is left out of account"
+            problems.append(Caution("W106", text))
+    plan: dict[str, QuantSpec] = {}
+    float_types: PrecisionPlan | None = None
+    if PLAN_KEY in held:
+        try:
+            noted = from_json(held[PLAN_KEY], source=PLAN_KEY)
+            plan, float_types = list_specs(noted), noted.precision
+        except PlanError as error:
+            text = f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
+            problems.append(Caution("W106", text))
+    nodes = (node for _, graph in walk_graphs(proto.graph) for node in graph.node)
+    own = {node.name: notes for node in nodes if (notes := read_node_notes(node))}
+    return Notes(by_node, own, plan, float_types, tuple(problems))
+
+
+def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record whose types onnxq writes: bits are a number or its text, all others are text."""
+    fits = {"bits": (int, str)}
+    return {key: value for key, value in record.items() if isinstance(value, fits.get(key, (str,)))}
+
+
+def list_specs(plan: Plan) -> dict[str, QuantSpec]:
+    """The plan's specs by the names of the nodes that `emit` writes for a site."""
+    parts = ("q_node", "dq_node")
+    return {name_part(site.site, part): site.spec for site in plan.all_sites for part in parts}
+
+
+def read_node_notes(node: NodeProto) -> dict[str, str]:
+    """The `onnxq.*` metadata of a node, without the prefix."""
+    found = ((entry.key, entry.value) for entry in node.metadata_props)
+    return {key.removeprefix(NODE_PREFIX): value for key, value in found if key.startswith(NODE_PREFIX)}

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from onnxq.annotate.bits import Numbers, is_quantizer_clip, read_numbers
+from onnxq.annotate.bits import Notes, Numbers, is_quantizer_clip, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
-from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.read import describe_pair, drop_clip
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError

@@ -1,4 +1,7 @@
-"""The pairs of a model, with everything the file says about them."""
+"""The pairs of a model, with everything the file says about them; read also where onnx.checker refuses its attributes.
+
+The attribute `bits` is moved to metadata for the check, and back.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,115 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto
+import onnx
+from onnx import ModelProto, NodeProto
 
-from onnxq.annotate.bits import Numbers, find_used_levels, is_quantizer_clip, read_bits, read_numbers
-from onnxq.annotate.files import read_model
+from onnxq.annotate.bits import (
+    Inspection,
+    Notes,
+    Numbers,
+    PairInfo,
+    find_used_levels,
+    is_quantizer_clip,
+    read_bits,
+    read_notes,
+    read_numbers,
+)
 from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
-from onnxq.annotate.model import Inspection, PairInfo
-from onnxq.annotate.notes import Notes, read_notes
-from onnxq.annotate.operators import find_operators
-from onnxq.annotate.saturation import find_saturating
-from onnxq.graph import GraphIndex, inline_functions, name_nodes
+from onnxq.annotate.operators import find_operators, find_saturating
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex, Model, inline_functions, load_model, name_nodes
 from onnxq.graph.integer_products import read_integer_products
-from onnxq.graph.scopes import name_function
+from onnxq.graph.scopes import name_function, walk_all_graphs
+from onnxq.graph.stored import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Role
+
+# Sparsebit's attribute on Q and DQ nodes.
+ATTRIBUTE = "bits"
+# Key of the node metadata that holds its value during the check.
+_WAITING = "onnxq.waiting-attribute-bits"
+
+
+def read_model(source: str | Path | ModelProto) -> Model:
+    """The model as `load_model` reads it; its Q/DQ nodes may have an integer attribute `bits`, which they keep.
+
+    Raises ModelError as `load_model` does.
+    """
+    # Most models have no such attribute, so the ordinary way is tried first.
+    try:
+        return load_model(source)
+    except ModelError:
+        proto = _parse_unchecked(source)
+        if proto is None or not _hide_attributes(proto):
+            raise
+    size, external = proto.ByteSize(), False
+    files: tuple[Path, ...] = ()
+    if not isinstance(source, ModelProto):
+        read = load_external(proto, Path(source))
+        more, files = sum(read.values()), (Path(source), *read)
+        size, external = Path(source).stat().st_size + more, more > 0
+    model = load_model(proto)
+    _restore_attributes(model.proto)
+    path = None if isinstance(source, ModelProto) else Path(source)
+    return replace(model, path=path, size_bytes=size, external=external, files=files)
+
+
+def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
+    proto = ModelProto()
+    if isinstance(source, ModelProto):
+        proto.CopyFrom(source)
+        return proto
+    try:
+        proto.ParseFromString(Path(source).read_bytes())
+    except Exception:
+        # Also protobuf's DecodeError, whose package has no types. load_model has raised an error that says more.
+        return None
+    return proto
+
+
+def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
+    """Every QuantizeLinear and DequantizeLinear node, in functions and bodies too."""
+    return [
+        node for _, graph in walk_all_graphs(proto) for node in graph.node if node.op_type in (QUANTIZE, DEQUANTIZE)
+    ]
+
+
+def set_attribute(node: NodeProto, bits: int) -> None:
+    """Set the attribute `bits` of a node."""
+    drop_attribute(node)
+    node.attribute.append(onnx.helper.make_attribute(ATTRIBUTE, bits))
+
+
+def drop_attribute(node: NodeProto) -> int | None:
+    """Remove the attribute `bits`; returns its value, None without one."""
+    for position, attribute in enumerate(node.attribute):
+        if attribute.name == ATTRIBUTE:
+            value = int(attribute.i)
+            del node.attribute[position]
+            return value
+    return None
+
+
+def _hide_attributes(proto: ModelProto) -> bool:
+    """Move every attribute `bits` to metadata; True when there was one."""
+    found = False
+    for node in list_pair_nodes(proto):
+        value = drop_attribute(node)
+        if value is not None:
+            node.metadata_props.add(key=_WAITING, value=str(value))
+            found = True
+    return found
+
+
+def _restore_attributes(proto: ModelProto) -> None:
+    for node in list_pair_nodes(proto):
+        for position, entry in enumerate(node.metadata_props):
+            if entry.key == _WAITING:
+                set_attribute(node, int(entry.value))
+                del node.metadata_props[position]
+                break
+
 
 _PAIR_OPS = (QUANTIZE, DEQUANTIZE)
 

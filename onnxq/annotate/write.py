@@ -10,12 +10,9 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, StringStringEntryProto
 
-from onnxq.annotate.bits import count_bits
-from onnxq.annotate.files import ATTRIBUTE, drop_attribute, list_pair_nodes, set_attribute
-from onnxq.annotate.model import Inspection, Origin, PairInfo
-from onnxq.annotate.notes import NODE_PREFIX, list_specs, read_node_notes
+from onnxq.annotate.bits import NODE_PREFIX, Inspection, Origin, PairInfo, count_bits, list_specs, read_node_notes
 from onnxq.annotate.operators import find_operators
-from onnxq.annotate.read import find_pairs, read_named
+from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair_nodes, read_named, set_attribute
 from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
 from onnxq.errors import ConfigError, PlanError

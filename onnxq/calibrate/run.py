@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.calibrate.activations import Want, Watch, observe_samples, order_tensors
-from onnxq.calibrate.chunks import freeze_readers, merge_observers, observe_in_chunks
-from onnxq.calibrate.constants import bias_numbers, find_tensor
-from onnxq.calibrate.parts import Part, check_keys, check_samples, make_keys, make_part
+from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
+from onnxq.calibrate.parts import (
+    Part,
+    Want,
+    Watch,
+    check_keys,
+    check_samples,
+    freeze_readers,
+    make_keys,
+    make_part,
+    merge_observers,
+    observe_in_chunks,
+    observe_samples,
+    order_tensors,
+)
 from onnxq.calibrate.taps import Taps
-from onnxq.calibrate.weights import weight_numbers
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
-from onnxq.plan.limits import check_numbers
+from onnxq.plan.reading import check_numbers
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew, hash_model
 from onnxq.sites import Refusal, Role, Site

@@ -1,4 +1,4 @@
-"""Every pair and bias of a plan written into its model."""
+"""Every pair, bias and float type of a plan written into its model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
-from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
+from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index
 from onnxq.graph.light import bare_proto
+from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
+from onnxq.graph.precision.widen import SourceTypes
 from onnxq.graph.stored import release_pages
 from onnxq.plan import Plan, SitePlan
-from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import name_part
+from onnxq.plan.reading import check_numbers, check_specs
 from onnxq.progress import Progress, count_items, silent
 from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import FLOAT_TYPES, FloatType
 
 # The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
 _PACKED_IR = 10
@@ -112,3 +115,29 @@ def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
                 edges = index.consumers(site.site)
             found |= {edge.node for edge in edges or ()}
     return frozenset(found)
+
+
+def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
+    """The float32 model with the plan's float types, and inputs and outputs in theirs.
+
+    source: the types that the model came in, which its inputs and outputs keep where the plan says nothing else.
+    """
+    types, interface = plan.precision, dict(source.interface)
+    if types is not None and types.io is not None:
+        values = (*proto.graph.input, *proto.graph.output)
+        floats = {value.name for value in values if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type}
+        interface.update(dict.fromkeys(sorted(floats - source.fixed), types.io.onnx_type))
+    if types is None or types.type is FloatType.FLOAT32:
+        came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
+        return write_types(proto, came.onnx_type, None, interface=interface) if interface else proto
+    narrow, index = types.type, get_index(proto)
+    # Pairs that the model came with keep their numbers.
+    pairs = (index.node(name) for name in plan.kept)
+    wide = {*(one.node for one in types.kept), *(one.name for one in pairs if not _is_same(index, one, narrow))}
+    return write_types(proto, narrow.onnx_type, wide, limited=types.limited, interface=interface)
+
+
+def _is_same(index: GraphIndex, node: NodeRef, kind: FloatType) -> bool:
+    """True for half a pair whose scales are in this type what they are in float32."""
+    scale = index.input_value(node, 1) if node.op_type in (QUANTIZE, DEQUANTIZE) and not node.domain else None
+    return scale is not None and is_exact(scale, kind.onnx_type)

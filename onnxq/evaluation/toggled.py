@@ -16,9 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxq.annotate.bits import read_numbers
+from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
-from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from onnxq.calibrate.chunks import split_evenly
+from onnxq.calibrate.parts import split_evenly
 from onnxq.data.shared import SharedSamples, share_samples
 from onnxq.evaluation.compare import ModelErrors, SampleErrors, measure_sample
 from onnxq.evaluation.float_outputs import FloatOutputs

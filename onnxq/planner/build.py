@@ -10,16 +10,18 @@ from onnxq.backends import Shapes, Target, describe_spec, find_target
 from onnxq.config import Config
 from onnxq.graph import Fingerprint, GraphIndex, ModelLike, compute_fingerprint, compute_structural_ids, get_index
 from onnxq.plan import PlacementChoice, Plan, SitePlan
-from onnxq.planner.choose import Choice, choose_ops
-from onnxq.planner.edited import find_needed_opset
-from onnxq.planner.existing import NOTHING, Existing, is_between_pairs
+from onnxq.planner.choose import Choice, choose_ops, list_strategies
 from onnxq.planner.place import Placer
-from onnxq.planner.problem import PlacementProblem, state_problem
+from onnxq.planner.problem import NOTHING, Existing, PlacementProblem, is_between_pairs, state_problem
 from onnxq.planner.requests import Requests
-from onnxq.planner.strategies import list_strategies
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.tables import Table, add_tables
 from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, is_within, split_unquantized
+from onnxq.spec import PerBlock
+
+# From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
+_WIDE_OPSET, _FLOAT8_OPSET = 21, 19
+_WIDE = ("int4", "uint4", "int16", "uint16")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -245,3 +247,22 @@ def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> tuple[str,
     """Nodes the plan leaves float though ORT might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     return tuple(node.name for node in index.nodes if node.op_type in _GUARDED and node.name not in int8)
+
+
+def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex | None = None) -> int:
+    """The lowest opset in which all these pairs can be written. index: of the model, None where none looks rows up.
+
+    Rows are dequantized by operators that are no part of ONNX's opset, or old.
+    """
+    pairs = (site for site in sites if index is None or site.consumers is None or not _is_looked_up(site, index))
+    return max(map(_site_opset, pairs), default=13)
+
+
+def _is_looked_up(site: SitePlan, index: GraphIndex) -> bool:
+    return site.find_lookups(index) == site.consumers
+
+
+def _site_opset(site: SitePlan) -> int:
+    if site.spec.storage in _WIDE or isinstance(site.spec.granularity, PerBlock):
+        return _WIDE_OPSET
+    return _FLOAT8_OPSET if site.spec.is_float else 13

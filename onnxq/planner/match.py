@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex
 from onnxq.nearest import suggest_names
 from onnxq.plan import Plan, PrecisionPlan, SitePlan
-from onnxq.planner.anchors import Anchors
-from onnxq.planner.build import anchor_sites, find_float_nodes
-from onnxq.planner.edited import check_site, digest_weights, drop_orphans, find_needed_opset
+from onnxq.planner.build import anchor_sites, find_float_nodes, find_needed_opset
 from onnxq.planner.recognize import Recognized
-from onnxq.planner.rewritten import move_rewritten
-from onnxq.planner.sums import bind_sums, mend_sums
-from onnxq.sites import Edge, Role, Site
+from onnxq.planner.rewritten import Anchors, move_rewritten
+from onnxq.planner.sums import bind_sums, digest_weights, mend_sums, read_tensor
+from onnxq.sites import Caution, Edge, Role, Site
+from onnxq.spec import PerTensor
 
 
 def fit_plan(
@@ -137,3 +136,52 @@ def _suggest_names(site: SitePlan, index: GraphIndex) -> str:
     if name in known:
         return f"a tensor {name!r} is there, but made otherwise: take `anchor` out of this site to go by its name alone"
     return suggest_names(name, known)
+
+
+def drop_orphans(
+    sites: tuple[SitePlan, ...], existing: Iterable[SitePlan]
+) -> tuple[tuple[SitePlan, ...], tuple[Caution, ...]]:
+    """The sites without biases whose input or weight was taken out of the plan, and a line for each.
+
+    existing: pairs that the model came with, from which biases may derive too.
+    """
+    known = {site.site for site in (*existing, *sites)}
+    lines = []
+    for site in sites:
+        gone = [str(part) for part in site.derived or () if part not in known]
+        if gone:
+            text = f"{site.site}: left float, its scale follows from {gone[0]}, which is not in the plan"
+            lines.append(Caution("W121", text))
+    return tuple(site for site in sites if known.issuperset(site.derived or ())), tuple(lines)
+
+
+def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
+    """The site; that of a weight or bias with its readers. Raises PlanError where it does not fit its tensor."""
+    tensor = read_tensor(index, site.site)
+    if tensor is None:
+        raise PlanError(
+            str(site.site), "this input is not connected in this model", "plan this model again", code="Q404"
+        )
+    constant = site.role in (Role.WEIGHT, Role.BIAS)
+    if constant:
+        # A constant has a copy in integers for the readers it names, so that none comes under it unnoticed.
+        site = replace(site, consumers=site.find_readers(index))
+    for edge in site.consumers or ():
+        if read_tensor(index, edge) != tensor:
+            others = ", ".join(str(one) for one in index.consumers(tensor)[:4])
+            raise PlanError(
+                str(site.site), f"is not read by {edge}, which its `consumers` name", f"readers: {others}", code="Q403"
+            )
+    value = index.constant(tensor) if constant else None
+    if constant and value is None:
+        fix = "make its role activation, or plan this model again"
+        raise PlanError(str(site.site), f"is not a constant in this model, as a {site.role} is", fix, code="Q404")
+    grain = site.spec.granularity
+    if value is not None and not isinstance(grain, PerTensor) and not -value.ndim <= grain.axis < value.ndim:
+        cause = f"axis {grain.axis} is outside its shape {list(value.shape)}"
+        raise PlanError(str(site.site), cause, "give the axis of its channels", code="Q403")
+    if site.values is not None and (value is None or site.values.shape != value.shape):
+        shape = "a computed tensor" if value is None else f"a tensor of shape {list(value.shape)}"
+        cause = f"its values of shape {list(site.values.shape)} do not fit {shape}"
+        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again", code="Q408")
+    return site

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxq.backends import Output, describe_spec
 from onnxq.config import Rule
 from onnxq.plan import Bound, SitePlan
-from onnxq.planner.operators import QuantizableOp
-from onnxq.planner.problem import PlacementProblem
+from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec

@@ -1,20 +1,299 @@
-"""The placement problem: a graph as a target sees it, the requests for its tensors, and the target's refusals."""
+"""The placement problem: a graph as a target sees it, its quantizable operators, and the refusals.
+
+A quantizable operator is a node that the target could run quantized, with the activation that folds into it. Pairs that
+the model came with are planned around, shared where they fit, and never changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.backends import Shapes, Target
+from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.graph import Graph, NodeRef
-from onnxq.planner.existing import NOTHING, Existing
-from onnxq.planner.operators import QuantizableOp, QuantizableOps, find_quantizable_ops
+from onnxq.graph import Graph, ModelLike, NodeRef
+from onnxq.plan import Bound, SitePlan
 from onnxq.planner.requests import Requests
-from onnxq.sites import Refusal, Role, Unquantized
+from onnxq.sites import Edge, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
+
+# ORT moves pairs through these.
+_MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "MaxPool", "Relu", "Clip"})
+# Nodes of that kind in a row: exporters write two or three, and a longer search finds pairs of other operators.
+_REACH = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Existing:
+    """The pairs of a prepared model, and the same model without them, which placement looks at.
+
+    view: the model with every pair here taken out, so that readers read the tensor before it (a stored integer weight
+        in the place of its float one). Nodes, inputs and all other tensors are called as in the model. None: no pairs.
+    by_tensor: the pair of each computed tensor, by the tensor's name in the view.
+    by_edge: the pair behind each input that reads a dequantized tensor, directly or through a guard.
+    constants: weights and biases that are integers already.
+    direct: inputs that read a dequantized tensor with nothing between.
+    stand_ins: nodes of pairs that the view has too, as something that is no pair.
+    weighted: nodes that read an integer constant through its DequantizeLinear, also behind nodes that only move it.
+    """
+
+    view: ModelLike | None = None
+    by_tensor: Mapping[TensorId, SitePlan] = field(default_factory=dict)
+    by_edge: Mapping[Edge, SitePlan] = field(default_factory=dict)
+    constants: tuple[SitePlan, ...] = ()
+    direct: frozenset[Edge] = frozenset()
+    stand_ins: frozenset[str] = frozenset()
+    weighted: frozenset[str] = frozenset()
+
+    def pair_for(self, edge: Edge | None, tensor: TensorId) -> SitePlan | None:
+        """The pair that this input of a node reads or can share; edge None: the pair behind the tensor's maker."""
+        if edge is None:
+            return self.by_tensor.get(tensor)
+        found = self.by_edge.get(edge) or self.by_tensor.get(tensor)
+        # A pair serves the readers in its own graph: no kernel forms across the border of a body.
+        return found if found is not None and found.site.scope == edge.scope else None
+
+    @property
+    def sites(self) -> tuple[SitePlan, ...]:
+        """Every pair once: those of computed tensors, then constants."""
+        pairs = (*self.by_tensor.values(), *self.by_edge.values())
+        return (*{site.site: site for site in pairs}.values(), *self.constants)
+
+
+NOTHING = Existing()
+
+
+def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
+    """True when the engine quantizes this node as the model came: by its pairs, or on its own between them.
+
+    index: of `existing.view`.
+    """
+    if name in existing.weighted:
+        return True
+    if not existing.by_tensor:
+        return False
+    node = index.node(name)
+    tensors = [(Edge(name, k, node.scope), index.resolve(read, node.scope)) for k, read in enumerate(node.inputs)]
+    edges = [edge for edge, tensor in tensors if tensor is not None and not index.is_constant(tensor)]
+    reads = bool(edges) and all(_reads_pair(index, existing, edge) for edge in edges)
+    return reads and _has_pair_behind(index, existing, node)
+
+
+def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
+    """True when an input reads a pair of the model's own, directly or through nodes that move its values."""
+    for _ in range(_REACH):
+        if edge in existing.direct:
+            return True
+        node = index.node(edge.node)
+        tensor = index.resolve(node.inputs[edge.index], node.scope)
+        maker = None if tensor is None or edge in existing.by_edge else index.producer(tensor)
+        if maker is None or maker.op_type not in _MOVES:
+            return False
+        edge = Edge(maker.name, 0, maker.scope)
+    return False
+
+
+def _has_pair_behind(index: Graph, existing: Existing, node: NodeRef) -> bool:
+    """True when a pair of the model's own stands behind the node, or behind nodes that move or clip its values."""
+    for _ in range(_REACH):
+        if node.result in existing.by_tensor:
+            return True
+        behind = [index.node(edge.node) for edge in index.consumers(node.result)]
+        # With several readers ORT would have to find a pair on every way.
+        if len(behind) != 1 or behind[0].op_type not in _MOVES:
+            return False
+        node = behind[0]
+    return False
+
+
+# The rule that refusals name where pairs that the model came with decide.
+KEPT = "kept"
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizableOp:
+    """A node with the rule that places its pairs.
+
+    data: activation edges with the tensors they read; out: the tensor whose pair closes it
+    (behind `activation` where one folds in); bound: on that activation's values.
+    """
+
+    node: NodeRef
+    rule: PlacementRule
+    data: tuple[tuple[Edge, TensorId], ...]
+    out: TensorId
+    activation: NodeRef | None = None
+    bound: Bound = (None, None)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def weight(self) -> Edge | None:
+        return None if self.rule.weight is None else Edge(self.node.name, self.rule.weight, self.node.scope)
+
+    @property
+    def weights(self) -> tuple[Edge, ...]:
+        """The inputs of all constant weights."""
+        indices = () if self.rule.weight is None else (self.rule.weight, *self.rule.more_weights)
+        return tuple(Edge(self.node.name, k, self.node.scope) for k in indices)
+
+    @property
+    def bias(self) -> Edge | None:
+        k = self.rule.bias
+        if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
+            return None
+        return Edge(self.node.name, k, self.node.scope)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizableOps:
+    """All quantizable operators of a model, in topological order, and the reasons why other nodes are none.
+
+    index: the graph, without the pairs it came with. complete: those that such pairs quantize already, as the engine
+    needs it. partial: those that stay as they are though only some of their tensors have pairs.
+    """
+
+    index: Graph
+    shapes: Shapes
+    all: tuple[QuantizableOp, ...]
+    reasons: tuple[Unquantized, ...]
+    existing: Existing
+    complete: frozenset[str]
+    partial: frozenset[str]
+
+    @cached_property
+    def by_name(self) -> dict[str, QuantizableOp]:
+        """Each operator by its name."""
+        return {op.name: op for op in self}
+
+    @cached_property
+    def by_out(self) -> dict[TensorId, QuantizableOp]:
+        """Each operator by the tensor that its closing pair stands on."""
+        return {op.out: op for op in self}
+
+    def __iter__(self) -> Iterator[QuantizableOp]:
+        return iter(self.all)
+
+    def candidate(self, node: NodeRef) -> Candidate:
+        """The node with the facts that rules may ask for."""
+        return Candidate(node, self.index, self.shapes)
+
+    def consumers(self, tensor: TensorId) -> tuple[tuple[Edge, QuantizableOp | None], ...]:
+        """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
+        readers = ((edge, self.by_name.get(edge.node)) for edge in self.index.consumers(tensor))
+        return tuple(
+            (edge, op if op is not None and any(edge == own for own, _ in op.data) else None) for edge, op in readers
+        )
+
+    def list_roles(self, op: QuantizableOp) -> list[tuple[Role, TensorId]]:
+        """The tensors that an operator needs quantized, with their roles."""
+        weights = (self.candidate(op.node).tensor(edge.index) for edge in op.weights)
+        roles = [(Role.ACTIVATION, tensor) for _, tensor in op.data]
+        return roles + [(Role.WEIGHT, weight) for weight in weights if weight is not None]
+
+
+def find_quantizable_ops(
+    index: Graph,
+    target: Target,
+    shapes: Shapes,
+    *,
+    closed: Callable[[NodeRef], bool] = lambda _: False,
+    existing: Existing = NOTHING,
+) -> QuantizableOps:
+    """Every node some rule of the target could quantize.
+
+    index: of `existing.view`, where there are pairs. closed: nodes to leave alone (in loop bodies, in branches that
+    calibration cannot reach). Compute nodes that no rule takes come back with their reasons.
+    """
+    ops: list[QuantizableOp] = []
+    reasons: list[Unquantized] = []
+    kept = _find_nodes_at_existing_pairs(index)
+    for node in index.nodes:
+        if closed(node) or node.name in kept:
+            continue
+        candidate = Candidate(node, index, shapes)
+        rule, reason = target.rule_for(candidate)
+        # A weight that is stored in integers has no kernel of its own, which is no news to who stored it so.
+        if reason is not None and node.name not in existing.weighted:
+            reasons.append(reason)
+        op = None if rule is None else _make_op(candidate, rule)
+        if op is not None:
+            ops.append(op)
+    complete = frozenset(op.name for op in ops if _is_complete(op, existing))
+    partial = existing.weighted.intersection(op.name for op in ops) - complete
+    return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
+
+
+def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
+    """True when the pairs that the model came with are all that the operator's kernel needs."""
+    if not op.data or any(edge not in existing.direct or edge not in existing.by_edge for edge, _ in op.data):
+        return False
+    if op.weight is not None and op.weight not in existing.direct:
+        return False
+    return op.rule.output is not Output.PAIR or op.out in existing.by_tensor
+
+
+def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
+    """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept."""
+    kept: set[str] = set()
+    for node in index.nodes:
+        if node.op_type == "DequantizeLinear":
+            kept.update(edge.node for edge in index.consumers(node.result))
+        source = index.resolve(node.inputs[0], node.scope) if node.op_type == "QuantizeLinear" else None
+        maker = None if source is None else index.producer(source)
+        kept.update([] if maker is None else [maker.name])
+    return frozenset(kept)
+
+
+def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
+    node = candidate.node
+    indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
+    if rule.inputs is not None:
+        indices = rule.inputs(candidate)
+    found = [(Edge(node.name, k, node.scope), candidate.tensor(k)) for k in indices]
+    data = tuple((edge, tensor) for edge, tensor in found if tensor is not None)
+    # A kernel needs all of its inputs: one that the node leaves out makes it another operator.
+    if len(data) < len(found):
+        return None
+    out = rule.closes(candidate) or node.result
+    activation, bound = _find_fused_activation(candidate, rule, out)
+    return QuantizableOp(node, rule, data, out if activation is None else activation.result, activation, bound)
+
+
+def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
+    """The activation that only this node feeds, and its bounds."""
+    index = candidate.index
+    consumers = index.consumers(out)
+    # Somebody else would see the value in front of the activation, which the kernel does not write.
+    if len(consumers) != 1 or index.is_output(out) or consumers[0].scope != out.scope or consumers[0].index != 0:
+        return None, (None, None)
+    node = index.node(consumers[0].node)
+    if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
+        return None, (None, None)
+    bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
+    return (node, bound) if bound is not None else (None, (None, None))
+
+
+def _read_clip_bound(candidate: Candidate) -> Bound | None:
+    """Bounds of a Relu or Clip that an asymmetric range holding zero can express; None if it cannot."""
+    if candidate.node.op_type == "Relu":
+        return (0.0, None)
+    bounds: list[float | None] = []
+    for k, name in ((1, "min"), (2, "max")):
+        value = candidate.constant(k)
+        if value is None and candidate.tensor(k) is not None:
+            return None
+        attribute = candidate.attr(name, None)
+        bounds.append(float(value.reshape(-1)[0]) if value is not None else attribute)
+    low, high = bounds
+    # Scales are made of ranges that hold zero, so such bounds would clip values that the activation lets through.
+    if (low is not None and low > 0) or (high is not None and high < 0):
+        return None
+    return (low, high)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,8 +1,9 @@
-"""Which quantized weights of a plan share 16-bit sums in the kernels of its target, and the treatment of those that
-came from elsewhere."""
+"""The constants at a plan's sites: read, hashed, and kept within the 16-bit sums of the kernels of its target."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.backends import find_target
 from onnxq.graph import GraphIndex
+from onnxq.graph.precision.widen import is_narrow
 from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Role, Site, TensorId
@@ -91,3 +93,18 @@ def read_constant(index: GraphIndex, site: Site) -> NDArray[Any] | None:
     """The value of the constant that a site quantizes; None where it is none."""
     tensor = read_tensor(index, site)
     return None if tensor is None else index.constant(tensor)
+
+
+def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
+    """sha256 of the weights at these sites, in their order: the same however the graph around them is written."""
+    digest = hashlib.sha256()
+    for site in sites:
+        if site.role is not Role.WEIGHT:
+            continue
+        value = read_constant(index, site.site)
+        if value is not None:
+            # A model in a narrower type is planned, and carried out, in float32.
+            value = value.astype(np.float32) if is_narrow(value.dtype) else value
+            digest.update(f"{value.dtype.str}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()

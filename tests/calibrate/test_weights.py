@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxq.calibrate import weights
-from onnxq.calibrate.weights import WeightTask, search_piece, weight_numbers
+from onnxq.calibrate import constants
+from onnxq.calibrate.constants import WeightTask, search_piece, weight_numbers
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError
 from onnxq.graph import get_index, light, load_model, name_nodes
 from onnxq.plan import SitePlan
@@ -62,7 +62,7 @@ def test_workers_find_the_same_numbers_where_the_weights_lie(
     path = write_model(tmp_path / "m.onnx")
     wanted, before = find_numbers(path), count_shared(processes)
     # Two and one of five.
-    monkeypatch.setattr(weights, "_PIECE_MB", 2)
+    monkeypatch.setattr(constants, "_PIECE_MB", 2)
     assert find_numbers(path, processes) == wanted
     # The one before the last, which the model holds itself, was written; the others stay in their file.
     assert 0 < count_shared(processes) - before <= 3 * 4096
@@ -71,7 +71,7 @@ def test_workers_find_the_same_numbers_where_the_weights_lie(
 def test_a_run_goes_on_from_the_last_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, folder = write_model(tmp_path / "m.onnx"), tmp_path / "pieces"
     wanted = find_numbers(path)
-    monkeypatch.setattr(weights, "_PIECE_MB", 0)
+    monkeypatch.setattr(constants, "_PIECE_MB", 0)
 
     def find(**given: Any) -> tuple[list[bytes], int, int]:
         journal = Journal(folder)

@@ -16,9 +16,8 @@ from onnxq.backends.ort.costs import CPU_COSTS
 from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
 from onnxq.plan import PlacementChoice
-from onnxq.planner.balance import TOLERATED, Balance, find_balance
 from onnxq.planner.build import OnnxPlacement, state_placement
-from onnxq.planner.cut import CutProblem, add_costs
+from onnxq.planner.cut import TOLERATED, Balance, CutProblem, add_costs, find_balance
 
 # A layer of each kind, from a tensor of {c} channels to another.
 LAYERS = {

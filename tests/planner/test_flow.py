@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.planner.flow import FlowNetwork
+from onnxq.planner.cut import FlowNetwork
 
 costs = st.floats(0.0, 10.0)
 
