@@ -87,7 +87,7 @@ def test_a_run_goes_on_from_the_last_weight(tmp_path: Path, monkeypatch: pytest.
         return search_piece(tasks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(weights, "search_piece", search)
+        patch.setattr(constants, "search_piece", search)
         with pytest.raises(Killed):
             find()
     assert find() == (wanted, 3, 5)
