@@ -206,6 +206,13 @@ def bare_proto(model: ModelLike) -> ModelProto:
     return model.proto if isinstance(model, LightModel) else model
 
 
+def copy_proto(model: ModelLike) -> ModelProto:
+    """A copy of the ModelProto of a model, with stubs where it has some."""
+    copy = ModelProto()
+    copy.CopyFrom(bare_proto(model))
+    return copy
+
+
 def store_of(model: ModelLike) -> WeightStore | None:
     """The arrays behind a model's stubs; None for a model that holds its own bytes."""
     return model.weights if isinstance(model, LightModel) else None

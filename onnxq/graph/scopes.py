@@ -38,6 +38,12 @@ def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, Graph
             yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
 
 
+def walk_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Yield every node of a graph and of the subgraphs in it, a graph's own nodes before those inside them."""
+    for _, inner in walk_graphs(graph):
+        yield from inner.node
+
+
 def walk_all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | FunctionProto]]:
     """Yield every graph of the model, and every function with its subgraphs; a function's scope is "domain::name"."""
     yield from walk_graphs(proto.graph)
@@ -47,6 +53,12 @@ def walk_all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | Funct
         for node in function.node:
             for label, subgraph in iterate_subgraphs(node):
                 yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
+
+
+def walk_all_nodes(proto: ModelProto) -> Iterator[NodeProto]:
+    """Yield every node of the model, those of functions and of subgraphs too."""
+    for _, graph in walk_all_graphs(proto):
+        yield from graph.node
 
 
 def name_function(function: FunctionProto) -> str:
@@ -69,22 +81,19 @@ def list_defined(graph: GraphProto) -> set[str]:
 def list_captures(graph: GraphProto) -> list[str]:
     """Return the tensors a subgraph reads from outside (nested ones and outputs included), once each, in order."""
     own = list_defined(graph)
-    found: dict[str, None] = {}
-    for node in graph.node:
-        found.update(dict.fromkeys(name for name in list_reads(node) if name not in own))
-    found.update(dict.fromkeys(value.name for value in graph.output if value.name not in own))
-    found.pop("", None)
-    return list(found)
+    reads = [name for node in graph.node for name in list_reads(node)]
+    reads += [value.name for value in graph.output if value.name]
+    return list(dict.fromkeys(name for name in reads if name not in own))
 
 
 def collect_reads(graph: GraphProto) -> set[str]:
     """Return every name that a node of the graph or of a subgraph in it reads, or that is an output of one of them."""
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for _, subgraph in iterate_subgraphs(node):
-            found |= collect_reads(subgraph)
-    return found
+    reads: set[str] = set()
+    for _, inner in walk_graphs(graph):
+        reads.update(value.name for value in inner.output)
+        for node in inner.node:
+            reads.update(node.input)
+    return reads
 
 
 def list_reads(node: NodeProto) -> list[str]:
@@ -111,9 +120,9 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
 def replace_items(field: Any, items: Iterable[Any]) -> None:
     """Put other messages into a repeated field of a message, in place; they may be some of its own."""
     # protobuf has no assignment to a field of messages. The list keeps those alive that the field lets go of.
-    kept = list(items)
+    messages = list(items)
     del field[:]
-    field.extend(kept)
+    field.extend(messages)
 
 
 def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
