@@ -22,7 +22,7 @@ from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, from_json
@@ -311,7 +311,7 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
 
 
 def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
-    number = 0 if tensor is None else index.dtype(tensor)
+    number = index.dtype(tensor)
     return name_type(number) if number else ""
 
 
@@ -403,7 +403,7 @@ def read_notes(proto: ModelLike) -> Notes:
         except PlanError as error:
             text = f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
             problems.append(Caution("W106", text))
-    nodes = (node for _, graph in walk_graphs(proto.graph) for node in graph.node)
+    nodes = (node for node in walk_nodes(proto.graph))
     own = {node.name: notes for node in nodes if (notes := read_node_notes(node))}
     return Notes(by_node, own, plan, float_types, tuple(problems))
 

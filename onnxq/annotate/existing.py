@@ -204,7 +204,7 @@ class _Finder:
             first, second = (self.index.input(node, k) for node in (quantizer, dequantizer))
             if first == second:
                 continue
-            one, two = (None if t is None else self.index.constant(t) for t in (first, second))
+            one, two = (self.index.constant(t) for t in (first, second))
             if one is None or two is None or not np.array_equal(one, two):
                 return False
         return True
@@ -242,7 +242,7 @@ class _Finder:
 def is_guard(node: NodeRef) -> bool:
     """True for a Clip without bounds, which changes no value and keeps engines from fusing its reader."""
     bounded = any(node.inputs[1:]) or "min" in node.attrs or "max" in node.attrs
-    return node.op_type == "Clip" and not node.domain and not bounded
+    return node.is_onnx("Clip") and not bounded
 
 
 def _match_numbers(one: SitePlan, other: SitePlan) -> bool:
@@ -276,9 +276,9 @@ def _trace_source(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> T
 def _make_identity(editor: Editor[ModelLike], node: NodeRef, source: str) -> None:
     """Make the node an Identity on `source`."""
     editor.set_op(node.name, "Identity")
-    editor.replace_input(Edge(node.name, 0, node.scope), source)
+    editor.replace_input(node.make_edge(0), source)
     for k in range(1, len(node.inputs)):
-        editor.replace_input(Edge(node.name, k, node.scope), "")
+        editor.replace_input(node.make_edge(k), "")
 
 
 def describe_quantized(pairs: int, operators: int) -> str:

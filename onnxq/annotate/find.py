@@ -118,7 +118,7 @@ def _find_lookup(index: GraphIndex, node: NodeRef) -> list[Chain]:
     if node.op_type == "Mul" and read_row_scale(index, node) is not None:
         cast = index.maker(node)
         gather = None if cast is None or cast.op_type != "Cast" else index.maker(cast)
-    table = None if gather is None else index.input(gather, 0)
+    table = index.input(gather, 0)
     if gather is None or table is None or not index.is_constant(table):
         return []
     if gather is not node and not (gather.looks_up(0) and index.dtype(table) == TensorProto.INT8):
@@ -161,7 +161,7 @@ def _find_packed(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None
 
 
 def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:
-    node = None if tensor is None else index.producer(tensor)
+    node = index.producer(tensor)
     return node if node is not None and node.op_type == op_type and node.domain in _DOMAINS else None
 
 

@@ -204,7 +204,7 @@ def _find_weight(index: GraphIndex, node: NodeRef | None) -> tuple[str, NDArray[
 
     node: makes the weight as the operator reads it.
     """
-    if node is not None and node.op_type == "Transpose" and not node.domain:
+    if node is not None and node.is_onnx("Transpose"):
         found = _find_weight(index, index.maker(node))
         if found is None:
             return None
@@ -306,4 +306,4 @@ def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
     tensor, maker = index.input(node, position), index.maker(node, position)
     if maker is not None and maker.op_type == "DynamicQuantizeLinear":
         return int(TensorProto.FLOAT if tensor is not None and tensor.name == maker.outputs[1] else TensorProto.UINT8)
-    return 0 if tensor is None else index.dtype(tensor)
+    return index.dtype(tensor)

@@ -30,7 +30,7 @@ from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, Model, inline_functions, load_model, name_nodes
 from onnxq.graph.integer_products import read_integer_products
-from onnxq.graph.scopes import name_function, walk_all_graphs
+from onnxq.graph.scopes import name_function, walk_all_nodes
 from onnxq.graph.stored import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Role
@@ -80,9 +80,7 @@ def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
 
 def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
     """Every QuantizeLinear and DequantizeLinear node, in functions and bodies too."""
-    return [
-        node for _, graph in walk_all_graphs(proto) for node in graph.node if node.op_type in (QUANTIZE, DEQUANTIZE)
-    ]
+    return [node for node in walk_all_nodes(proto) if node.op_type in (QUANTIZE, DEQUANTIZE)]
 
 
 def set_attribute(node: NodeProto, bits: int) -> None:

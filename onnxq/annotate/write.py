@@ -18,7 +18,7 @@ from onnxq.emit import BITS_KEY
 from onnxq.errors import ConfigError, PlanError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.graph.names import choose_name
-from onnxq.graph.scopes import walk_all_graphs
+from onnxq.graph.scopes import walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Role
@@ -94,7 +94,7 @@ def _write_model(
     proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool, bits_attribute: bool
 ) -> tuple[ModelProto, tuple[PairInfo, ...]]:
     model = name_nodes(proto)
-    nodes = {node.name: node for _, graph in walk_all_graphs(model) for node in graph.node}
+    nodes = {node.name: node for node in walk_all_nodes(model)}
     if rename:
         pairs = _rename_nodes(nodes, pairs)
         # By name, and the names have changed.

@@ -83,12 +83,7 @@ def check_constants(index: GraphIndex) -> None:
 
 def _find_origin(index: GraphIndex, node: NodeRef, k: int) -> TensorId | None:
     """The constant that input k of a node is, moved or converted; None for another input."""
-    tensor = index.input(node, k)
-    while tensor is not None and not index.is_constant(tensor):
-        maker = index.producer(tensor)
-        moved = maker is not None and not maker.domain and maker.op_type in _MOVING
-        tensor = index.input(maker, 0) if maker is not None and moved else None
-    return tensor
+    return next(filter(index.is_constant, index.walk_back(index.input(node, k), _MOVING)), None)
 
 
 def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
@@ -179,7 +174,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: tuple[int, ...]) -> NDArr
     node = index.node(edge.node)
     if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.attrs.get("transA", 0):
         return None
-    axis = 1 if node.attrs.get("transB", 0) else 0
+    axis = 1 if node.is_transposed else 0
     maker = index.maker(node)
     while maker is not None and maker.op_type in _PASSING:
         maker = index.maker(maker)

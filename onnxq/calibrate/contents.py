@@ -106,7 +106,7 @@ def _describe_feed(value: np.ndarray) -> Feed:
 
 def _describe_node(node: NodeRef, index: GraphIndex) -> NodeContents:
     read = tuple(name if index.resolve(name, "") else "" for name in node.inputs)
-    return NodeContents(node.op_type, read, node.outputs[0], turned=bool(node.attrs.get("transB", 0)))
+    return NodeContents(node.op_type, read, node.outputs[0], turned=node.is_transposed)
 
 
 def recognize_model(plan: Plan, model: ModelLike) -> Recognized | None:

@@ -11,7 +11,7 @@ from onnx import ModelProto, helper
 
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import walk_all_graphs
+from onnxq.graph.scopes import walk_all_graphs, walk_all_nodes
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.names import QUANTIZE
 from onnxq.spec import GRAIN_NAMES
@@ -82,7 +82,7 @@ def leave_out_notes(proto: ModelProto, level: Literal["names", "none"]) -> Model
 
 def _keep_bits(proto: ModelProto, text: str) -> str:
     """The bits alone of a record of sites, once for each pair; "" where there are none."""
-    halves = {node.name for _, graph in walk_all_graphs(proto) for node in graph.node if node.op_type == QUANTIZE}
+    halves = {node.name for node in walk_all_nodes(proto) if node.op_type == QUANTIZE}
     held = json.loads(text).items()
     records = {name: {"bits": one["bits"]} for name, one in held if name not in halves and "bits" in one}
     return json.dumps(records, ensure_ascii=False, separators=(",", ":")) if records else ""

@@ -139,5 +139,5 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
 
 def _is_same(index: GraphIndex, node: NodeRef, kind: FloatType) -> bool:
     """True for half a pair whose scales are in this type what they are in float32."""
-    scale = index.input_value(node, 1) if node.op_type in (QUANTIZE, DEQUANTIZE) and not node.domain else None
+    scale = index.input_value(node, 1) if node.is_onnx(QUANTIZE, DEQUANTIZE) else None
     return scale is not None and is_exact(scale, kind.onnx_type)

@@ -159,7 +159,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
     names = index.scope_inputs(t.scope)
     if parent is None or t.name not in names:
         return "unknown"
-    outer = (index.resolve(name, parent.scope) for name in parent.inputs)
+    outer = index.list_inputs(parent)
     label = t.scope.rpartition(".")[2]
     return _hash_parts(
         "body",
@@ -180,7 +180,7 @@ def _colour_backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[Tenso
         fate = _hash_parts(
             _hash_operator(node), *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name)
         )
-        read = [index.resolve(name, node.scope) for name in node.inputs]
+        read = index.list_inputs(node)
         # The use of one input depends on the others: a sum with a constant is not one with data.
         around = [made.get(t, "") if t else "" for t in read]
         for k, t in enumerate(read):

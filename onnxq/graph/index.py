@@ -16,7 +16,7 @@ from onnxq.errors import ModelError
 from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
 from onnxq.graph.names import check_names
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, sort_nodes
+from onnxq.graph.scopes import OWN_DOMAINS, iterate_subgraphs, join_scope, name_function, sort_nodes
 from onnxq.graph.stored import StoredArray
 from onnxq.graph.values import (
     Attributes,
@@ -209,7 +209,7 @@ class GraphIndex(Graph):
             for output in filter(None, node.output):
                 names.add(output)
                 self._producer[TensorId(output, scope)] = node.name
-            constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1
+            constant = node.op_type == "Constant" and node.domain in OWN_DOMAINS and len(node.output) == 1
             literal = find_constant_attribute(node) if constant else None
             if literal is not None:
                 self._literals[TensorId(node.output[0], scope)] = literal
@@ -278,7 +278,7 @@ def get_index(model: ModelLike) -> GraphIndex:
 
 def find_opset(proto: ModelLike | FunctionProto) -> int:
     """The version of ONNX's own operators that a model or function imports; 0 when it does not."""
-    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return next((entry.version for entry in proto.opset_import if entry.domain in OWN_DOMAINS), 0)
 
 
 def look_up(table: Mapping[str, _T], name: str, kind: str) -> _T:

@@ -24,7 +24,7 @@ from onnxq.graph.light import (
     WeightStore,
     strip_weights,
 )
-from onnxq.graph.scopes import label_node, replace_items, sort_nodes, walk_graphs
+from onnxq.graph.scopes import OWN_DOMAINS, label_node, replace_items, sort_nodes, walk_graphs, walk_nodes
 from onnxq.graph.shapes import set_contrib_apart
 from onnxq.graph.skeleton import MESSAGE_LIMIT, read_skeleton
 from onnxq.graph.stored import Extent, OpenFile, StoredArray, is_external, load_external, open_data, walk_tensors
@@ -266,7 +266,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
 def _settle_imports(proto: ModelProto) -> tuple[Caution, ...]:
     """Of two versions of a domain ORT takes the last; domains that nobody imports it has in their newest one."""
     versions = {"" if entry.domain == "ai.onnx" else entry.domain: entry for entry in proto.opset_import}
-    used = {node.domain for _, graph in walk_graphs(proto.graph) for node in graph.node} - {"", "ai.onnx"}
+    used = {node.domain for node in walk_nodes(proto.graph)} - {"", "ai.onnx"}
     missing = sorted(used - set(versions))
     added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
     doubled = len(versions) < len(proto.opset_import)
@@ -302,7 +302,7 @@ def _raise_opset(proto: ModelProto, subject: str) -> tuple[Caution, ...]:
     light, _ = omit_weights(proto, empty=True)
     set_contrib_apart(light)
     graphs = (graph for _, graph in walk_graphs(light.graph))
-    nodes = {node.op_type: node for graph in graphs for node in graph.node if node.domain in ("", "ai.onnx")}
+    nodes = {node.op_type: node for graph in graphs for node in graph.node if node.domain in OWN_DOMAINS}
     lacking = [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
     newer = range(declared + 1, onnx.defs.onnx_opset_version() + 1)
     # 0 for an operator that onnx does not know at all: the checker tells of it.
@@ -321,7 +321,7 @@ def _raise_opset(proto: ModelProto, subject: str) -> tuple[Caution, ...]:
         )
         raise ModelError(subject, cause, fix, code="Q103")
     for entry in proto.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if entry.domain in OWN_DOMAINS:
             entry.version = opset
     needed = onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, needed)

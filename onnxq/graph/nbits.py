@@ -144,7 +144,7 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
 
 def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     """The DequantizeLinear of a MatMul's weight, where the operator takes its blocks."""
-    pair = index.maker(node, 1) if node.op_type == "MatMul" and not node.domain else None
+    pair = index.maker(node, 1) if node.is_onnx("MatMul") else None
     if pair is None or pair.op_type != _DEQUANTIZE:
         return None
     size, stored, scale = int(pair.attrs.get("block_size", 0)), index.input(pair, 0), index.input(pair, 1)

@@ -14,6 +14,9 @@ from onnxq.errors import ModelError
 
 T = TypeVar("T")
 
+# Both are names of ONNX's own domain.
+OWN_DOMAINS = ("", "ai.onnx")
+
 
 def iterate_subgraphs(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
     """Yield a node's subgraphs as (attribute label, graph); a list attribute's members are labelled name[i]."""
@@ -117,6 +120,12 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
                 value.name = outer.get(value.name, value.name)
 
 
+def rename_made(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
+    """Let nodes make other tensors, in place: old name -> new."""
+    for node in nodes:
+        node.output[:] = [names.get(name, name) for name in node.output]
+
+
 def replace_items(field: Any, items: Iterable[Any]) -> None:
     """Put other messages into a repeated field of a message, in place; they may be some of its own."""
     # protobuf has no assignment to a field of messages. The list keeps those alive that the field lets go of.
@@ -163,9 +172,14 @@ def sort_nodes(graph: GraphProto) -> list[NodeProto]:
     return sort_topologically(nodes, needs, makes, [label_node(node) for node in nodes])
 
 
+def find_result(node: NodeProto) -> str:
+    """Return the first output that is not left out; "" for a node without any."""
+    return next(filter(None, node.output), "")
+
+
 def label_node(node: NodeProto) -> str:
     """Return a name for a node in messages, whether it has one or not."""
     if node.name:
         return node.name
-    made = next((name for name in node.output if name), "")
-    return f"{node.op_type} producing {made!r}" if made else f"an unnamed {node.op_type}"
+    result = find_result(node)
+    return f"{node.op_type} producing {result!r}" if result else f"an unnamed {node.op_type}"

@@ -18,13 +18,21 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
 from onnxq.graph.base import NodeRef
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import iterate_subgraphs, list_captures, list_defined, replace_items, walk_graphs
+from onnxq.graph.scopes import (
+    OWN_DOMAINS,
+    iterate_subgraphs,
+    list_captures,
+    list_defined,
+    replace_items,
+    walk_graphs,
+    walk_nodes,
+)
 from onnxq.graph.weights import omit_weights
 
 MICROSOFT = "com.microsoft"
 # Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
 _USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
-_ONNX = ("", "ai.onnx")
+
 # Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
 _BORROWED: Mapping[str, float] = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
 # Functions of ONNX whose body depends on the node: onnx's inference looks into no such body.
@@ -35,7 +43,7 @@ _NOWHERE = "onnxq/nowhere"
 
 def is_custom(node: NodeProto | NodeRef) -> bool:
     """True for an operator that only a library or a plugin knows; TensorRT's plugins may stand in ONNX's domain."""
-    if node.domain not in _ONNX:
+    if node.domain not in OWN_DOMAINS:
         return node.domain not in _USUAL
     # Functions that training lowers to nodes have dotted names, as ONNX's operators and plugins never do.
     return "." not in node.op_type and not (node.op_type in _BORROWED or defs.has(node.op_type))
@@ -44,7 +52,7 @@ def is_custom(node: NodeProto | NodeRef) -> bool:
 def set_contrib_apart(model: ModelProto) -> None:
     """Give operators in ONNX's domain that onnx does not have that of com.microsoft, in place, for tools of onnx."""
     opset = find_opset(model)
-    nodes = (node for _, graph in walk_graphs(model.graph) for node in graph.node if node.domain in _ONNX)
+    nodes = (node for node in walk_nodes(model.graph) if node.domain in OWN_DOMAINS)
     strange = [node for node in nodes if _BORROWED.get(node.op_type, 0) > opset or is_custom(node)]
     for node in strange:
         node.domain = MICROSOFT
@@ -113,7 +121,7 @@ OPERATORS: Mapping[str, Contrib] = {
 def find_contrib(node: NodeProto | NodeRef, opset: int) -> Contrib | None:
     """The entry of an operator of whose outputs onnx infers nothing; None for any other."""
     missing = node.op_type in _UNINFERRED or _BORROWED.get(node.op_type, 0) > opset
-    own = node.domain == MICROSOFT or (node.domain in _ONNX and missing)
+    own = node.domain == MICROSOFT or (node.domain in OWN_DOMAINS and missing)
     return OPERATORS.get(node.op_type) if own else None
 
 

@@ -75,10 +75,14 @@ def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
     if not existing.by_tensor:
         return False
     node = index.node(name)
-    tensors = [(Edge(name, k, node.scope), index.resolve(read, node.scope)) for k, read in enumerate(node.inputs)]
-    edges = [edge for edge, tensor in tensors if tensor is not None and not index.is_constant(tensor)]
-    reads = bool(edges) and all(_reads_pair(index, existing, edge) for edge in edges)
+    computed = [edge for edge in node.list_edges() if _reads_computed(index, node, edge)]
+    reads = bool(computed) and all(_reads_pair(index, existing, edge) for edge in computed)
     return reads and _has_pair_behind(index, existing, node)
+
+
+def _reads_computed(index: Graph, node: NodeRef, edge: Edge) -> bool:
+    tensor = index.input(node, edge.index)
+    return tensor is not None and not index.is_constant(tensor)
 
 
 def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
@@ -86,12 +90,10 @@ def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
     for _ in range(_REACH):
         if edge in existing.direct:
             return True
-        node = index.node(edge.node)
-        tensor = index.resolve(node.inputs[edge.index], node.scope)
-        maker = None if tensor is None or edge in existing.by_edge else index.producer(tensor)
-        if maker is None or maker.op_type not in _MOVES:
+        maker = None if edge in existing.by_edge else index.maker(index.node(edge.node), edge.index, *_MOVES)
+        if maker is None:
             return False
-        edge = Edge(maker.name, 0, maker.scope)
+        edge = maker.make_edge(0)
     return False
 
 
@@ -100,7 +102,7 @@ def _has_pair_behind(index: Graph, existing: Existing, node: NodeRef) -> bool:
     for _ in range(_REACH):
         if node.result in existing.by_tensor:
             return True
-        behind = [index.node(edge.node) for edge in index.consumers(node.result)]
+        behind = index.readers(node.result)
         # With several readers ORT would have to find a pair on every way.
         if len(behind) != 1 or behind[0].op_type not in _MOVES:
             return False
@@ -133,20 +135,20 @@ class QuantizableOp:
 
     @property
     def weight(self) -> Edge | None:
-        return None if self.rule.weight is None else Edge(self.node.name, self.rule.weight, self.node.scope)
+        return None if self.rule.weight is None else self.node.make_edge(self.rule.weight)
 
     @property
     def weights(self) -> tuple[Edge, ...]:
         """The inputs of all constant weights."""
         indices = () if self.rule.weight is None else (self.rule.weight, *self.rule.more_weights)
-        return tuple(Edge(self.node.name, k, self.node.scope) for k in indices)
+        return tuple(map(self.node.make_edge, indices))
 
     @property
     def bias(self) -> Edge | None:
         k = self.rule.bias
         if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
             return None
-        return Edge(self.node.name, k, self.node.scope)
+        return self.node.make_edge(k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +184,14 @@ class QuantizableOps:
         """The node with the facts that rules may ask for."""
         return Candidate(node, self.index, self.shapes)
 
-    def consumers(self, tensor: TensorId) -> tuple[tuple[Edge, QuantizableOp | None], ...]:
+    def consumers(self, tensor: TensorId) -> list[tuple[Edge, QuantizableOp | None]]:
         """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
-        readers = ((edge, self.by_name.get(edge.node)) for edge in self.index.consumers(tensor))
-        return tuple(
-            (edge, op if op is not None and any(edge == own for own, _ in op.data) else None) for edge, op in readers
-        )
+        readers = []
+        for edge in self.index.consumers(tensor):
+            op = self.by_name.get(edge.node)
+            reads_data = op is not None and any(edge == data for data, _ in op.data)
+            readers.append((edge, op if reads_data else None))
+        return readers
 
     def list_roles(self, op: QuantizableOp) -> list[tuple[Role, TensorId]]:
         """The tensors that an operator needs quantized, with their roles."""
@@ -211,9 +215,9 @@ def find_quantizable_ops(
     """
     ops: list[QuantizableOp] = []
     reasons: list[Unquantized] = []
-    kept = _find_nodes_at_existing_pairs(index)
+    untouched = _find_nodes_at_existing_pairs(index)
     for node in index.nodes:
-        if closed(node) or node.name in kept:
+        if closed(node) or node.name in untouched:
             continue
         candidate = Candidate(node, index, shapes)
         rule, reason = target.rule_for(candidate)
@@ -239,14 +243,14 @@ def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
 
 def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
     """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept."""
-    kept: set[str] = set()
+    names: set[str] = set()
     for node in index.nodes:
         if node.op_type == "DequantizeLinear":
-            kept.update(edge.node for edge in index.consumers(node.result))
-        source = index.resolve(node.inputs[0], node.scope) if node.op_type == "QuantizeLinear" else None
-        maker = None if source is None else index.producer(source)
-        kept.update([] if maker is None else [maker.name])
-    return frozenset(kept)
+            names.update(edge.node for edge in index.consumers(node.result))
+        maker = index.maker(node) if node.op_type == "QuantizeLinear" else None
+        if maker is not None:
+            names.add(maker.name)
+    return frozenset(names)
 
 
 def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
@@ -254,28 +258,32 @@ def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
     indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
     if rule.inputs is not None:
         indices = rule.inputs(candidate)
-    found = [(Edge(node.name, k, node.scope), candidate.tensor(k)) for k in indices]
-    data = tuple((edge, tensor) for edge, tensor in found if tensor is not None)
-    # A kernel needs all of its inputs: one that the node leaves out makes it another operator.
-    if len(data) < len(found):
-        return None
+    data: list[tuple[Edge, TensorId]] = []
+    for k in indices:
+        tensor = candidate.tensor(k)
+        # A kernel needs all of its inputs: one that the node leaves out makes it another operator.
+        if tensor is None:
+            return None
+        data.append((node.make_edge(k), tensor))
     out = rule.closes(candidate) or node.result
     activation, bound = _find_fused_activation(candidate, rule, out)
-    return QuantizableOp(node, rule, data, out if activation is None else activation.result, activation, bound)
+    closing = out if activation is None else activation.result
+    return QuantizableOp(node, rule, tuple(data), closing, activation, bound)
 
 
 def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
     """The activation that only this node feeds, and its bounds."""
-    index = candidate.index
-    consumers = index.consumers(out)
+    index, unbounded = candidate.index, (None, None)
     # Somebody else would see the value in front of the activation, which the kernel does not write.
-    if len(consumers) != 1 or index.is_output(out) or consumers[0].scope != out.scope or consumers[0].index != 0:
-        return None, (None, None)
-    node = index.node(consumers[0].node)
+    edge = index.find_sole_reader(out)
+    if edge is None or edge.index != 0:
+        return None, unbounded
+    node = index.node(edge.node)
+    # ai.onnx is ONNX's own domain by its other name, which files of torch's graphs may have.
     if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
-        return None, (None, None)
+        return None, unbounded
     bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
-    return (node, bound) if bound is not None else (None, (None, None))
+    return (None, unbounded) if bound is None else (node, bound)
 
 
 def _read_clip_bound(candidate: Candidate) -> Bound | None:
@@ -285,10 +293,12 @@ def _read_clip_bound(candidate: Candidate) -> Bound | None:
     bounds: list[float | None] = []
     for k, name in ((1, "min"), (2, "max")):
         value = candidate.constant(k)
-        if value is None and candidate.tensor(k) is not None:
+        if value is not None:
+            bounds.append(float(value.reshape(-1)[0]))
+        elif candidate.tensor(k) is not None:
             return None
-        attribute = candidate.attr(name, None)
-        bounds.append(float(value.reshape(-1)[0]) if value is not None else attribute)
+        else:
+            bounds.append(candidate.attr(name, None))
     low, high = bounds
     # Scales are made of ranges that hold zero, so such bounds would clip values that the activation lets through.
     if (low is not None and low > 0) or (high is not None and high < 0):
@@ -331,8 +341,7 @@ def state_problem(
     leave alone. existing: those pairs.
     """
     ops = find_quantizable_ops(graph, engine, shapes, closed=closed, existing=existing)
-    found = {op.name: _find_spec_refusal(ops, requests, engine, op) for op in ops}
-    refused = {name: refusal for name, refusal in found.items() if refusal is not None}
+    refused = {op.name: refusal for op in ops if (refusal := _find_spec_refusal(ops, requests, engine, op)) is not None}
     return PlacementProblem(config=requests.config, engine=engine, ops=ops, requests=requests, refused=refused)
 
 
@@ -354,8 +363,7 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
             spec = requests.make_spec(match, role, op.node) if pair is None else pair.spec
         except OnnxqError as error:
             return Refusal(op.name, f"{error.subject}: {error.cause}", error.fix, op.rule.name, "R103")
-        refusal = engine.refuse(spec, role, op.node)
-        refusal = refusal or _refuse_shape(ops, engine, op, spec, role)
+        refusal = engine.refuse(spec, role, op.node) or _refuse_shape(ops, engine, op, spec, role)
         if refusal is not None:
             return replace(refusal, rule=op.rule.name)
         multiplied.add(spec.is_float)
@@ -375,8 +383,8 @@ def _refuse_scale(requests: Requests, engine: Target, op: QuantizableOp) -> Refu
     """The refusal of an operator whose kernel computes the scale of its data, where another is asked for."""
     if requests.config.mode == "weight-only" or not op.rule.dynamic:
         return None
-    asked = (requests.match(Role.ACTIVATION, tensor, (op.node,)).request for _, tensor in op.data)
-    if all(_can_be_dynamic(request) for request in asked):
+    matches = (requests.match(Role.ACTIVATION, tensor, (op.node,)) for _, tensor in op.data)
+    if all(_can_be_dynamic(match.request) for match in matches):
         return None
     kind = f"{engine.name} runs {op.node.op_type} in integers"
     reason = f"{kind} only on scales of each run: 8-bit asymmetric uint8, one a tensor"
@@ -395,7 +403,11 @@ def _refuse_shape(
     ops: QuantizableOps, engine: Target, op: QuantizableOp, spec: QuantSpec, role: Role
 ) -> Refusal | None:
     """A weight whose shape the kernel for this spec does not take."""
+    if role is not Role.WEIGHT or op.rule.weight is None:
+        return None
     row = engine.capability(spec, role, op.node.op_type)
-    shape = None if op.rule.weight is None else ops.candidate(op.node).shape(op.rule.weight)
-    found = None if row is None or role is not Role.WEIGHT or shape is None else row.shape(shape, spec)
-    return None if found is None else Refusal(op.name, *found, code="R103")
+    shape = ops.candidate(op.node).shape(op.rule.weight)
+    if row is None or shape is None:
+        return None
+    reason_and_fix = row.shape(shape, spec)
+    return None if reason_and_fix is None else Refusal(op.name, *reason_and_fix, code="R103")

@@ -68,7 +68,7 @@ class Recognized:
             if maker.name in self.joined:
                 return maker.name
             inputs = [self.index.input(maker, k) for k in range(len(maker.inputs))]
-            weighted = maker.op_type in _BIASED and any(t is not None and self.index.is_constant(t) for t in inputs)
+            weighted = maker.op_type in _BIASED and any(self.index.is_constant(t) for t in inputs)
             queue += [] if weighted else [t for t in inputs if t is not None]
         return ""
 
@@ -144,7 +144,7 @@ class _Search:
         parts = {name: one for name in sorted(lost) if (one := self.contents.nodes[name]).op_type == "MatMul"}
         for node in self.nodes if parts else ():
             weight = self.index.input(node, 1) if node.op_type == "MatMul" else None
-            value = None if weight is None else self.index.constant(weight)
+            value = self.index.constant(weight)
             if value is not None and value.ndim == 2:
                 data = self.index.input(node, 0)
                 beside = {name: part.inputs[1] for name, part in parts.items() if self._is_alike(part.inputs[0], data)}

@@ -57,7 +57,7 @@ class Requests:
     def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
         """Axis of the weight's scales (output channels), or along which blocks run (reduction)."""
         if node.op_type == "Gemm":
-            transposed = bool(node.attrs.get("transB", 0))
+            transposed = node.is_transposed
             return int(transposed) if blocked else int(not transposed)
         return (_BLOCK_AXIS if blocked else _WEIGHT_AXIS)[node.op_type]
 
@@ -125,7 +125,7 @@ class Requests:
         """True for a MatMul or Gemm whose result is an output of the model, but for a bias or a type."""
         if node.op_type not in ("MatMul", "Gemm"):
             return False
-        made = TensorId(node.outputs[0], node.scope)
+        made = node.result
         while not self.graph.is_output(made):
             readers = self.graph.consumers(made)
             after = self.graph.node(readers[0].node) if len(readers) == 1 else None
@@ -134,7 +134,7 @@ class Requests:
             others = [self.graph.resolve(name, after.scope) for name in after.inputs if name]
             if any(one is not None and one != made and not self.graph.is_constant(one) for one in others):
                 return False
-            made = TensorId(after.outputs[0], after.scope)
+            made = after.result
         return not made.scope
 
     def _selects(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
@@ -195,7 +195,7 @@ class Requests:
         return found
 
     def _readers(self, node: NodeRef) -> list[NodeRef]:
-        made = [TensorId(out, node.scope) for out in node.outputs if out]
+        made = node.results
         return [self.graph.node(edge.node) for tensor in made for edge in self.graph.consumers(tensor)]
 
     def _makers(self, node: NodeRef) -> list[NodeRef]:

@@ -95,7 +95,7 @@ class Anchors:
             # Constants are known by who reads them: those of one value have one structural id.
             reader = self.find_node(site.consumers[0].node, anchor)
             position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
-            return None if reader is None else self.index.input(reader, position)
+            return self.index.input(reader, position)
         return self.find_tensor(site.site, site.anchor)
 
     def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
@@ -221,7 +221,7 @@ class _Mover:
             return site
         was = self.recognized.contents.nodes.get(known.consumers[0].node)
         node = self.anchors.nodes[site.consumers[0].node]
-        if was is None or site.consumers[0].index != 1 or was.turned == bool(node.attrs.get("transB", 0)):
+        if was is None or site.consumers[0].index != 1 or was.turned == node.is_transposed:
             return site
         return turn_site(site)
 

@@ -92,7 +92,7 @@ def read_tensor(index: GraphIndex, site: Site) -> TensorId | None:
 def read_constant(index: GraphIndex, site: Site) -> NDArray[Any] | None:
     """The value of the constant that a site quantizes; None where it is none."""
     tensor = read_tensor(index, site)
-    return None if tensor is None else index.constant(tensor)
+    return index.constant(tensor)
 
 
 def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:

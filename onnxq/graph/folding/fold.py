@@ -18,11 +18,11 @@ from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weights
 from onnxq.graph.names import name_nodes
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.values import encode_tensor, find_constant_attribute
 from onnxq.graph.weights import SMALL_BYTES, count_tensor_bytes, omit_weights
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import TensorId
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
 _NEVER = frozenset(
@@ -95,7 +95,7 @@ class _Folding:
         self.index = GraphIndex(_infer_types(proto))
         self.weights = GraphIndex(model)
         self.shapes = infer_shape_values(self.index)
-        self.protos = {node.name: node for _, graph in walk_graphs(proto.graph) for node in graph.node}
+        self.protos = {node.name: node for node in walk_nodes(proto.graph)}
         given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
         self.protected = {t for t in given_out if t is not None}
         # Of the constants that a tensor is computed from, which its own size is weighed against.
@@ -120,7 +120,7 @@ class _Folding:
     def _foldable(self, refused: set[str]) -> dict[str, NodeRef]:
         nodes: dict[str, NodeRef] = {}
         for node in self.index.nodes:
-            outputs = [TensorId(name, node.scope) for name in node.outputs if name]
+            outputs = node.results
             if node.name in refused or not outputs or any(t in self.protected for t in outputs):
                 continue
             if all(self._is_literal(t) for t in outputs):
@@ -245,7 +245,7 @@ class _Folding:
             if maker is None or maker.name in needed or maker.name not in nodes or self._is_literal(t):
                 continue
             needed[maker.name] = maker
-            read = (self.index.resolve(name, maker.scope) for name in maker.inputs)
+            read = self.index.list_inputs(maker)
             waiting.extend(source for source in read if source is not None)
         return sorted(needed.values(), key=lambda node: node.order)
 
@@ -296,7 +296,7 @@ def _apply_plan(index: GraphIndex, plan: _Plan, model: M) -> M:
 def _insert_scalars(index: GraphIndex, model: M) -> M:
     """The model with a Reshape in front of each input of _SCALARS that has axes, which may become a constant."""
     edges = [
-        (Edge(node.name, k, node.scope), t)
+        (node.make_edge(k), t)
         for node in index.nodes
         if not node.domain
         for k in _SCALARS.get(node.op_type, ())
@@ -322,13 +322,13 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
         node = waiting.pop()
         for name in filter(None, node.inputs):
             read = index.resolve(name, node.scope)
-            maker = None if read is None else index.producer(read)
+            maker = index.producer(read)
             if read is None or not editor.is_unread(read):
                 continue
             if maker is None:
                 editor.remove_initializer(read)
             elif maker.name not in removed and not index.subgraphs(maker.name):
-                outputs = [TensorId(made, maker.scope) for made in maker.outputs if made]
+                outputs = maker.results
                 if all(editor.is_unread(t) for t in outputs):
                     editor.remove_node(maker.name)
                     removed.add(maker.name)

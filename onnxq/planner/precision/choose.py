@@ -60,7 +60,7 @@ def _list_computed(problem: PrecisionProblem) -> Iterator[TensorId]:
     found = [TensorId(value.name) for value in problem.index.inputs]
     for node in problem.index.nodes:
         if node.op_type != DEQUANTIZE:
-            found += [TensorId(name, node.scope) for name in node.outputs if name]
+            found += node.results
     for tensor in found:
         if is_float32(problem.index, tensor) and not problem.index.is_constant(tensor):
             yield tensor

@@ -109,7 +109,7 @@ class PrecisionProblem:
 
     def writes(self, node: NodeRef) -> list[TensorId]:
         """The float32 outputs of a node."""
-        found = [TensorId(name, node.scope) for name in node.outputs if name]
+        found = node.results
         return [tensor for tensor in found if is_float32(self.index, tensor)]
 
     @cached_property
@@ -207,10 +207,10 @@ class ReasonSearch:
             table = node.op_type in _TABLES and bool(problem.writes(node))
             follows = computed and not table and all(tensor in made for tensor in computed)
             if node.op_type in ("Shape", "Size") or follows:
-                made.update(TensorId(name, node.scope) for name in node.outputs if name)
+                made.update(node.results)
                 self._keep(node.name, KeepReason.SHAPES)
         for node in problem.index.nodes:
-            whole = node.op_type == "Cast" and not is_float32(problem.index, TensorId(node.outputs[0], node.scope))
+            whole = node.op_type == "Cast" and not is_float32(problem.index, node.result)
             for _, tensor in problem.reads(node) if whole else ():
                 self._keep_counting(tensor)
 
@@ -226,7 +226,7 @@ class ReasonSearch:
         """Constants beyond the type, but masks, which are limited where they are read."""
         for k, tensor in self.problem.reads(node):
             value = self.problem.index.constant(tensor)
-            if value is None or not value.size or Edge(node.name, k, node.scope) in self.problem.paired:
+            if value is None or not value.size or node.make_edge(k) in self.problem.paired:
                 continue
             low, high = float(np.nanmin(value)), float(np.nanmax(value))
             beyond = max(abs(low), abs(high)) > self.problem.kind.largest
@@ -351,7 +351,7 @@ class ReasonSearch:
             value = self.problem.index.constant(tensor)
             beyond = value is not None and bool(value.size) and float(np.nanmin(value)) < -self.problem.kind.largest
             if beyond or (value is None and self._reads_mask(tensor)):
-                yield Edge(node.name, k, node.scope)
+                yield node.make_edge(k)
 
 
 def round_figure(figure: float) -> float:
