@@ -16,6 +16,11 @@ class Role(str, Enum):
     BIAS = "bias"
     OUTPUT = "output"
 
+    @property
+    def is_constant(self) -> bool:
+        """True for weights and biases, which are numbers before the network runs."""
+        return self in (Role.WEIGHT, Role.BIAS)
+
     def __str__(self) -> str:
         return self.value
 

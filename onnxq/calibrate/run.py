@@ -30,7 +30,7 @@ from onnxq.plan.reading import check_numbers
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew, hash_model
 from onnxq.sites import Refusal, Role, Site
-from onnxq.spec import PerTensor, QParams
+from onnxq.spec import QParams
 
 # Bytes of the tapped values of one run; the memory of the model itself comes on top.
 DEFAULT_MEMORY_LIMIT = 2**30
@@ -162,7 +162,7 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
                 "make them equal",
                 code="Q403",
             )
-        if not isinstance(site.spec.granularity, PerTensor):
+        if not site.spec.has_one_scale:
             raise PlanError(
                 str(site.site), "activations have one scale per tensor", "ask for granularity: tensor", code="Q403"
             )

@@ -25,7 +25,7 @@ from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quanti
 from onnxq.plan import SitePlan
 from onnxq.plan.names import DYNAMIC, name_part
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 
 def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -181,7 +181,7 @@ class PairWriter:
         source, scope = inputs[0], site.site.scope
         name = self._make_names(site, ("q_node",))["q_node"]
         narrow = not site.spec.fills_storage or site.spec.narrow_range
-        alike = isinstance(site.spec.granularity, PerTensor)
+        alike = site.spec.has_one_scale
         if narrow and alike:
             # In float, in front of QuantizeLinear, so that 8-bit kernels still fuse.
             bounds = clip_bounds(qparams, site.spec, self._find_float_type(site))

@@ -27,7 +27,7 @@ from onnxq.graph.stored import release_pages
 from onnxq.numerics import bias_qparams
 from onnxq.plan.model import SCHEMA, Plan, SitePlan
 from onnxq.sites import Role, Site
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 # By the tool that wrote a calibration file.
 _CALIBRATIONS = {
@@ -138,7 +138,7 @@ def _check_groups(plan: Plan) -> None:
     """Raise PlanError for a sharing group whose members have different specs or numbers."""
     first: dict[str, SitePlan] = {}
     for site in plan.all_sites:
-        if not site.group or site.role in (Role.WEIGHT, Role.BIAS):
+        if not site.group or site.role.is_constant:
             continue
         other = first.setdefault(site.group, site)
         shares, members = f"shares its scale with {other.site}, and", f"give all sites of group {site.group!r}"
@@ -212,10 +212,10 @@ def _check_clip(site: SitePlan) -> None:
 def _find_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any], *, signed: bool) -> tuple[str, str] | None:
     """The fault of a scale and zero point, and its fix; None without one. signed: scales of blocks may be negative."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
-    blocks = site.role is Role.WEIGHT and isinstance(site.spec.granularity, PerBlock)
+    blocks = site.role is Role.WEIGHT and site.spec.has_blocks
     if not (np.isfinite(scale).all() and (scale.all() if signed and blocks else (scale > 0).all())):
         return "its scale is 0, negative or not finite", again
-    if isinstance(site.spec.granularity, PerTensor) and scale.shape != ():
+    if site.spec.has_one_scale and scale.shape != ():
         return f"its scale has shape {list(scale.shape)} where one number of shape [] must stand", "give one scale"
     if scale.shape != zero.shape:
         return f"its scale has shape {list(scale.shape)}, its zero point {list(zero.shape)}", "give both one shape"

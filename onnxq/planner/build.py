@@ -17,7 +17,6 @@ from onnxq.planner.requests import Requests
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.tables import Table, add_tables
 from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, is_within, split_unquantized
-from onnxq.spec import PerBlock
 
 # From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
 _WIDE_OPSET, _FLOAT8_OPSET = 21, 19
@@ -228,7 +227,7 @@ def find_node_ids(index: GraphIndex, names: Iterable[str], ids: Mapping[TensorId
 def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:
     """Structural id of the tensor; of the reading node and its input for edges, weights and biases."""
     edge = site.site if isinstance(site.site, Edge) else None
-    if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
+    if site.role.is_constant and site.consumers:
         edge = site.consumers[0]
     if edge is None:
         return ids.get(site.site, "") if isinstance(site.site, TensorId) else ""
@@ -263,6 +262,6 @@ def _is_looked_up(site: SitePlan, index: GraphIndex) -> bool:
 
 
 def _site_opset(site: SitePlan) -> int:
-    if site.spec.storage in _WIDE or isinstance(site.spec.granularity, PerBlock):
+    if site.spec.storage in _WIDE or site.spec.has_blocks:
         return _WIDE_OPSET
     return _FLOAT8_OPSET if site.spec.is_float else 13

@@ -88,7 +88,7 @@ def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, S
     moved: dict[Site, Site] = {}
     taken: dict[Site, SitePlan] = {}
     for site in plan.sites:
-        if site.consumers == () and site.role in (Role.WEIGHT, Role.BIAS):
+        if site.consumers == () and site.role.is_constant:
             raise PlanError(
                 str(site.site), "has no reader", "take `consumers` out for all readers of the tensor", code="Q403"
             )
@@ -162,7 +162,7 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
         raise PlanError(
             str(site.site), "this input is not connected in this model", "plan this model again", code="Q404"
         )
-    constant = site.role in (Role.WEIGHT, Role.BIAS)
+    constant = site.role.is_constant
     if constant:
         # A constant has a copy in integers for the readers it names, so that none comes under it unnoticed.
         site = replace(site, consumers=site.find_readers(index))

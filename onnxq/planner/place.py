@@ -11,7 +11,7 @@ from onnxq.plan import Bound, SitePlan
 from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import ObserverSpec, PerChannel, PerTensor, QuantSpec
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = tuple[Edge, ...] | None
@@ -212,7 +212,7 @@ class Placer:
 
     def _choose_observer(self, role: Role, spec: QuantSpec, asked: ObserverSpec) -> ObserverSpec:
         """The observer asked for, which may find negative scales of blocks where the engine reads them."""
-        blocks = role is Role.WEIGHT and isinstance(spec.granularity, PerBlock) and spec.bits <= _FEW_BITS
+        blocks = role is Role.WEIGHT and spec.has_blocks and spec.bits <= _FEW_BITS
         uneven = blocks and spec.symmetric and not spec.narrow_range
         if not (uneven and self.target.signed_scales and asked == _LEAST_ERROR):
             return asked
@@ -241,7 +241,7 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
     out = []
     for site in sites:
         members = groups[find(site.site)]
-        if len(members) > 1 and site.role not in (Role.WEIGHT, Role.BIAS):
+        if len(members) > 1 and not site.role.is_constant:
             # The one range has to serve them all, so no more of it than every member's values can fill.
             bound = intersect_bounds(member.bound for member in members)
             site = replace(site, group=str(find(site.site)), bound=bound)

@@ -91,7 +91,7 @@ class Anchors:
         if isinstance(site.site, Edge):
             node = self.find_node(site.site.node, anchor)
             return None if node is None else Edge(node.name, site.site.index, node.scope)
-        if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
+        if site.role.is_constant and site.consumers:
             # Constants are known by who reads them: those of one value have one structural id.
             reader = self.find_node(site.consumers[0].node, anchor)
             position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
@@ -286,7 +286,7 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
 
 def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
     """The site of a matrix with a scale for each of its columns, where it had one for all."""
-    if not isinstance(site.spec.granularity, PerTensor) or site.qparams is None:
+    if not site.spec.has_one_scale or site.qparams is None:
         return site
     scale, zero = (np.full(columns.stop - columns.start, one) for one in (site.qparams.scale, site.qparams.zero_point))
     spec = replace(site.spec, granularity=PerChannel(1))
