@@ -7,10 +7,10 @@ bounds of a Clip, the quantized values of a stored weight, the width of the cont
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,29 +141,20 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
     # Readers see the numbers of the dequantize node.
     node = chain.dequantize or chain.last
-    if chain.lookup is not None:
-        return _read_row_numbers(index, chain, node)
-    scale, zero = index.input_value(node, 1), index.input_value(node, 2)
-    return Numbers(
-        scale=None if scale is None else np.asarray(scale, np.float64),
-        zero_point=None if zero is None else _to_int64(zero),
-        storage=_find_storage(index, chain),
-        granularity=_find_granularity(index, node, scale),
-    )
-
-
-def _read_row_numbers(index: GraphIndex, chain: Chain, node: NodeRef) -> Numbers:
-    """Those of a table whose rows `node` dequantizes."""
     grain: Granularity = PerChannel(0)
-    scale, zero = (index.input_value(node, k) for k in (2, 3))
-    if node.op_type == LOOKUP:
+    if chain.lookup is None:
+        scale, zero = index.input_value(node, 1), index.input_value(node, 2)
+        storage, grain = _find_storage(index, chain), _find_granularity(index, node, scale)
+    elif node.op_type == LOOKUP:
+        scale, zero = index.input_value(node, 2), index.input_value(node, 3)
+        storage = _find_type_name(index, chain.source)
         grain = PerBlock(int(node.attrs.get("quantize_axis", 1)), int(node.attrs.get("block_size", 128)))
     else:
-        scale, zero = read_row_scale(index, node), None
+        scale, zero, storage = read_row_scale(index, node), None, _find_type_name(index, chain.source)
     return Numbers(
         scale=None if scale is None else np.asarray(scale, np.float64),
         zero_point=None if zero is None else _to_int64(zero),
-        storage=_find_type_name(index, chain.source),
+        storage=storage,
         granularity=grain,
     )
 
@@ -205,9 +196,7 @@ def read_clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int | N
         bounds = _read_bounds(index, chain.inner)
         if bounds is not None:
             return max(2, math.ceil(math.log2(bounds[1] - bounds[0] + 1)))
-    if chain.outer is not None:
-        return _float_clip_bits(index, chain.outer, numbers)
-    return None
+    return _float_clip_bits(index, chain, numbers)
 
 
 def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool:
@@ -218,43 +207,42 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool
     """
     if chain.outer is not None and is_dynamic(chain.quantize):
         return is_clipped_part(chain.outer.outputs[0])
-    return chain.outer is not None and _float_clip_bits(index, chain.outer, numbers) is not None
+    return _float_clip_bits(index, chain, numbers) is not None
 
 
-def _float_clip_bits(index: GraphIndex, clip: NodeRef, numbers: Numbers) -> int | None:
-    bounds, scale = _read_bounds(index, clip), numbers.scale
-    if bounds is None or scale is None or scale.size != 1 or not float(scale.flat[0]) > 0:
+def _float_clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int | None:
+    """Bits that the Clip in front of a chain enforces; None for one that fills the container, and without one."""
+    bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
+    if bounds is None or numbers.scale is None or numbers.scale.size != 1 or not float(numbers.scale.flat[0]) > 0:
         return None
+    scale = float(numbers.scale.flat[0])
     zero = 0 if numbers.zero_point is None else int(numbers.zero_point.flat[0])
-    low, high = (bound / float(scale.flat[0]) + zero for bound in bounds)
-    if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in (low, high)):
+    ends = [bound / scale + zero for bound in bounds]
+    if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in ends):
         return None
+    low, high = map(round, ends)
     width, signed = numbers.element_type.bits, numbers.element_type.signed
     # The full width without narrow range needs no Clip: the container saturates there.
     for bits in range(2, width + 1):
         bottom, top = _find_ends(bits, signed)
-        narrow = signed and round(low) == bottom + 1
-        if round(high) == top and (round(low) == bottom or narrow) and (bits < width or narrow):
+        narrow = signed and low == bottom + 1
+        if high == top and (low == bottom or narrow) and (bits < width or narrow):
             return bits
     return None
 
 
 def find_used_levels(index: GraphIndex, chain: Chain, numbers: Numbers) -> tuple[int, int] | None:
     """Lowest and highest quantized value of a constant; None for other tensors, FP8, and constants of zeros only."""
-    if numbers.element_type.is_float or chain.source is None or not index.is_constant(chain.source):
-        return None
-    value = index.constant(chain.source)
+    value = None if numbers.element_type.is_float else index.constant(chain.source)
     if value is None:
         return None
-    levels = _to_int64(value) if chain.quantize is None else _quantize_constant(value, numbers)
-    if levels is None or not levels.any():
-        return None
-    return int(levels.min()), int(levels.max())
+    codes = _to_int64(value) if chain.quantize is None else _quantize_constant(value, numbers)
+    return (int(codes.min()), int(codes.max())) if codes is not None and codes.any() else None
 
 
 def _count_values(index: GraphIndex, chain: Chain) -> int:
-    shape = None if chain.source is None else index.shape(chain.source)
-    return math.prod(dim for dim in shape if isinstance(dim, int)) if shape is not None else 0
+    shape = index.shape(chain.source)
+    return 0 if shape is None else math.prod(dim for dim in shape if isinstance(dim, int))
 
 
 def count_bits(low: int, high: int, *, signed: bool) -> int:
@@ -280,14 +268,15 @@ def _quantize_constant(value: NDArray[Any], numbers: Numbers) -> NDArray[np.int6
 
 
 def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None:
-    found = []
+    ends = []
     for position, name in ((1, "min"), (2, "max")):
         value = index.input_value(clip, position)
-        held = clip.attrs.get(name) if value is None else value
-        if held is None or np.size(held) != 1:
+        bound = np.asarray(clip.attrs.get(name) if value is None else value)
+        if bound.dtype == object or bound.size != 1:
             return None
-        found.append(float(np.asarray(held).reshape(())))
-    return (found[0], found[1]) if found[0] < found[1] else None
+        ends.append(float(bound.reshape(())))
+    low, high = ends
+    return (low, high) if low < high else None
 
 
 def _to_int64(array: NDArray[Any]) -> NDArray[np.int64]:
@@ -301,23 +290,22 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
     if chain.inner is not None and chain.inner.op_type == "Cast":
         return _find_type_name(index, chain.source)
     for node in (chain.dequantize, chain.quantize):
-        found = _find_type_name(index, index.input(node, 2)) if node is not None else ""
-        if found:
-            return found
-    if chain.quantize is not None:
-        wanted = int(chain.quantize.attrs.get("output_dtype", 0))
-        return name_type(wanted) if wanted else "uint8"
-    return _find_type_name(index, chain.source) or "uint8"
+        zero_type = _find_type_name(index, index.input(node, 2))
+        if zero_type:
+            return zero_type
+    if chain.quantize is None:
+        return _find_type_name(index, chain.source) or "uint8"
+    dtype = int(chain.quantize.attrs.get("output_dtype", 0))
+    return name_type(dtype) if dtype else "uint8"
 
 
 def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
-    number = index.dtype(tensor)
-    return name_type(number) if number else ""
+    dtype = index.dtype(tensor)
+    return name_type(dtype) if dtype else ""
 
 
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: NDArray[Any] | None) -> Granularity:
-    tensor = index.input(node, 1)
-    shape: tuple[Any, ...] | None = scale.shape if scale is not None else index.shape(tensor) if tensor else None
+    shape = index.shape(index.input(node, 1)) if scale is None else scale.shape
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
     block = int(node.attrs.get("block_size", 0))
     axis = int(node.attrs.get("axis", 1))
@@ -333,6 +321,7 @@ def read_noted_bits(record: Mapping[str, Any] | None) -> int | None:
 
 
 # In front of the keys of node metadata.
+T = TypeVar("T")
 NODE_PREFIX = "onnxq."
 
 
@@ -353,11 +342,9 @@ class Notes:
 
     def record(self, chain: Chain) -> Mapping[str, Any]:
         """The note of the last node of the chain that has one; {} without any."""
-        for source in (self.by_node, self.own):
-            for node in reversed(chain.nodes):
-                if source.get(node.name):
-                    return source[node.name]
-        return {}
+        names = [node.name for node in reversed(chain.nodes)]
+        records = (source.get(name) for source in (self.by_node, self.own) for name in names)
+        return next(filter(None, records), {})
 
     def bits(self, chain: Chain) -> tuple[int, Origin] | None:
         """The bits noted for the chain: the model's record, the plan, the node's own metadata, in this order.
@@ -365,47 +352,40 @@ class Notes:
         The record comes first because annotate-bits writes it, so it is never older than the plan.
         """
         names = [node.name for node in reversed(chain.nodes)]
-        for name in names:
-            found = read_noted_bits(self.by_node.get(name))
-            if found is not None:
-                return found, Origin.METADATA
-        for name in names:
-            if name in self.plan:
-                return self.plan[name].bits, Origin.PLAN
-        for name in names:
-            found = read_noted_bits(self.own.get(name))
-            if found is not None:
-                return found, Origin.METADATA
-        return None
+        written = [(read_noted_bits(self.by_node.get(name)), Origin.METADATA) for name in names]
+        planned = [(self.plan[name].bits, Origin.PLAN) for name in names if name in self.plan]
+        own = [(read_noted_bits(self.own.get(name)), Origin.METADATA) for name in names]
+        notes = (*written, *planned, *own)
+        return next(((bits, origin) for bits, origin in notes if bits is not None), None)
 
 
 def read_notes(proto: ModelLike) -> Notes:
     """The notes of onnxq in the model; `problems` names those that cannot be read."""
-    held = {entry.key: entry.value for entry in proto.metadata_props}
+    props = {entry.key: entry.value for entry in proto.metadata_props}
     problems: list[Caution] = []
-    by_node: dict[str, Mapping[str, Any]] = {}
-    if BITS_KEY in held:
+
+    def read(key: str, parse: Callable[[str], T], missing: T) -> T:
         try:
-            raw = JsonText(BITS_KEY, held[BITS_KEY]).parse(PlanError, "")
-            if not isinstance(raw, dict):
-                raise PlanError(BITS_KEY, f"is {type(raw).__name__}, not an object", code="Q403")
-            records = raw.items()
-            by_node = {name: _filter_record(record) for name, record in records if isinstance(record, dict)}
+            return parse(props[key]) if key in props else missing
         except PlanError as error:
-            text = f"the model's {BITS_KEY} metadata cannot be read ({error.cause}); it is left out of account"
+            text = f"the model's {key} metadata cannot be read ({error.cause}); it is left out of account"
             problems.append(Caution("W106", text))
-    plan: dict[str, QuantSpec] = {}
-    float_types: PrecisionPlan | None = None
-    if PLAN_KEY in held:
-        try:
-            noted = from_json(held[PLAN_KEY], source=PLAN_KEY)
-            plan, float_types = list_specs(noted), noted.precision
-        except PlanError as error:
-            text = f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
-            problems.append(Caution("W106", text))
-    nodes = (node for node in walk_nodes(proto.graph))
-    own = {node.name: notes for node in nodes if (notes := read_node_notes(node))}
-    return Notes(by_node, own, plan, float_types, tuple(problems))
+            return missing
+
+    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, _read_records, {})
+    plan: Plan | None = read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
+    own = {node.name: notes for node in walk_nodes(proto.graph) if (notes := read_node_notes(node))}
+    if plan is None:
+        return Notes(by_node, own, {}, None, tuple(problems))
+    return Notes(by_node, own, list_specs(plan), plan.precision, tuple(problems))
+
+
+def _read_records(text: str) -> dict[str, Mapping[str, Any]]:
+    """The records of nodes in the model's metadata. Raises PlanError for another text."""
+    records = JsonText(BITS_KEY, text).parse(PlanError, "")
+    if not isinstance(records, dict):
+        raise PlanError(BITS_KEY, f"is {type(records).__name__}, not an object", code="Q403")
+    return {name: _filter_record(record) for name, record in records.items() if isinstance(record, dict)}
 
 
 def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:

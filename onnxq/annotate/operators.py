@@ -63,18 +63,17 @@ def find_operators(index: GraphIndex) -> tuple[OperatorInfo, ...]:
 
 
 def _describe_operator(index: GraphIndex, node: NodeRef) -> OperatorInfo:
-    tensors = [index.resolve(name, node.scope) for name in node.inputs if name]
-    read = dict.fromkeys(index.dtype(tensor) for tensor in tensors if tensor is not None)
-    kinds = [kind for kind in read if kind in _INTEGERS]
-    given = node.attrs.get("bits")
-    width = given if isinstance(given, int) else min((_INTEGERS[kind] for kind in kinds), default=0)
+    dtypes = [dtype for dtype in dict.fromkeys(map(index.dtype, index.list_reads(node))) if dtype in _INTEGERS]
+    width = node.attrs.get("bits")
+    if not isinstance(width, int):
+        width = min((_INTEGERS[dtype] for dtype in dtypes), default=0)
     return OperatorInfo(
         node=node.name,
         op=node.op_type,
         domain=node.domain,
         scope=node.scope,
         bits=width or (8 if node.op_type in _SELF_QUANTIZING else 0),
-        types=tuple(name_type(kind) for kind in kinds),
+        types=tuple(map(name_type, dtypes)),
     )
 
 
@@ -160,35 +159,35 @@ def find_operands(index: GraphIndex) -> Iterator[Operand]:
     """The same weights with their quantized values; weights computed at run time are left out."""
     for node in index.nodes:
         product = integer_product(node)
-        for k in product.weights if product is not None else ():
-            if product is not None and max(k, product.data) < len(node.inputs):
-                read = _read_pair_operand if product.reads is Data.PAIR else _read_stored_operand
-                found = read(index, node, product, k)
-                if found is not None:
-                    yield found
+        if product is None:
+            continue
+        read = _read_pair_operand if product.reads is Data.PAIR else _read_stored_operand
+        for k in product.weights:
+            operand = read(index, node, product, k) if max(k, product.data) < len(node.inputs) else None
+            if operand is not None:
+                yield operand
 
 
 def _read_stored_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
     values = index.input_value(node, k)
     if values is None or values.dtype != np.int8:
         return None
-    data = "uint8"
     if product.reads is Data.STORED:
-        data = _find_stored_type(index, index.input(node, product.data), node, product.zero)
-        if data != "uint8":
+        data = index.input(node, product.data)
+        if _find_stored_type(index, data, node, product.zero) != "uint8":
             return None
     sums = weight_sums(node, values)
-    return None if sums is None else Operand(product, node, str(index.input(node, k)), data, values, sums)
+    return None if sums is None else Operand(product, node, str(index.input(node, k)), "uint8", values, sums)
 
 
 def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
-    found = _find_weight(index, index.maker(node, k))
-    if found is None:
+    pair = _find_weight(index, index.maker(node, k))
+    source = _find_data_source(index, node, product.data)
+    if pair is None or source is None:
         return None
-    weight, values, dequantize = found
-    source = _find_data_source(index, index.maker(node, product.data))
+    weight, values, dequantize = pair
     # ONNX Runtime's integer kernels are for float32 graphs only. 0: the type is not declared.
-    if source is None or not {_find_type(index, node, 1) for node in (source, dequantize)} <= {0, TensorProto.FLOAT}:
+    if any(_find_type(index, half, 1) not in (0, TensorProto.FLOAT) for half in (source, dequantize)):
         return None
     data = _find_stored_type(index, index.input(source, 0), source, 2)
     sums = weight_sums(node, values) if data in ("uint8", "int8") else None
@@ -205,16 +204,17 @@ def _find_weight(index: GraphIndex, node: NodeRef | None) -> tuple[str, NDArray[
     node: makes the weight as the operator reads it.
     """
     if node is not None and node.is_onnx("Transpose"):
-        found = _find_weight(index, index.maker(node))
-        if found is None:
+        pair = _find_weight(index, index.maker(node))
+        if pair is None:
             return None
-        axes = node.attrs.get("perm") or tuple(reversed(range(found[1].ndim)))
-        return found[0], found[1].transpose(axes), found[2]
+        name, values, dequantize = pair
+        axes = node.attrs.get("perm") or tuple(reversed(range(values.ndim)))
+        return name, values.transpose(axes), dequantize
     if node is None or not is_dequantize(node) or int(node.attrs.get("block_size", 0)) > 0:
         return None
-    held = index.input_value(node, 0)
-    if held is not None:
-        return (str(index.input(node, 0)), held, node) if held.dtype == np.int8 else None
+    stored = index.input_value(node, 0)
+    if stored is not None:
+        return (str(index.input(node, 0)), stored, node) if stored.dtype == np.int8 else None
     maker = index.maker(node)
     return _quantize_weight(index, maker, node) if maker is not None and is_quantize(maker) else None
 
@@ -224,19 +224,18 @@ def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[
     value, scale, zero = (index.input_value(maker, k) for k in range(3))
     if value is None or scale is None or zero is None or zero.dtype != np.int8:
         return None
-    grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(int(maker.attrs.get("axis", 1)))
     if not (scale > 0).all() or not np.isfinite(value).all():
         return None
+    grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(int(maker.attrs.get("axis", 1)))
     spec = QuantSpec(bits=8, signed=True, symmetric=False, granularity=grain)
     qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
     return str(index.input(maker, 0)), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
 
 
-def _find_data_source(index: GraphIndex, node: NodeRef | None) -> NodeRef | None:
-    """The DequantizeLinear of the data that `node` makes, also through nodes that only move it."""
-    while node is not None and node.op_type in _MOVES and not node.domain:
-        node = index.maker(node)
-    return node if is_dequantize(node) else None
+def _find_data_source(index: GraphIndex, node: NodeRef, k: int) -> NodeRef | None:
+    """The DequantizeLinear of the data that a node reads at input k, also through nodes that only move it."""
+    maker = index.producer(index.find_origin(index.input(node, k), _MOVES))
+    return maker if is_dequantize(maker) else None
 
 
 def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
@@ -250,20 +249,20 @@ def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
 
 def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
     """Why the nodes behind keep the operator float; "" where they do not."""
-    at, relu = node.result, False
+    result, relu = node.result, False
     while True:
-        readers = index.readers(at)
-        quantizer = next((reader for reader in readers if is_quantize(reader)), None)
+        readers = index.readers(result)
+        quantizer = next(filter(is_quantize, readers), None)
         if quantizer is not None:
             return _RELU if relu and not _starts_at_zero(index, quantizer) else ""
         if len(readers) != 1 or readers[0].op_type not in _FOLDED:
             break
         relu = relu or readers[0].op_type == "Relu"
-        at = readers[0].result
+        result = readers[0].result
     if product.result:
         return _NO_RESULT
-    biased = node.op_type == "Gemm" and len(node.inputs) > 2 and bool(node.inputs[2])
-    return _FLOAT_BIAS if biased and not is_dequantize(index.maker(node, 2)) else ""
+    bias = index.input(node, 2) if node.op_type == "Gemm" else None
+    return _FLOAT_BIAS if bias is not None and not is_dequantize(index.producer(bias)) else ""
 
 
 def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
@@ -277,33 +276,26 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
 
     zero: the input of `reader` with the zero point, -1 without one. "" where the type is not known.
     """
-    if 0 <= zero < len(reader.inputs) and reader.inputs[zero]:
-        found = _find_type(index, reader, zero)
-        if found:
-            return name_type(found)
-    while tensor is not None:
-        if index.dtype(tensor):
-            return name_type(index.dtype(tensor))
+    declared = _find_type(index, reader, zero) if zero >= 0 else 0
+    while not declared and tensor is not None:
+        declared = index.dtype(tensor)
         maker = index.producer(tensor)
-        if maker is None:
-            return ""
+        if declared or maker is None:
+            break
         if maker.op_type == "DynamicQuantizeLinear":
             return "uint8"
         if is_quantize(maker) or maker.op_type in ("QLinearConv", "QLinearMatMul"):
             # Inputs that hold the zero point of the result.
-            zero = 2 if is_quantize(maker) else 7
-            kind = _find_type(index, maker, zero) if zero < len(maker.inputs) and maker.inputs[zero] else 0
-            return name_type(kind or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
-        if maker.op_type not in _MOVES:
-            return ""
-        tensor = index.input(maker, 0)
-    return ""
+            declared = _find_type(index, maker, 2 if is_quantize(maker) else 7)
+            return name_type(declared or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
+        tensor = index.input(maker, 0) if maker.op_type in _MOVES else None
+    return name_type(declared) if declared else ""
 
 
 def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
-    """The type of an input, as TensorProto numbers it; 0 where it is not declared."""
+    """The type of an input, as TensorProto numbers it; 0 where it is not declared, and where there is none."""
     # Outputs of DynamicQuantizeLinear have fixed types, which files need not declare: uint8, float scale, uint8.
-    tensor, maker = index.input(node, position), index.maker(node, position)
-    if maker is not None and maker.op_type == "DynamicQuantizeLinear":
-        return int(TensorProto.FLOAT if tensor is not None and tensor.name == maker.outputs[1] else TensorProto.UINT8)
-    return index.dtype(tensor)
+    tensor, maker = index.input(node, position), index.maker(node, position, "DynamicQuantizeLinear")
+    if tensor is None or maker is None:
+        return index.dtype(tensor)
+    return int(TensorProto.FLOAT if tensor.name == maker.outputs[1] else TensorProto.UINT8)

@@ -176,3 +176,8 @@ class Graph(ABC):
             if maker is None or maker.domain or maker.op_type not in op_types:
                 return
             t = self.input(maker, 0)
+
+    def find_origin(self, t: TensorId | None, op_types: Container[str]) -> TensorId | None:
+        """The last tensor of `walk_back`."""
+        *_, origin = (None, *self.walk_back(t, op_types))
+        return origin
