@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto
 
@@ -29,7 +30,9 @@ from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dyn
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, Model, inline_functions, load_model, name_nodes
+from onnxq.graph.base import NodeRef
 from onnxq.graph.integer_products import read_integer_products
+from onnxq.graph.light import copy_proto
 from onnxq.graph.scopes import name_function, walk_all_nodes
 from onnxq.graph.stored import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
@@ -53,23 +56,22 @@ def read_model(source: str | Path | ModelProto) -> Model:
         proto = _parse_unchecked(source)
         if proto is None or not _hide_attributes(proto):
             raise
-    size, external = proto.ByteSize(), False
-    files: tuple[Path, ...] = ()
-    if not isinstance(source, ModelProto):
-        read = load_external(proto, Path(source))
-        more, files = sum(read.values()), (Path(source), *read)
-        size, external = Path(source).stat().st_size + more, more > 0
-    model = load_model(proto)
+    if isinstance(source, ModelProto):
+        model = replace(load_model(proto), size_bytes=proto.ByteSize())
+    else:
+        path = Path(source)
+        read = load_external(proto, path)
+        beside = sum(read.values())
+        size = path.stat().st_size + beside
+        model = replace(load_model(proto), path=path, size_bytes=size, external=beside > 0, files=(path, *read))
     _restore_attributes(model.proto)
-    path = None if isinstance(source, ModelProto) else Path(source)
-    return replace(model, path=path, size_bytes=size, external=external, files=files)
+    return model
 
 
 def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
-    proto = ModelProto()
     if isinstance(source, ModelProto):
-        proto.CopyFrom(source)
-        return proto
+        return copy_proto(source)
+    proto = ModelProto()
     try:
         proto.ParseFromString(Path(source).read_bytes())
     except Exception:
@@ -80,7 +82,7 @@ def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
 
 def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
     """Every QuantizeLinear and DequantizeLinear node, in functions and bodies too."""
-    return [node for node in walk_all_nodes(proto) if node.op_type in (QUANTIZE, DEQUANTIZE)]
+    return [node for node in walk_all_nodes(proto) if node.op_type in _PAIR_OPS]
 
 
 def set_attribute(node: NodeProto, bits: int) -> None:
@@ -101,13 +103,13 @@ def drop_attribute(node: NodeProto) -> int | None:
 
 def _hide_attributes(proto: ModelProto) -> bool:
     """Move every attribute `bits` to metadata; True when there was one."""
-    found = False
+    moved = False
     for node in list_pair_nodes(proto):
         value = drop_attribute(node)
         if value is not None:
             node.metadata_props.add(key=_WAITING, value=str(value))
-            found = True
-    return found
+            moved = True
+    return moved
 
 
 def _restore_attributes(proto: ModelProto) -> None:
@@ -173,15 +175,15 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     record = notes.record(chain)
     # The inner node may also be the Cast of a packed constant.
     clip = chain.outer or chain.inner
-    scale = numbers.scale
+    scale = np.zeros(0) if numbers.scale is None else numbers.scale
     return PairInfo(
         site=find_site(index, chain, record.get("site")),
         role=_read_role(record) or find_role(index, chain, numbers.storage),
         scope=chain.last.scope,
-        quantize=chain.quantize.name if chain.quantize is not None else "",
-        dequantize=chain.dequantize.name if chain.dequantize is not None else "",
-        lookup=chain.lookup.name if chain.lookup is not None else "",
-        clip=clip.name if clip is not None and clip.op_type == "Clip" else "",
+        quantize=_read_name(chain.quantize),
+        dequantize=_read_name(chain.dequantize),
+        lookup=_read_name(chain.lookup),
+        clip=_read_name(clip) if clip is not None and clip.op_type == "Clip" else "",
         ops=list_operators(index, chain),
         bits=bits,
         origin=origin,
@@ -189,11 +191,15 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
         storage=numbers.storage,
         symmetric=_find_scheme(record, numbers, bits),
         granularity=numbers.granularity,
-        scales=0 if scale is None else int(scale.size),
-        scale_min=math.nan if scale is None or not scale.size else float(scale.min()),
-        scale_max=math.nan if scale is None or not scale.size else float(scale.max()),
+        scales=int(scale.size),
+        scale_min=float(scale.min()) if scale.size else math.nan,
+        scale_max=float(scale.max()) if scale.size else math.nan,
         levels=levels,
     )
+
+
+def _read_name(node: NodeRef | None) -> str:
+    return "" if node is None else node.name
 
 
 def drop_clip(index: GraphIndex, chain: Chain) -> Chain:
@@ -209,8 +215,9 @@ def _read_role(record: Mapping[str, Any]) -> Role | None:
 
 
 def _find_scheme(record: Mapping[str, Any], numbers: Numbers, bits: int) -> bool:
-    if record.get("scheme") in ("symmetric", "asymmetric"):
-        return bool(record["scheme"] == "symmetric")
+    scheme = record.get("scheme")
+    if scheme in ("symmetric", "asymmetric"):
+        return bool(scheme == "symmetric")
     # The zero point of a symmetric scheme: 0, or the middle of an unsigned range.
     middle = 0 if numbers.element_type.signed else 2 ** (bits - 1)
     zero = numbers.zero_point

@@ -48,12 +48,10 @@ def find_tensor(index: GraphIndex, site: Site) -> TensorId:
         if index.resolve(site.name, site.scope) != site:
             raise PlanError(str(site), "the model has no such tensor", "plan this model again", code="Q404")
         return site
-    node = index.node(site.node)
-    name = node.inputs[site.index] if site.index < len(node.inputs) else ""
-    found = index.resolve(name, node.scope)
-    if found is None:
+    tensor = index.input(index.node(site.node), site.index)
+    if tensor is None:
         raise PlanError(str(site), "this input is not connected in the model", "plan this model again", code="Q404")
-    return found
+    return tensor
 
 
 def check_constants(index: GraphIndex) -> None:
@@ -163,11 +161,13 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: tuple[int, ...
 
     It is the mean of those of the readers; one whose channels' power is not known counts as equal.
     """
-    found = [_weigh_input(index, edge, shape) for edge in site.consumers or ()]
-    if len(shape) != 2 or all(one is None for one in found):
+    edges = site.consumers or ()
+    weightings = [_weigh_input(index, edge, shape) for edge in edges] if len(shape) == 2 else []
+    if all(weighting is None for weighting in weightings):
         return None
     ones = np.ones((1, 1), np.float32)
-    return np.asarray(sum(ones if one is None else one for one in found) / np.float32(len(found)), np.float32)
+    total = sum(ones if weighting is None else weighting for weighting in weightings)
+    return np.asarray(total / np.float32(len(edges)), np.float32)
 
 
 def _weigh_input(index: GraphIndex, edge: Edge, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
@@ -175,27 +175,24 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: tuple[int, ...]) -> NDArr
     if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.attrs.get("transA", 0):
         return None
     axis = 1 if node.is_transposed else 0
-    maker = index.maker(node)
-    while maker is not None and maker.op_type in _PASSING:
-        maker = index.maker(maker)
+    maker = index.producer(index.find_origin(index.input(node, 0), _PASSING))
     power = None if maker is None else _read_power(index, maker)
     if power is None or power.shape != (shape[axis],) or not np.isfinite(power).all() or not np.ptp(power):
         return None
-    power = power / power.mean()
-    weighting = np.asarray(np.maximum(power, _LEAST), np.float32)
+    weighting = np.asarray(np.maximum(power / power.mean(), _LEAST), np.float32)
     return np.expand_dims(weighting, 1 - axis)
 
 
 def _read_power(index: GraphIndex, node: NodeRef) -> NDArray[Any] | None:
     """Power of each channel of a normalization's output; a product with a vector is one, as exporters write it."""
     if node.op_type == "Mul":
-        vectors = [index.input_value(node, k) for k in (0, 1)]
-        scales = [value for value in vectors if value is not None and value.ndim == 1]
-        return np.square(scales[0], dtype=np.float64) if scales else None
-    values = [index.input_value(node, k) for k in _NORMS.get(node.op_type, ())]
-    if not values or values[0] is None:
-        return None
-    return np.asarray(sum(np.square(value, dtype=np.float64) for value in values if value is not None))
+        factors = [index.input_value(node, k) for k in (0, 1)]
+        values = [value for value in factors if value is not None and value.ndim == 1][:1]
+    else:
+        parts = [index.input_value(node, k) for k in _NORMS.get(node.op_type, ())]
+        values = [value for value in parts if value is not None] if parts and parts[0] is not None else []
+    squares = [np.square(value, dtype=np.float64) for value in values]
+    return np.asarray(sum(squares)) if squares else None
 
 
 # Megabytes of float values that small weights share a piece up to: a second's search at most.
@@ -275,14 +272,12 @@ def _search_weights(
             size = sum(sizes[k] for k in group)
             with progress(f"scales of weights: {piece.title}, {size} MB"):
                 found = next(results)
-            for k, numbers in zip(group, found, strict=True):
-                yield weights[k].site, numbers if spool is None else _spool_numbers(numbers, spool)
+            for k, qparams in zip(group, found, strict=True):
+                if spool is not None:
+                    scale, zero = (spool.write(part).map() for part in (qparams.scale, qparams.zero_point))
+                    qparams = replace(qparams, scale=scale, zero_point=zero)
+                yield weights[k].site, qparams
             task.advance(size)
-
-
-def _spool_numbers(numbers: QParams, spool: Spool) -> QParams:
-    scale, zero = (spool.write(part).map() for part in (numbers.scale, numbers.zero_point))
-    return replace(numbers, scale=scale, zero_point=zero)
 
 
 def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:

@@ -9,7 +9,7 @@ from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
-from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index
+from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto
 from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
@@ -76,8 +76,6 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     with progress("rounding weights and writing pairs", len(ordered)) as task:
         for site in count_items(ordered, task):
             _write_site(writer, site)
-            if site.qparams is not None:
-                release_pages(site.qparams.scale, site.qparams.zero_point)
     writer.editor.remove_unused()
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
@@ -103,18 +101,20 @@ def _write_site(writer: PairWriter, site: SitePlan) -> None:
         writer.write_activation(site, None if site.spec.dynamic else site.qparams)
     elif site.qparams is not None:
         writer.write_constant(site, site.qparams)
+    if site.qparams is not None:
+        release_pages(site.qparams.scale, site.qparams.zero_point)
 
 
 def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Names of the nodes that read a quantized activation, so that their kernels may multiply integers."""
-    found = set()
-    for site in plan.all_sites:
-        if site.role is Role.ACTIVATION:
-            edges = site.consumers
-            if edges is None and isinstance(site.site, TensorId):
-                edges = index.consumers(site.site)
-            found |= {edge.node for edge in edges or ()}
-    return frozenset(found)
+    activations = [site for site in plan.all_sites if site.role is Role.ACTIVATION]
+    return frozenset(edge.node for site in activations for edge in _list_readers(site, index))
+
+
+def _list_readers(site: SitePlan, index: GraphIndex) -> tuple[Edge, ...]:
+    # A person may have taken `consumers` out of a site at one input: its kernel is not counted on then.
+    known = site.consumers is not None or isinstance(site.site, TensorId)
+    return site.find_readers(index) if known else ()
 
 
 def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
@@ -130,14 +130,14 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
     if types is None or types.type is FloatType.FLOAT32:
         came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
         return write_types(proto, came.onnx_type, None, interface=interface) if interface else proto
-    narrow, index = types.type, get_index(proto)
+    narrow, index = types.type.onnx_type, get_index(proto)
     # Pairs that the model came with keep their numbers.
-    pairs = (index.node(name) for name in plan.kept)
-    wide = {*(one.node for one in types.kept), *(one.name for one in pairs if not _is_same(index, one, narrow))}
-    return write_types(proto, narrow.onnx_type, wide, limited=types.limited, interface=interface)
+    wide = {node.node for node in types.kept} | {name for name in plan.kept if not _is_same(index, name, narrow)}
+    return write_types(proto, narrow, wide, limited=types.limited, interface=interface)
 
 
-def _is_same(index: GraphIndex, node: NodeRef, kind: FloatType) -> bool:
+def _is_same(index: GraphIndex, name: str, narrow: int) -> bool:
     """True for half a pair whose scales are in this type what they are in float32."""
+    node = index.node(name)
     scale = index.input_value(node, 1) if node.is_onnx(QUANTIZE, DEQUANTIZE) else None
-    return scale is not None and is_exact(scale, kind.onnx_type)
+    return scale is not None and is_exact(scale, narrow)
