@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends import Output
 from onnxq.backends.ort.costs import Cost, list_cpu_costs
 from onnxq.config import Rule
 from onnxq.planner.cut import ANY, CutProblem, find_balance
@@ -48,7 +47,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
     chosen, before = choose_ops(problem).chosen, choose_ops(without).chosen
     names = tuple(op.name for op in problem.ops if op.name in chosen - before)
-    slowdown = compare_times(*(predict_times(problem, one) for one in (before, chosen)))
+    slowdown = compare_times(predict_times(problem, before), predict_times(problem, chosen))
     return Forced(names, slowdown) if names else None
 
 
@@ -94,7 +93,6 @@ def choose_all(problem: PlacementProblem, *, attention: bool, without: Collectio
     """All operators that compute, but those an exclusion rule or the person leaves float; opt-in rules where forced.
 
     attention: the rules for it are on. without: names of others to leave float, but those the person forces.
-
     An operator whose kernel needs others goes with them or not at all. Then the followers: those whose rule says so,
     and those that join pairs which are there.
     """
@@ -123,8 +121,10 @@ def choose_all(problem: PlacementProblem, *, attention: bool, without: Collectio
             chosen.add(op.name)
     # Followers with a pair behind them and one in front: their inputs and outputs then have one scale.
     paired = {tensor for op in ops if op.name in chosen for _, tensor in op.data}
-    chosen |= {op.name for op in ops if op.rule.joins and sides.get(op.name) is not False and op.out in paired
-               and any(tensor in paired for _, tensor in op.data)}  # fmt: skip
+    for op in ops:
+        between = op.out in paired and any(tensor in paired for _, tensor in op.data)
+        if between and op.rule.joins and sides.get(op.name) is not False:
+            chosen.add(op.name)
     return Choice(frozenset(chosen), _sort_reasons(ops, reasons))
 
 
@@ -208,14 +208,10 @@ def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
 def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Mapping[str, bool]) -> bool:
     """Every tensor it reads can have a pair that is not there for its sake."""
     for _, tensor in op.data:
-        maker = ops.by_out.get(tensor)
-        made = maker is not None and maker.rule.output is not Output.FLOAT and sides.get(maker.name) is not False
-        read = any(
-            other.rule.compute and sides.get(other.name) is not False
-            for _, other in ops.consumers(tensor)
-            if other is not None
-        )
-        if not made and not read:
+        maker = ops.find_integer_maker(tensor)
+        beside = [reader for _, reader in ops.consumers(tensor) if reader is not None and reader.rule.compute]
+        beside += [] if maker is None else [maker]
+        if all(sides.get(other.name) is False for other in beside):
             return False
     return True
 
@@ -295,39 +291,35 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
 
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
+    ops, wanted = problem.ops, dict[str, frozenset[str]]()
     if not problem.engine.costs:
-        return _list_by_rules(problem)
-    ops, refused = problem.ops, problem.refused
+        # All that computes is quantized by the rules: with fewer operators, and with attention.
+        rules = choose_all(problem, attention=False).chosen
+        if problem.config.attention != "float":
+            wanted["attention"] = choose_all(problem, attention=True).chosen
+        for name, quantizes in STRATEGIES.items():
+            without = {op.name for op in ops if not quantizes(ops, op)}
+            wanted[name] = choose_all(problem, attention=False, without=without).chosen
+        return _drop_doubles(rules, wanted)
     sides, reasons = decide_sides(problem)
     cut = CutProblem(ops, apart=problem.apart)
-    rules = find_balance(cut, sides, problem.config.cpu)
-    found: dict[str, frozenset[str]] = {"rules": rules.chosen, "none": frozenset()}
+    balance = find_balance(cut, sides, problem.config.cpu)
     # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.
-    held = {
+    lasting = (BY_PERSON, "log-front-end", KEPT)
+    decided = {
         name: side
         for name, side in sides.items()
-        if name in refused or name not in reasons or reasons[name].rule in (BY_PERSON, "log-front-end", KEPT)
+        if name in problem.refused or name not in reasons or reasons[name].rule in lasting
     }
     for name, quantizes in STRATEGIES.items():
         fixed = {op.name: quantizes(ops, op) for op in ops if op.rule.compute}
-        chosen = cut.minimum_cut(rules.costs, {**fixed, **held})
-        if chosen not in found.values():
-            found[name] = chosen
-    return found
+        wanted[name] = cut.minimum_cut(balance.costs, fixed | decided)
+    return _drop_doubles(balance.chosen, wanted)
 
 
-def _list_by_rules(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
-    """The candidates of an engine whose rules quantize all that computes: with fewer operators, and with attention."""
-    ops = problem.ops
-    rules = choose_all(problem, attention=False).chosen
-    found: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
-    wanted = {}
-    if problem.config.attention != "float":
-        wanted["attention"] = choose_all(problem, attention=True).chosen
-    for name, quantizes in STRATEGIES.items():
-        left = {op.name for op in ops if not quantizes(ops, op)}
-        wanted[name] = choose_all(problem, attention=False, without=left).chosen
+def _drop_doubles(rules: frozenset[str], wanted: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    placements: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
     for name, chosen in wanted.items():
-        if chosen not in found.values():
-            found[name] = chosen
-    return found
+        if chosen not in placements.values():
+            placements[name] = chosen
+    return placements

@@ -114,21 +114,23 @@ class PlacementCosts:
 
 def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
     """The sum of costs of the same operators, each times its weight."""
-
     costs = [cost for cost, _ in parts]
 
     def total(values: Iterable[float]) -> float:
         return sum(value * weight for value, (_, weight) in zip(values, parts, strict=True))
 
-    ops = {
-        name: Cost(total(one.ops[name].float_us for one in costs), total(one.ops[name].int8_us for one in costs))
-        for name in costs[0].ops
-    }
+    def total_each(tables: Sequence[Mapping[TensorId, float]]) -> dict[TensorId, float]:
+        return {key: total(table[key] for table in tables) for key in tables[0]}
+
+    ops = {}
+    for name in costs[0].ops:
+        same = [cost.ops[name] for cost in costs]
+        ops[name] = Cost(total(cost.float_us for cost in same), total(cost.int8_us for cost in same))
     return PlacementCosts(
         ops=ops,
-        quantize={key: total(one.quantize[key] for one in costs) for key in costs[0].quantize},
-        dequantize={key: total(one.dequantize[key] for one in costs) for key in costs[0].dequantize},
-        margin_us=total(one.margin_us for one in costs),
+        quantize=total_each([cost.quantize for cost in costs]),
+        dequantize=total_each([cost.dequantize for cost in costs]),
+        margin_us=total(cost.margin_us for cost in costs),
     )
 
 
@@ -166,17 +168,17 @@ class CutProblem:
 
     def costs(self, cpu: CpuCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
-        return PlacementCosts(
-            ops={op.name: self._find_op_cost(op, cpu) for op in self.ops},
+        quantize: dict[TensorId, float] = {}
+        dequantize: dict[TensorId, float] = {}
+        for use in self._uses:
             # A pair that the model came with runs in any case.
-            quantize={
-                use.tensor: 0.0
-                if use.paired
-                else quantize_us(use.elements, cpu, from_conv=use.from_conv, dynamic=self.dynamic)
-                for use in self._uses
-            },
-            dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in self._uses},
-        )
+            quantize[use.tensor] = 0.0
+            if not use.paired:
+                us = quantize_us(use.elements, cpu, from_conv=use.from_conv, dynamic=self.dynamic)
+                quantize[use.tensor] = us
+            dequantize[use.tensor] = dequantize_us(use.elements, cpu, to_conv=use.to_conv)
+        ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
+        return PlacementCosts(ops=ops, quantize=quantize, dequantize=dequantize)
 
     def minimum_cut(self, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
         """Names of the operators that run in integers at the least predicted time.
@@ -232,15 +234,18 @@ class CutProblem:
         One that the person forces may start a region.
         """
         for _, tensor in op.data:
-            maker = self.ops.by_out.get(tensor)
-            if maker is not None and maker.rule.output is not Output.FLOAT and fixed.get(maker.name) is not False:
+            maker = self.ops.find_integer_maker(tensor)
+            if maker is not None and fixed.get(maker.name) is not False:
                 net.edge(op.name, maker.name, _INFINITE)
                 continue
-            consumers = self.ops.consumers(tensor)
-            readers = [other for _, other in consumers if other is not None and other.rule.compute]
-            readers = [one for one in readers if one.name not in self.apart and fixed.get(one.name) is not False]
+            readers = [
+                reader.name
+                for _, reader in self.ops.consumers(tensor)
+                if reader is not None and reader.rule.compute and reader.name not in self.apart
+            ]
+            readers = [name for name in readers if fixed.get(name) is not False]
             if readers or fixed.get(op.name) is not True:
-                net.edge(op.name, readers[0].name if readers else _SINK, _INFINITE)
+                net.edge(op.name, readers[0] if readers else _SINK, _INFINITE)
 
 
 def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost:
@@ -260,17 +265,19 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> C
 
 
 def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> _TensorUse | None:
-    maker = ops.by_out.get(tensor)
-    consumers = [(edge, None if op is not None and op.name in apart else op) for edge, op in ops.consumers(tensor)]
-    readers = [op for _, op in consumers if op is not None]
+    maker, readers, floats = ops.by_out.get(tensor), [], []
+    for edge, op in ops.consumers(tensor):
+        if op is None or op.name in apart:
+            floats.append(ops.index.node(edge.node))
+        else:
+            readers.append(op)
     some = maker or (readers[0] if readers else None)
     if some is None:
         return None
-    floats = [edge for edge, op in consumers if op is None]
     shape = ops.candidate(some.node).shape_of(tensor)
     convs = any(op.node.op_type == "Conv" for op in readers)
     producer = ops.index.producer(tensor) if maker is None else maker.node
-    int8_maker = maker if maker is not None and maker.rule.output is not Output.FLOAT else None
+    int8_maker = ops.find_integer_maker(tensor)
     return _TensorUse(
         tensor=tensor,
         elements=None if shape is None else math.prod(shape),
@@ -279,7 +286,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
         read_float=bool(floats) or ops.index.is_output(tensor),
         dequantizes=int8_maker is not None and int8_maker.rule.output is not Output.EITHER,
         from_conv=producer is not None and producer.op_type == "Conv" and convs,
-        to_conv=convs or any(ops.index.node(edge.node).op_type == "Conv" for edge in floats),
+        to_conv=convs or any(node.op_type == "Conv" for node in floats),
         paired=tensor in ops.existing.by_tensor,
     )
 
@@ -354,23 +361,24 @@ def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY)
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
 
     def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:
-        def forecast(name: str, one: PlacementCosts) -> Forecast:
-            return Forecast(name, *(problem.time_us(one, some) for some in (frozenset(), chosen, own[name])))
-
-        return Balance(chosen, blend, tuple(forecast(name, one) for name, one in costs.items()))
+        forecasts = []
+        for name, kind in costs.items():
+            times = (problem.time_us(kind, placement) for placement in (frozenset(), chosen, own[name]))
+            forecasts.append(Forecast(name, *times))
+        return Balance(chosen, blend, tuple(forecasts))
 
     if cpu != ANY:
         return weigh(own[cpu], costs[cpu])
     own_us = {name: problem.time_us(costs[name], own[name]) for name in costs}
-    found = _cut_sums(problem, costs, own_us, fixed, weigh)
-    equal = found[0].costs
+    balances = _cut_sums(problem, costs, own_us, fixed, weigh)
+    equal = balances[0].costs
     # The smallest placement: the operators that the person forces and those they cannot do without.
     dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in equal.ops.items()}
     least = problem.minimum_cut(replace(equal, ops=dear), fixed)
-    found += [weigh(chosen, equal) for chosen in (*own.values(), least)]
+    balances += [weigh(chosen, equal) for chosen in (*own.values(), least)]
     # No kind may lose by what is not forced.
-    bounds = {name: problem.time_us(one, least) + _EQUAL for name, one in costs.items()}
-    allowed = [one for one in found if all(each.placed_us <= bounds[each.cpu] for each in one.forecasts)]
+    bounds = {name: problem.time_us(kind, least) + _EQUAL for name, kind in costs.items()}
+    allowed = [each for each in balances if all(part.placed_us <= bounds[part.cpu] for part in each.forecasts)]
     return min(allowed, key=_rank_losses)
 
 
@@ -402,17 +410,18 @@ def _cut_sums(
     own_us: the time of each kind's own placement.
     """
     logs = dict.fromkeys(costs, 0.0)
-    found: list[Balance] = []
+    balances: list[Balance] = []
     for step in _STEPS:
         # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
         total, scale = sum(math.exp(log) for log in logs.values()), max(own_us.values())
         parts = [(costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0)) for name in costs]
         blend = add_costs(parts)
-        found.append(weigh(problem.minimum_cut(blend, fixed), blend))
-        losses = {one.cpu: one.loss for one in found[-1].forecasts}
+        balances.append(weigh(problem.minimum_cut(blend, fixed), blend))
+        losses = {forecast.cpu: forecast.loss for forecast in balances[-1].forecasts}
         least, most = min(losses.values()), max(losses.values())
         if most - least < _EQUAL or most <= 1 + _EQUAL:
             break
         # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
-        logs = {name: logs[name] + step * 2 * (losses[name] - (most + least) / 2) / (most - least) for name in logs}
-    return found
+        middle, spread = (most + least) / 2, most - least
+        logs = {name: log + step * 2 * (losses[name] - middle) / spread for name, log in logs.items()}
+    return balances

@@ -193,6 +193,11 @@ class QuantizableOps:
             readers.append((edge, op if reads_data else None))
         return readers
 
+    def find_integer_maker(self, tensor: TensorId) -> QuantizableOp | None:
+        """The operator that makes the tensor in integers where it runs in them; None where that always writes float."""
+        maker = self.by_out.get(tensor)
+        return maker if maker is not None and maker.rule.output is not Output.FLOAT else None
+
     def list_roles(self, op: QuantizableOp) -> list[tuple[Role, TensorId]]:
         """The tensors that an operator needs quantized, with their roles."""
         weights = (self.candidate(op.node).tensor(edge.index) for edge in op.weights)
