@@ -153,31 +153,31 @@ class QuantSpec:
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
-            self._refuse(f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these")
+            self._refuse_spec(f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these")
         if not self.storage:
             container = 8 if self.bits <= 8 else self.bits
             # The only way to set a field of a frozen dataclass.
             object.__setattr__(self, "storage", f"{'' if self.signed else 'u'}int{container}")
         subject = f"storage={self.storage!r}"
-        if not self._fits(self.storage):
-            fitting = [name for name in STORAGE_BITS if name != FLOAT8 and self._fits(name)]
+        if not self._fits_storage(self.storage):
+            fitting = [name for name in STORAGE_BITS if name != FLOAT8 and self._fits_storage(name)]
             fix = f"use one of {', '.join(fitting)}"
             sign = "signed" if self.signed else "unsigned"
-            self._refuse(subject, f"cannot hold {self.bits}-bit {sign} values", fix)
+            self._refuse_spec(subject, f"cannot hold {self.bits}-bit {sign} values", fix)
         if self.is_float and (self.bits != 8 or not self.symmetric or self.narrow_range):
             cause = "is 8 bits, symmetric and takes no narrow_range"
-            self._refuse(subject, cause, "ask for bits: 8 and scheme: symmetric, or for an integer type")
+            self._refuse_spec(subject, cause, "ask for bits: 8 and scheme: symmetric, or for an integer type")
         one_byte = self.storage == "uint8" and self.bits == 8 and not self.symmetric and self.has_one_scale
         if self.dynamic and not one_byte:
             cause = "DynamicQuantizeLinear makes 8-bit asymmetric uint8, with one scale for the tensor"
             fix = "leave bits, scheme, signed and granularity as they are in ort-dynamic"
-            self._refuse("dynamic: true", cause, fix)
+            self._refuse_spec("dynamic: true", cause, fix)
 
-    def _fits(self, storage: str) -> bool:
+    def _fits_storage(self, storage: str) -> bool:
         width, signed = STORAGE_BITS.get(storage, (0, False))
         return width >= self.bits and signed == self.signed
 
-    def _refuse(self, subject: str, cause: str, fix: str) -> NoReturn:
+    def _refuse_spec(self, subject: str, cause: str, fix: str) -> NoReturn:
         raise ConfigError(subject, cause, fix, code="Q313")
 
     @property

@@ -340,13 +340,13 @@ class Notes:
     # Notes that could not be read.
     problems: tuple[Caution, ...] = field(default=())
 
-    def record(self, chain: Chain) -> Mapping[str, Any]:
+    def find_record(self, chain: Chain) -> Mapping[str, Any]:
         """The note of the last node of the chain that has one; {} without any."""
         names = [node.name for node in reversed(chain.nodes)]
         records = (source.get(name) for source in (self.by_node, self.own) for name in names)
         return next(filter(None, records), {})
 
-    def bits(self, chain: Chain) -> tuple[int, Origin] | None:
+    def find_bits(self, chain: Chain) -> tuple[int, Origin] | None:
         """The bits noted for the chain: the model's record, the plan, the node's own metadata, in this order.
 
         The record comes first because annotate-bits writes it, so it is never older than the plan.

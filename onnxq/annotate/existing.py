@@ -35,8 +35,8 @@ def find_existing(proto: ModelLike) -> Existing:
         return NOTHING
     finder = _Finder(index, read_notes(proto), _list_planned(proto))
     for chain in find_chains(index):
-        finder.add(chain)
-    return finder.result()
+        finder.add_chain(chain)
+    return finder.make_existing()
 
 
 def read_plan_note(proto: ModelLike) -> Plan | None:
@@ -74,7 +74,7 @@ class _Finder:
     # Nodes of half pairs, which stay in the view as Identity.
     halves: list[NodeRef] = field(default_factory=list)
 
-    def add(self, chain: Chain) -> None:
+    def add_chain(self, chain: Chain) -> None:
         """Add one chain to the result, if it is a pair that can be taken out of the view."""
         # Rows of a table are looked up as the model came: nobody shares them, and no reader can do without the Gather.
         if chain.lookup is not None:
@@ -213,7 +213,7 @@ class _Finder:
             names.add(node.name)
         return names
 
-    def result(self) -> Existing:
+    def make_existing(self) -> Existing:
         """The pairs found, with the view."""
         # A model output must keep its name, so the node that makes it stays, as Identity.
         outputs = (result for result in self.taken_out if not result.scope and self.index.is_output(result))

@@ -169,10 +169,10 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     """The pair of one chain, as the file describes it."""
     numbers = read_numbers(index, chain)
     levels = find_used_levels(index, chain, numbers)
-    bits, origin = read_bits(index, chain, numbers, noted=notes.bits(chain), levels=levels)
+    bits, origin = read_bits(index, chain, numbers, noted=notes.find_bits(chain), levels=levels)
     if not is_quantizer_clip(index, chain, numbers):
         chain = drop_clip(index, chain)
-    record = notes.record(chain)
+    record = notes.find_record(chain)
     # The inner node may also be the Cast of a packed constant.
     clip = chain.outer or chain.inner
     scale = np.zeros(0) if numbers.scale is None else numbers.scale

@@ -45,7 +45,7 @@ def measure_float_errors(
     model: float32, with inferred types. kind: the narrow type. Raises ModelError and DataError from the runs.
     """
     writer = _TwinWriter(get_index(model), kind.onnx_type, copy_store(model), list_names(bare_proto(model)))
-    tapped = tap_tensors(writer.write(model), writer.stats.values(), only=True)
+    tapped = tap_tensors(writer.write_twins(model), writer.stats.values(), only=True)
     if not tapped.outputs:
         return {}
     session = Session(tapped.proto, optimize=False, arena=False)
@@ -94,7 +94,7 @@ class _TwinWriter:
     rounded: dict[tuple[str, TensorId], str] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
 
-    def write(self, model: ModelLike) -> ModelLike:
+    def write_twins(self, model: ModelLike) -> ModelLike:
         """The model with twins in all scopes."""
         out = copy_proto(model)
         self.taken.update((_ONE, _ZERO))
@@ -119,7 +119,7 @@ class _TwinWriter:
         twin = NodeProto()
         twin.CopyFrom(node)
         if node.op_type not in _WITHOUT:
-            twin.input[:] = [self._round(main, scope, name) for name in node.input]
+            twin.input[:] = [self._round_tensor(main, scope, name) for name in node.input]
         if twin.input[:] != node.input[:]:
             twin.name = choose_name(f"{node.name}/twin", self.taken)
             twin.output[:] = [choose_name(f"{name}/twin", self.taken) if name else "" for name in node.output]
@@ -129,7 +129,7 @@ class _TwinWriter:
                 read = node.input[0] if node.input else ""
                 self._add_sums(graph, scope, name, "" if other == name else other, read, moved=moved)
 
-    def _round(self, main: GraphProto, scope: str, name: str) -> str:
+    def _round_tensor(self, main: GraphProto, scope: str, name: str) -> str:
         """The tensor rounded to the narrow type, as this scope reads it."""
         tensor = self.index.resolve(name, scope)
         if tensor is None or not is_float32(self.index, tensor):
@@ -167,7 +167,7 @@ class _TwinWriter:
 
         parts = [add("ReduceMin", name, keepdims=0), add("ReduceMax", name, keepdims=0)]
         if not moved:
-            own = self._round(graph, scope, name)
+            own = self._round_tensor(graph, scope, name)
             parts += [sum_squares(), sum_squares(twin) if twin else _ZERO, sum_squares(own)]
             # Sequences have no size, and ONNX Runtime has no Size of every type.
             source = read if is_float32(self.index, self.index.resolve(read, scope)) else name

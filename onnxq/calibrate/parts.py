@@ -68,14 +68,14 @@ class Watch:
 
     def add_constant(self, want: Want, value: Array) -> None:
         """Update the observer of `want` with a constant, once."""
-        self._update(self.observers.setdefault(want, create_observer(want.observer, want.quant)), value)
+        self._update_observer(self.observers.setdefault(want, create_observer(want.observer, want.quant)), value)
 
-    def see(self, tensor: TensorId, value: Array) -> None:
+    def observe_value(self, tensor: TensorId, value: Array) -> None:
         """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and +inf."""
         for want in self.readers[tensor]:
-            self._update(self.observers[want], value)
+            self._update_observer(self.observers[want], value)
 
-    def _update(self, observer: Observer, value: Array) -> None:
+    def _update_observer(self, observer: Observer, value: Array) -> None:
         try:
             observer.update(value)
         except CalibrationError:
@@ -103,7 +103,7 @@ def observe_samples(taps: Taps, watch: Watch, dataset: Dataset, *, batch: int | 
                 group, _count_batches(dataset.batches(batch), task), _list_samples(dataset)
             ):
                 try:
-                    watch.see(tensor, value)
+                    watch.observe_value(tensor, value)
                 except CalibrationError as error:
                     raise _name_sample(taps, tensor, part, dataset, error) from error
                 # Before the next value is made, so that only one is held.

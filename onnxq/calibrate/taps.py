@@ -48,7 +48,7 @@ class Taps:
 
     def groups(self, batch: Batch) -> list[Group]:
         """The tensors, in order, in groups whose values for this batch stay below the limit; no tensor is split."""
-        return self._pack(self.tensors, batch)
+        return self._pack_tensors(self.tensors, batch)
 
     def run(
         self, group: Group, batches: Iterable[Batch], singles: Callable[[Batch], Iterable[Feeds]]
@@ -64,7 +64,7 @@ class Taps:
             self._open = group, self._open_runner(group)
         main = self._open[1]
         for batch in batches:
-            parts = self._pack(group, batch)
+            parts = self._pack_tensors(group, batch)
             for part in parts:
                 runner = main if len(parts) == 1 else self._open_runner(part)
                 for tensor, value in runner.values(batch, singles):
@@ -75,7 +75,7 @@ class Taps:
         tapped = whole if whole is not None and group == self.tensors else tap_tensors(self._proto, group, only=True)
         return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
-    def _pack(self, group: Group, batch: Batch) -> list[Group]:
+    def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
         sizes = self._find_sizes(batch)
         packs: list[list[TensorId]] = [[]]
         used = 0

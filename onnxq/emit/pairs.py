@@ -111,7 +111,7 @@ class PairWriter:
         if edges and pair.op_type == QUANTIZE:
             names = self._make_names(site, "dq_node", "dequantized")
             inputs, result = [result, *pair.inputs[1:]], names["dequantized"]
-            self._insert(site, pair.scope, DEQUANTIZE, inputs, [result], names["dq_node"], after=pair.name)
+            self._insert_node(site, pair.scope, DEQUANTIZE, inputs, [result], names["dq_node"], after=pair.name)
         for edge in edges:
             self.editor.replace_input(edge, result)
 
@@ -145,7 +145,7 @@ class PairWriter:
             scale, zero = self._add_qparams(site, qparams, scope)
             inputs = [source, scale, zero]
             quantized, last = self._insert_quantize(site, qparams, inputs, names["quantized"], before, after)
-        self._insert(
+        self._insert_node(
             site, scope, DEQUANTIZE, [quantized, scale, zero], [names["dequantized"]], names["dq_node"],
             attrs=_axis_attributes(site.spec), after=last,
         )  # fmt: skip
@@ -164,7 +164,7 @@ class PairWriter:
             before = None
         names = self._make_names(site, "dynamic_node", "scale", "zero_point")
         name, results = names["dynamic_node"], (result, names["scale"], names["zero_point"])
-        self._insert(site, site.site.scope, DYNAMIC, [source], results, name, before=before, after=after)
+        self._insert_node(site, site.site.scope, DYNAMIC, [source], results, name, before=before, after=after)
         return (*results, name)
 
     def _insert_quantize(
@@ -183,7 +183,9 @@ class PairWriter:
             inputs[0], after = self._insert_clip(site, inputs[0], bounds, before=before, after=after)
             before = None
         attrs = _axis_attributes(spec)
-        self._insert(site, site.site.scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after)
+        self._insert_node(
+            site, site.site.scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
+        )
         if not narrow or spec.has_one_scale:
             return result, name
         # A Clip has one pair of bounds, and only the quantized values of all channels share one.
@@ -198,7 +200,7 @@ class PairWriter:
         node, result, *ends = names.values()
         for name, bound in zip(ends, bounds, strict=True):
             self.editor.add_initializer(scope, name, np.asarray(bound))
-        self._insert(site, scope, "Clip", [source, *ends], [result], node, before=before, after=after)
+        self._insert_node(site, scope, "Clip", [source, *ends], [result], node, before=before, after=after)
         return result, node
 
     def write_constant(self, site: SitePlan, qparams: QParams) -> None:
@@ -218,7 +220,7 @@ class PairWriter:
             return
         names = self._make_names(site, "dq_node", "dequantized")
         inputs = [stored, scale, zero] if zero else [stored, scale]
-        self._insert(
+        self._insert_node(
             site, site.site.scope, DEQUANTIZE, inputs, [names["dequantized"]], names["dq_node"],
             attrs=_axis_attributes(site.spec), before=self._find_first(whole),
         )  # fmt: skip
@@ -249,7 +251,7 @@ class PairWriter:
             rows = self._make_names(table, "quantized")["quantized"]
             node = self._make_names(site, "transpose_node")["transpose_node"]
             self.editor.add_initializer(scope, rows, np.ascontiguousarray(codes.T), dtype=TENSOR_TYPES[storage])
-            self._insert(site, scope, "Transpose", [rows], [name], node, attrs={"perm": [1, 0]}, before=first)
+            self._insert_node(site, scope, "Transpose", [rows], [name], node, attrs={"perm": [1, 0]}, before=first)
             scale, zero = self._add_qparams(site, qparams, scope, storage)
             self.shared[site.group] = rows, scale, zero
             return name, scale, zero
@@ -305,7 +307,7 @@ class PairWriter:
         if narrow:
             chain.append(("Cast", [row], result, "float_node", {"to": dtype}))
         for op_type, inputs, output, part, attrs in chain:
-            self._insert(site, scope, op_type, inputs, [output], names[part], attrs=attrs)
+            self._insert_node(site, scope, op_type, inputs, [output], names[part], attrs=attrs)
 
     def _insert_cast(self, site: SitePlan, codes: NDArray[np.generic], name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
@@ -313,7 +315,7 @@ class PairWriter:
         scope, wide = site.site.scope, site.spec.numpy_storage
         packed, node = self._make_names(site, "packed", "cast_node").values()
         self.editor.add_initializer(scope, packed, codes, dtype=TENSOR_TYPES[site.spec.storage])
-        self._insert(site, scope, "Cast", [packed], [name], node, attrs={"to": TENSOR_TYPES[wide]}, before=reader)
+        self._insert_node(site, scope, "Cast", [packed], [name], node, attrs={"to": TENSOR_TYPES[wide]}, before=reader)
         return wide
 
     def _add_qparams(self, site: SitePlan, qparams: QParams, scope: str, storage: str = "") -> tuple[str, str]:
@@ -339,7 +341,7 @@ class PairWriter:
     def _make_names(self, site: SitePlan, *parts: str) -> dict[str, str]:
         return {part: self.editor.fresh(name_part(site.site, part)) for part in parts}
 
-    def _insert(
+    def _insert_node(
         self, site: SitePlan, scope: str, op_type: str, inputs: Sequence[str], outputs: Sequence[str], name: str, *,
         attrs: Mapping[str, Any] | None = None, before: str | None = None, after: str | None = None,
     ) -> None:  # fmt: skip

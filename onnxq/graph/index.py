@@ -71,7 +71,7 @@ class GraphIndex(Graph):
         self.colours: dict[TensorId, str] | None = None
         # By the tensor that stores it: all that Identity makes of one share its array.
         self._decoded: dict[TensorId, NDArray[Any]] = {}
-        self._visit(proto.graph, "")
+        self._visit_graph(proto.graph, "")
         self.nodes = tuple(self._nodes.values())
         self.scopes = tuple(self._graphs)
         # Files before IR version 4 list initializers as inputs too; nobody has to feed them.
@@ -80,7 +80,7 @@ class GraphIndex(Graph):
         self.inputs = tuple(
             ValueInfo(value.name, *read_declared_type(value)) for value in proto.graph.input if value.name not in stored
         )
-        self.outputs: tuple[ValueInfo, ...] = tuple(self._info(value.name) for value in proto.graph.output)
+        self.outputs: tuple[ValueInfo, ...] = tuple(self._describe_value(value.name) for value in proto.graph.output)
 
     @property
     def model(self) -> ModelLike:
@@ -180,9 +180,9 @@ class GraphIndex(Graph):
         """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
         return tuple(value.name for value in look_up(self._graphs, scope, "such scope").output)
 
-    def _visit(self, graph: GraphProto, scope: str) -> None:
+    def _visit_graph(self, graph: GraphProto, scope: str) -> None:
         self._graphs[scope] = graph
-        self._define(graph, scope)
+        self._define_tensors(graph, scope)
         for node in sort_nodes(graph):
             # Before the node itself: its subgraphs run first, and a node's order says so.
             for label, subgraph in iterate_subgraphs(node):
@@ -190,21 +190,23 @@ class GraphIndex(Graph):
                 self._outer[inner] = scope
                 self._parent_node[inner] = node.name
                 self._subgraphs[node.name].append((label, inner))
-                self._visit(subgraph, inner)
-            self._add(node, scope)
+                self._visit_graph(subgraph, inner)
+            self._add_node(node, scope)
         for value in graph.output:
             found = self.resolve(value.name, scope)
             if found is not None:
                 (self._outputs if found.scope == scope else self._captured).add(found)
 
-    def _define(self, graph: GraphProto, scope: str) -> None:
+    def _define_tensors(self, graph: GraphProto, scope: str) -> None:
         names = self._defined[scope] = {value.name for value in graph.input}
         overridable = set(names)
         for tensor in graph.initializer:
-            self._store(TensorId(tensor.name, scope), tensor, tensor.data_type, tuple(tensor.dims), overridable)
+            self._store_initializer(
+                TensorId(tensor.name, scope), tensor, tensor.data_type, tuple(tensor.dims), overridable
+            )
         for sparse in graph.sparse_initializer:
             key = TensorId(sparse.values.name, scope)
-            self._store(key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable)
+            self._store_initializer(key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable)
         for node in graph.node:
             for output in filter(None, node.output):
                 names.add(output)
@@ -216,16 +218,16 @@ class GraphIndex(Graph):
                 self._types[TensorId(node.output[0], scope)] = read_constant_type(literal)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in names:
-                self._learn(TensorId(value.name, scope), *read_declared_type(value))
+                self._learn_type(TensorId(value.name, scope), *read_declared_type(value))
 
-    def _store(self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]) -> None:
+    def _store_initializer(self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]) -> None:
         self._defined[key.scope].add(key.name)
         self._types[key] = (dtype, dims)
         # ORT folds an initializer into nothing when the caller may feed another value for it.
         if key.name not in overridable or key.scope:
             self._initializers[key] = stored
 
-    def _learn(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
+    def _learn_type(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
         # A tensor may be declared twice, as an output and in value_info: each may know dims that the other does not.
         old_dtype, old_shape = self._types.get(key, (0, None))
         if shape is not None and old_shape is not None and len(shape) == len(old_shape):
@@ -234,7 +236,7 @@ class GraphIndex(Graph):
             )
         self._types[key] = (old_dtype or dtype, old_shape if shape is None else shape)
 
-    def _add(self, node: NodeProto, scope: str) -> None:
+    def _add_node(self, node: NodeProto, scope: str) -> None:
         ref = NodeRef(
             name=node.name,
             op_type=node.op_type,
@@ -261,7 +263,7 @@ class GraphIndex(Graph):
                 return origin, stored
         return None
 
-    def _info(self, name: str) -> ValueInfo:
+    def _describe_value(self, name: str) -> ValueInfo:
         key = self.resolve(name, "") or TensorId(name)
         return ValueInfo(name, self.dtype(key), self.shape(key))
 

@@ -253,8 +253,10 @@ class _Reader:
         node, out = product.node, product.product.outputs[0]
         transpose = self.index.maker(node, 1) if _is_transposed(self.index, node) else None
         stored = node.inputs[1] if transpose is None else transpose.inputs[0]
-        x = self._dequantize(node.scope, list(product.data.outputs), 1)
-        weight = self._dequantize(node.scope, [stored, product.scale, *node.inputs[3:4]], 1 if transpose is None else 0)
+        x = self._add_dequantize(node.scope, list(product.data.outputs), 1)
+        weight = self._add_dequantize(
+            node.scope, [stored, product.scale, *node.inputs[3:4]], 1 if transpose is None else 0
+        )
         for replaced in (node, product.cast, product.product):
             self.editor.remove_node(replaced.name)
         if transpose is None:
@@ -269,7 +271,7 @@ class _Reader:
         if key not in self.dequantized:
             names = [self.editor.fresh(f"{base}/{part}") for part in _PARTS]
             self.editor.insert_node(node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}"))
-            self.dequantized[key] = self._dequantize(node.scope, names, 1)
+            self.dequantized[key] = self._add_dequantize(node.scope, names, 1)
         inputs[0] = self.dequantized[key]
         for k in _LSTM_WEIGHTS:
             values, scale, zero = (self.index.input_value(node, at) for at in (k, 6 + 2 * k, 7 + 2 * k))
@@ -278,11 +280,11 @@ class _Reader:
             zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
             source = _name_source(node.inputs[k]).removesuffix("/transposed")
             parts = (np.swapaxes(values, 1, 2), scale[0], zero[0])
-            inputs[k] = self._dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
+            inputs[k] = self._add_dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
         self.editor.remove_node(node.name)
         self.editor.insert_node(node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs))
 
-    def _dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
+    def _add_dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
         """The dequantized tensor of integers, scale and zero point."""
         key = scope, inputs[0]
         if key not in self.dequantized:

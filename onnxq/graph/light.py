@@ -61,10 +61,10 @@ class WeightStore:
             array.setflags(write=False)
             if self.spool is not None and self.spool.takes(array.nbytes):
                 array = self.spool.write(array)
-        self._refer(tensor, array)
+        self._refer_to(tensor, array)
         return True
 
-    def _refer(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> None:
+    def _refer_to(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> None:
         # The store keeps the array alive, so no other array in use has this id.
         key = str(id(array))
         self._arrays[key] = array
@@ -84,7 +84,7 @@ class WeightStore:
         """As `put`, for types that ONNX packs closer than numpy, given as they are packed; False without a spool."""
         if self.spool is None or not self.spool.takes(len(packed)) or tensor.data_type in SAME_LAYOUT:
             return False
-        self._refer(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
+        self._refer_to(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
         return True
 
     def bytes_of(self, tensor: TensorProto) -> NDArray[np.uint8]:
@@ -97,7 +97,7 @@ class WeightStore:
         """The values of a stub in memory, or where they lie in a file: packed there where the type is."""
         return self._arrays[_key(tensor)]
 
-    def adopt(self, other: WeightStore) -> None:
+    def adopt_arrays(self, other: WeightStore) -> None:
         """Keep the arrays of another store as well, for stubs that come over from its model."""
         self._arrays.update(other._arrays)
 

@@ -105,7 +105,7 @@ class Cutter(Generic[M]):
 
     def list_inputs(self, names: Collection[str]) -> list[str]:
         """The tensors that these nodes read from outside and that a caller must feed, in the order of reading."""
-        return [tensor for tensor in _list_reads(self._select(names)) if not self.is_constant(tensor)]
+        return [tensor for tensor in _list_reads(self._select_nodes(names)) if not self.is_constant(tensor)]
 
     def cut(
         self,
@@ -124,7 +124,7 @@ class Cutter(Generic[M]):
         """
         given = [self._optional.get(value.name, value) for value in inputs]
         fed = {value.name for value in given}
-        nodes = [_hide_outputs((changed or {}).get(node.name, node), fed) for node in self._select(names)]
+        nodes = [_hide_outputs((changed or {}).get(node.name, node), fed) for node in self._select_nodes(names)]
         stored = {name: tensor for name, tensor in self._stored.items() if name not in fed}
         part = assemble_model(self._proto, nodes, given, outputs, {**stored, **(tensors or {})})
         declared = fed | {value.name for value in part.graph.output}
@@ -134,7 +134,7 @@ class Cutter(Generic[M]):
         part.graph.value_info.extend(value for _, value in sorted(types, key=lambda item: item[0]))
         return rebuild(self._model, part)
 
-    def _select(self, names: Collection[str]) -> list[NodeProto]:
+    def _select_nodes(self, names: Collection[str]) -> list[NodeProto]:
         """The nodes with the constants they read, in the order they run in."""
         chosen, waiting = set(names), list(names)
         while waiting:
@@ -310,7 +310,7 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
     out.CopyFrom(bare_proto(front))
     _settle_clashes(out, part)
     if store is not None and isinstance(rest, LightModel):
-        store.adopt(rest.weights)
+        store.adopt_arrays(rest.weights)
     graph, own = out.graph, list_defined(part.graph)
     made = {value.name: value for value in (*graph.output, *part.graph.output)}
     declared = [value for value in whole.graph.value_info if value.name in own or value.name in made]

@@ -54,7 +54,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    return [cut.time_us(cut.costs(kind), chosen) for kind in list_cpu_costs(problem.config.cpu)]
+    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in list_cpu_costs(problem.config.cpu)]
 
 
 def compare_times(before: list[float], after: list[float]) -> float:
@@ -86,7 +86,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
     # A placement for one kind is no compromise, whatever another kind would lose by it.
-    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.warnings() if cpu == ANY else ())
+    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.make_warnings() if cpu == ANY else ())
 
 
 def choose_all(problem: PlacementProblem, *, attention: bool, without: Collection[str] = frozenset()) -> Choice:

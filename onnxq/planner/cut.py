@@ -33,16 +33,16 @@ class FlowNetwork:
     to: list[int] = field(default_factory=list)
     cap: list[float] = field(default_factory=list)
 
-    def vertex(self, name: Hashable) -> int:
+    def add_vertex(self, name: Hashable) -> int:
         if name not in self.names:
             self.names[name] = len(self.heads)
             self.heads.append([])
         return self.names[name]
 
-    def edge(self, a: Hashable, b: Hashable, capacity: float) -> None:
+    def add_edge(self, a: Hashable, b: Hashable, capacity: float) -> None:
         if capacity <= 0:
             return
-        u, v = self.vertex(a), self.vertex(b)
+        u, v = self.add_vertex(a), self.add_vertex(b)
         for source, sink, amount in ((u, v, capacity), (v, u, 0.0)):
             self.heads[source].append(len(self.to))
             self.to.append(sink)
@@ -50,16 +50,16 @@ class FlowNetwork:
 
     def source_side(self, source: Hashable, sink: Hashable) -> set[int]:
         """The vertices still reachable from `source` once the flow is maximal."""
-        s, t = self.vertex(source), self.vertex(sink)
+        s, t = self.add_vertex(source), self.add_vertex(sink)
         while True:
-            level = self._levels(s)
+            level = self._rank_vertices(s)
             if t not in level:
                 return set(level)
             position = [0] * len(self.heads)
-            while self._augment(s, t, level, position):
+            while self._augment_path(s, t, level, position):
                 pass
 
-    def _levels(self, s: int) -> dict[int, int]:
+    def _rank_vertices(self, s: int) -> dict[int, int]:
         level = {s: 0}
         queue = [s]
         for u in queue:
@@ -69,7 +69,7 @@ class FlowNetwork:
                     queue.append(self.to[e])
         return level
 
-    def _augment(self, s: int, t: int, level: dict[int, int], position: list[int]) -> bool:
+    def _augment_path(self, s: int, t: int, level: dict[int, int], position: list[int]) -> bool:
         """One path of the level graph, followed with a stack so that deep models do not overflow it."""
         path: list[int] = []
         u = s
@@ -166,7 +166,7 @@ class CutProblem:
     dynamic: bool = False
     apart: frozenset[str] = frozenset()
 
-    def costs(self, cpu: CpuCosts) -> PlacementCosts:
+    def compute_costs(self, cpu: CpuCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
         quantize: dict[TensorId, float] = {}
         dequantize: dict[TensorId, float] = {}
@@ -187,14 +187,14 @@ class CutProblem:
         """
         net = FlowNetwork()
         # The source's side runs in integers: the cut then takes the operator's edge to the sink, at the int8 price.
-        net.vertex(_SOURCE), net.vertex(_SINK)
+        net.add_vertex(_SOURCE), net.add_vertex(_SINK)
         for op in self.ops:
             cost, side = costs.ops[op.name], fixed.get(op.name)
             int8_us = cost.int8_us + _MARGIN * cost.float_us + costs.margin_us * op.rule.compute
-            net.edge(op.name, _SINK, _INFINITE if side is False else int8_us)
-            net.edge(_SOURCE, op.name, _INFINITE if side is True else cost.float_us)
+            net.add_edge(op.name, _SINK, _INFINITE if side is False else int8_us)
+            net.add_edge(_SOURCE, op.name, _INFINITE if side is True else cost.float_us)
             if not op.rule.compute:
-                self._follow(net, op, fixed)
+                self._tie_follower(net, op, fixed)
         for use in self._uses:
             _add_pairs(net, use, costs)
         reached = net.source_side(_SOURCE, _SINK)
@@ -227,7 +227,7 @@ class CutProblem:
         own = sum(quantize_us(None if one is None else math.prod(one), cpu, dynamic=True) for one in shapes)
         return Cost(cost.float_us, cost.int8_us + own)
 
-    def _follow(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
+    def _tie_follower(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
         """Adding, pooling and moving never start a quantized region: their inputs must be quantized without them.
 
         Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
@@ -236,7 +236,7 @@ class CutProblem:
         for _, tensor in op.data:
             maker = self.ops.find_integer_maker(tensor)
             if maker is not None and fixed.get(maker.name) is not False:
-                net.edge(op.name, maker.name, _INFINITE)
+                net.add_edge(op.name, maker.name, _INFINITE)
                 continue
             readers = [
                 reader.name
@@ -245,7 +245,7 @@ class CutProblem:
             ]
             readers = [name for name in readers if fixed.get(name) is not False]
             if readers or fixed.get(op.name) is not True:
-                net.edge(op.name, readers[0] if readers else _SINK, _INFINITE)
+                net.add_edge(op.name, readers[0] if readers else _SINK, _INFINITE)
 
 
 def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost:
@@ -296,16 +296,16 @@ def _add_pairs(net: FlowNetwork, use: _TensorUse, costs: PlacementCosts) -> None
     if use.readers:
         need = ("int8", use.tensor)
         for reader in use.readers:
-            net.edge(reader, need, _INFINITE)
-        net.edge(need, _SINK if use.maker is None else use.maker, costs.quantize[use.tensor])
+            net.add_edge(reader, need, _INFINITE)
+        net.add_edge(need, _SINK if use.maker is None else use.maker, costs.quantize[use.tensor])
     if not use.dequantizes or use.maker is None:
         return
     need = ("float", use.tensor)
     if use.read_float:
-        net.edge(need, _SINK, _INFINITE)
+        net.add_edge(need, _SINK, _INFINITE)
     for reader in use.readers:
-        net.edge(need, reader, _INFINITE)
-    net.edge(use.maker, need, costs.dequantize[use.tensor])
+        net.add_edge(need, reader, _INFINITE)
+    net.add_edge(use.maker, need, costs.dequantize[use.tensor])
 
 
 ANY = "any"
@@ -347,7 +347,7 @@ class Balance:
     costs: PlacementCosts
     forecasts: tuple[Forecast, ...]
 
-    def warnings(self) -> tuple[Caution, ...]:
+    def make_warnings(self) -> tuple[Caution, ...]:
         """A line for each kind of CPU that could be better served."""
         return tuple(_warn_of_kind(one) for one in self.forecasts if one.loss > TOLERATED)
 
@@ -357,7 +357,7 @@ def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY)
 
     fixed: operators whose side is given. Operators forced into integers count as part of the float model.
     """
-    costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
+    costs = {name: problem.compute_costs(table) for name, table in CPU_COSTS.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
 
     def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:

@@ -116,7 +116,7 @@ class Placer:
         maker, apart = self.ops.by_out.get(tensor), op.name in self.apart
         pair = self.existing.pair_for(edge, tensor)
         if pair is not None and not apart:
-            return self._share(pair, tensor, readers)
+            return self._share_pair(pair, tensor, readers)
         # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
         # a pair that its maker's kernel writes is read like any other.
         nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
@@ -136,7 +136,7 @@ class Placer:
         role = Role.OUTPUT if is_output else Role.ACTIVATION
         return replace(planned, role=role, bound=(None, None) if maker is None else maker.bound)
 
-    def _share(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
+    def _share_pair(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
         shared = self.shared[pair.site]
         consumers = dict.fromkeys(shared.consumers or ())
@@ -150,7 +150,7 @@ class Placer:
 
     def _place_weight(self, op: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
         """The weight's site: the tensor itself, or the edge when its readers need different copies."""
-        tensor = self._resolve(op, edge)
+        tensor = self._find_tensor(op, edge)
         match, spec = self._ask_weight(tensor, op)
         readers: list[Edge] = []
         alike = tensor.scope == op.node.scope
@@ -164,7 +164,7 @@ class Placer:
         return self._make_site(op, match, spec, site=site, role=Role.WEIGHT, consumers=consumers, tensor=tensor)
 
     def _place_bias(self, op: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
-        tensor = self._resolve(op, edge)
+        tensor = self._find_tensor(op, edge)
         # Readers with other inputs or weights need the bias on another scale, and so a copy of their own.
         alone = self.index.consumers(tensor) == (edge,) and tensor.scope == edge.scope
         # A bias has one axis: its scales follow the weight's channels along axis 0.
@@ -184,7 +184,7 @@ class Placer:
         match = self.requests.match(Role.WEIGHT, tensor, (op.node,))
         return match, self.requests.make_spec(match, Role.WEIGHT, op.node)
 
-    def _resolve(self, op: QuantizableOp, edge: Edge) -> TensorId:
+    def _find_tensor(self, op: QuantizableOp, edge: Edge) -> TensorId:
         tensor = self.index.input(op.node, edge.index)
         assert tensor is not None
         return tensor

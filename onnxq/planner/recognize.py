@@ -175,12 +175,12 @@ class _Search:
         found = dict.fromkeys(t for t in read if t is not None and self._is_alike(name, t))
         if found:
             # The one that is made first, from which tools may have made the others by moving its values.
-            return tuple(sorted(found, key=self._order))
+            return tuple(sorted(found, key=self._find_order))
         sketch = self.contents.tensors[name]
         alike = [t for t in self.by_size[sketch.size] if self._is_alike(name, t)]
         return tuple(sorted(alike, key=lambda t: (t.name != name, self.sketches[t].measure_distance(sketch))))
 
-    def _order(self, tensor: TensorId) -> int:
+    def _find_order(self, tensor: TensorId) -> int:
         maker = self.index.producer(tensor)
         return -1 if maker is None else maker.order
 

@@ -46,7 +46,7 @@ class Requests:
             if rule.between is not None and rule.between not in self.paths:
                 self.paths[rule.between] = self._find_nodes_between(*rule.between, rule=rule)
 
-    def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+    def list_words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
         """The node's name and operators as rules may say them."""
         return node.name, (node.op_type,)
 
@@ -74,7 +74,7 @@ class Requests:
             default = default.model_copy(update={"dynamic": True})
         found = Match(default)
         for rule in self.config.rules:
-            if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
+            if rule.set.concerns_pairs and any(self._selects_tensor(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
                 found = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
@@ -88,7 +88,7 @@ class Requests:
         for rule in self.config.rules:
             if not (rule.set.concerns_pairs and (_is_specific(rule) or rule.set.float)):
                 continue
-            if any(self._selects(rule, Role.WEIGHT, tensor, node) for node in nodes):
+            if any(self._selects_tensor(rule, Role.WEIGHT, tensor, node) for node in nodes):
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
                 request = default if rule.set.float else rule.apply(default, Role.WEIGHT)
                 packed = request.bits == 4 and rule.set.storage is None
@@ -112,7 +112,9 @@ class Requests:
         for rule in self.config.rules:
             role = rule.role[0] if rule.role else None
             tensors = (TensorId(name) for name in (*node.inputs, *node.outputs) if name)
-            if rule.set.high_precision is not None and any(self._selects(rule, role, one, node) for one in tensors):
+            if rule.set.high_precision is not None and any(
+                self._selects_tensor(rule, role, one, node) for one in tensors
+            ):
                 return rule
         return None
 
@@ -137,10 +139,10 @@ class Requests:
             made = after.result
         return not made.scope
 
-    def _selects(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
+    def _selects_tensor(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
         if rule.between is not None and node.name not in self.paths[rule.between]:
             return False
-        name, ops = self.words(node)
+        name, ops = self.list_words(node)
         return any(rule.selects(node=name, op=op, tensor=tensor.name, role=role, scope=node.scope) for op in ops)
 
     def check_used(self, *others: Graph) -> None:
@@ -153,14 +155,14 @@ class Requests:
             # Roles are known once tensors are placed; until then each tensor may have the rule's.
             role = rule.role[0] if rule.role else None
             pairs = ((node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name)
-            if not any(self._selects(rule, role, TensorId(name), node) for node, name in pairs):
-                fix = self._suggest(rule, others or (self.graph,))
+            if not any(self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs):
+                fix = self._suggest_names(rule, others or (self.graph,))
                 raise _make_error(rule, "matches nothing in this model", fix, code="Q309")
 
-    def _suggest(self, rule: Rule, graphs: Sequence[Graph]) -> str:
+    def _suggest_names(self, rule: Rule, graphs: Sequence[Graph]) -> str:
         """The nearest names for the first selector that no name in the graphs satisfies."""
         nodes = [node for graph in graphs for node in graph.nodes]
-        words = [self.words(node) for node in nodes]
+        words = [self.list_words(node) for node in nodes]
         known = {
             "node": {name for name, _ in words},
             "op": {op for _, ops in words for op in ops},
@@ -175,8 +177,8 @@ class Requests:
 
     def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
         """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
-        after = _reach(self._find_ends(first, rule), self._readers)
-        before = _reach(self._find_ends(last, rule), self._makers)
+        after = _reach(self._find_ends(first, rule), self._list_readers)
+        before = _reach(self._find_ends(last, rule), self._list_makers)
         found = frozenset(after & before)
         if not found:
             cause = f"no path leads from {first!r} to {last!r}"
@@ -186,19 +188,19 @@ class Requests:
     def _find_ends(self, name: str, rule: Rule) -> list[NodeRef]:
         nodes = self.graph.nodes
         # A name may be a node's and a tensor's; a node's comes first, as it does in `node:`.
-        found = [node for node in nodes if name in (node.name, self.words(node)[0])]
+        found = [node for node in nodes if name in (node.name, self.list_words(node)[0])]
         found = found or [node for node in nodes if name in node.outputs]
         found = found or [node for node in nodes if name in node.inputs]
         if not found:
-            names = {self.words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
+            names = {self.list_words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
             raise _make_error(rule, f"no node or tensor is called {name!r}", suggest_names(name, names), code="Q314")
         return found
 
-    def _readers(self, node: NodeRef) -> list[NodeRef]:
+    def _list_readers(self, node: NodeRef) -> list[NodeRef]:
         made = node.results
         return [self.graph.node(edge.node) for tensor in made for edge in self.graph.consumers(tensor)]
 
-    def _makers(self, node: NodeRef) -> list[NodeRef]:
+    def _list_makers(self, node: NodeRef) -> list[NodeRef]:
         read = [self.graph.resolve(name, node.scope) for name in node.inputs if name]
         makers = [self.graph.producer(tensor) for tensor in read if tensor is not None]
         return [maker for maker in makers if maker is not None]

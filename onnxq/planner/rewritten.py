@@ -123,11 +123,11 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> tupl
     """
     mover = _Mover(plan, anchors, recognized)
     for site in _join_weights(mover, plan):
-        mover.move(site)
+        mover.move_site(site)
     return tuple(
         site
         if site.derived is None
-        else replace(site, derived=(mover.find(site.derived[0]), mover.find(site.derived[1])))
+        else replace(site, derived=(mover.find_moved(site.derived[0]), mover.find_moved(site.derived[1])))
         for site in mover.done
     )
 
@@ -142,7 +142,7 @@ class _Mover:
         # Inputs in the plan, with the site that they read.
         self.claims = dict(_list_claims(plan, recognized))
 
-    def move(self, site: SitePlan) -> None:
+    def move_site(self, site: SitePlan) -> None:
         """Add the site in all its places."""
         if site.site in self.moved:
             raise PlanError(str(site.site), "stands twice in the plan", "take one of the two sites out", code="Q403")
@@ -157,17 +157,17 @@ class _Mover:
                 where = readers[0]
             self.taken[where] = site.site
             self.moved.setdefault(site.site, where)
-            self.done.append(self._orient(replace(site, site=where, tensor=tensor, consumers=readers), site))
+            self.done.append(self._orient_site(replace(site, site=where, tensor=tensor, consumers=readers), site))
 
-    def find(self, site: Site) -> Site:
+    def find_moved(self, site: Site) -> Site:
         """The name here of a site that a bias derives from; of one merged into another, the other's."""
         if site in self.moved:
             return self.moved[site]
         name = site.name if isinstance(site, TensorId) else ""
-        heirs = (self.claims.get(edge) for edge in self._follow(name))
+        heirs = (self.claims.get(edge) for edge in self._follow_lost(name))
         return next((self.moved[heir] for heir in heirs if heir in self.moved), site)
 
-    def _follow(self, name: str) -> Iterator[tuple[str, int]]:
+    def _follow_lost(self, name: str) -> Iterator[tuple[str, int]]:
         for reader, _ in self.recognized.readers.get(name, ()):
             if self.recognized.has_lost(reader):
                 yield from self.recognized.follow_readers(reader)
@@ -215,7 +215,7 @@ class _Mover:
             tensor, maker = source, self.index.producer(source)
         return tensor == first
 
-    def _orient(self, site: SitePlan, known: SitePlan) -> SitePlan:
+    def _orient_site(self, site: SitePlan, known: SitePlan) -> SitePlan:
         """The site of a weight along its other axis, where its reader transposes it and the plan's did not."""
         if site.role is not Role.WEIGHT or not site.consumers or not known.consumers:
             return site

@@ -84,8 +84,8 @@ class Editor(Generic[M]):
 
     def add_tensor(self, scope: str, tensor: TensorProto) -> None:
         """A new initializer in `scope`, as it is and under the name it has."""
-        record = self._scope(scope)
-        self._define(tensor.name, scope)
+        record = self._find_scope(scope)
+        self._define_tensor(tensor.name, scope)
         record.initializers[tensor.name] = tensor
         record.value_info.pop(tensor.name, None)
 
@@ -129,15 +129,15 @@ class Editor(Generic[M]):
         before, after: the node of the same scope it is to stand next to; without them it stands before its first
         reader. It is moved only as far as its own inputs and readers ask.
         """
-        target = self._scope(scope)
+        target = self._find_scope(scope)
         if name in self._nodes:
             raise _fault(name, "there is a node of this name already", "take a name from fresh()")
         for anchor in filter(None, (before, after)):
-            if self._node(anchor).scope != scope:
+            if self._find_node(anchor).scope != scope:
                 raise _fault(anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope")
         attributes = {key: _make_attribute(key, value) for key, value in (attrs or {}).items()}
-        read = [self._visible(tensor, scope) for tensor in inputs]
-        made = [self._define(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
+        read = [self._find_visible(tensor, scope) for tensor in inputs]
+        made = [self._define_tensor(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
         node = gs.Node(op_type, name=name, inputs=read, outputs=made, domain=domain or None)
         notes = [StringStringEntryProto(key=key, value=value) for key, value in (metadata or {}).items()]
         self._nodes[name] = NodeRecord(node, scope, NodeProto(metadata_props=notes), attributes)
@@ -151,7 +151,7 @@ class Editor(Generic[M]):
 
     def remove_node(self, name: str) -> None:
         """Take out a node with its subgraphs. Readers of its outputs must be rewired before export."""
-        record = self._node(name)
+        record = self._find_node(name)
         for subgraph in record.subgraphs.values():
             for inner in [key for key, value in self._nodes.items() if value.scope == subgraph]:
                 self.remove_node(inner)
@@ -171,10 +171,10 @@ class Editor(Generic[M]):
 
     def replace_input(self, edge: Edge, tensor: str) -> None:
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
-        record = self._node(edge.node)
+        record = self._find_node(edge.node)
         if not 0 <= edge.index <= len(record.node.inputs):
             raise _fault(str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these")
-        found = self._visible(tensor, record.scope)
+        found = self._find_visible(tensor, record.scope)
         if edge.index == len(record.node.inputs):
             record.node.inputs.append(found)
         else:
@@ -182,10 +182,10 @@ class Editor(Generic[M]):
 
     def replace_output(self, node: str, k: int, new: str) -> None:
         """Let a node make the tensor `new` as its output k. Readers keep the old one, for another node to make."""
-        record = self._node(node)
+        record = self._find_node(node)
         old = TensorId(record.node.outputs[k].name, record.scope)
         self._wiring.orphans[old] = self._tensors.pop(old)
-        record.node.outputs[k] = self._define(new, record.scope)
+        record.node.outputs[k] = self._define_tensor(new, record.scope)
 
     def rewire(self, t: TensorId, new: str, *, consumers: Iterable[Edge] | None = None, outputs: bool = False) -> None:
         """Let the readers of `t` (all, or the given ones) read `new`, captures from inner scopes included.
@@ -214,7 +214,7 @@ class Editor(Generic[M]):
         name = scope.outputs[k].name
         if not scope.name:
             raise _fault(name, "is an output of the model and keeps its name", "rename the tensor, then make it anew")
-        self._visible(new, scope.name)
+        self._find_visible(new, scope.name)
         scope.outputs[k] = rename_value(scope.outputs[k], new)
 
     def consumers(self, t: TensorId) -> tuple[Edge, ...]:
@@ -236,7 +236,7 @@ class Editor(Generic[M]):
         tensor = self._tensors[t]
         if not scope.name and t.name in {value.name for value in scope.inputs}:
             raise _fault(t.name, "is an input of the model and keeps its name", "insert a node behind it")
-        self._define(new, t.scope)
+        self._define_tensor(new, t.scope)
         # Subgraphs that give the tensor out by its outer name are readers like any other.
         for inner in self._scopes.values():
             if inner is not scope:
@@ -264,7 +264,7 @@ class Editor(Generic[M]):
 
     def set_attr(self, node: str, name: str, value: Any) -> None:
         """Set an attribute (None takes it away): int, float, str, bytes, list of these, TensorProto, AttributeProto."""
-        record = self._node(node)
+        record = self._find_node(node)
         if value is None:
             record.attributes.pop(name, None)
         else:
@@ -272,7 +272,7 @@ class Editor(Generic[M]):
 
     def set_op(self, node: str, op_type: str, domain: str = "") -> None:
         """Make the node another operation, with the inputs, outputs and attributes it has."""
-        record = self._node(node)
+        record = self._find_node(node)
         record.node.op = op_type
         record.node.domain = domain or None
 
@@ -292,10 +292,10 @@ class Editor(Generic[M]):
         """Add entries to the model's metadata_props."""
         self._metadata.update(metadata)
 
-    def _node(self, name: str) -> NodeRecord:
+    def _find_node(self, name: str) -> NodeRecord:
         return look_up(self._nodes, name, "node of this name")
 
-    def _scope(self, name: str) -> ScopeRecord:
+    def _find_scope(self, name: str) -> ScopeRecord:
         return look_up(self._scopes, name, "such scope")
 
     def _tensor_scope(self, t: TensorId) -> ScopeRecord:
@@ -304,7 +304,7 @@ class Editor(Generic[M]):
             raise ModelError(str(t), "the model has no such tensor", suggest_names(t.name, known), code="Q116")
         return self._scopes[t.scope]
 
-    def _visible(self, tensor: str, scope: str) -> Any:
+    def _find_visible(self, tensor: str, scope: str) -> Any:
         if not tensor:
             return gs.Variable.empty()
         found = self._resolve(tensor, scope)
@@ -313,13 +313,13 @@ class Editor(Generic[M]):
             raise ModelError(tensor, f"no such tensor is visible in scope {scope!r}", near, code="Q116")
         return self._tensors[found]
 
-    def _define(self, name: str, scope: str) -> Any:
+    def _define_tensor(self, name: str, scope: str) -> Any:
         if not name:
             raise _fault("a new tensor", "needs a name", "take one from fresh()")
         if not self.is_free(name, scope):
             raise _fault(name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()")
         self._names.add(name)
-        return self._wiring.define(TensorId(name, scope))
+        return self._wiring.define_tensor(TensorId(name, scope))
 
 
 def _make_attribute(name: str, value: Any) -> AttributeProto:

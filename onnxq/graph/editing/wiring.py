@@ -87,7 +87,7 @@ class Wiring:
             at = self.scopes[at].parent
         return None
 
-    def define(self, t: TensorId) -> Any:
+    def define_tensor(self, t: TensorId) -> Any:
         """The graphsurgeon object of a tensor that is new, or new again."""
         orphan = self.orphans.pop(t, None)
         self.tensors[t] = gs.Variable(t.name) if orphan is None else orphan

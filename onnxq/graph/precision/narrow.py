@@ -295,7 +295,7 @@ class _TypeWriter:
         dtype = self.dtypes[tensor] = narrow if read_in == {narrow} else FLOAT
         # Both halves of a pair have one scale, also where they have two types.
         if dtype != FLOAT or self._is_shared_scale(tensor, read_in):
-            value = self._narrow(decode_tensor(stored, store), self._is_limited(tensor))
+            value = self._narrow_value(decode_tensor(stored, store), self._is_limited(tensor))
             value = value if dtype != FLOAT else value.astype(np.float32)
             stored.CopyFrom(encode_tensor(stored.name, value, dtype, store=store))
 
@@ -310,7 +310,7 @@ class _TypeWriter:
     def _is_limited(self, tensor: TensorId) -> bool:
         return any(edge in self.types.limited for edge in self.index.consumers(tensor))
 
-    def _narrow(self, value: NDArray[Any], limited: bool) -> NDArray[Any]:
+    def _narrow_value(self, value: NDArray[Any], limited: bool) -> NDArray[Any]:
         if limited:
             value = np.maximum(value, np.float32(LOWEST[self.types.narrow]))
         with np.errstate(over="ignore", under="ignore"):
@@ -367,7 +367,7 @@ class _TypeWriter:
         if value is None or not is_float32(self.index, tensor) or self.types.of_readers(tensor) != {narrow}:
             return FLOAT
         del node.attribute[:]
-        stored = encode_tensor(tensor.name, self._narrow(value, self._is_limited(tensor)), narrow)
+        stored = encode_tensor(tensor.name, self._narrow_value(value, self._is_limited(tensor)), narrow)
         node.attribute.append(helper.make_attribute("value", stored))
         return narrow
 
@@ -386,7 +386,7 @@ class _TypeWriter:
     def _copy_constant(self, tensor: TensorId, limited: bool) -> str:
         """A copy of a constant in the narrow type."""
         name = self._name_part(tensor, TYPE_NAMES[self.types.narrow])
-        value = self._narrow(np.asarray(self.index.constant(tensor)), limited)
+        value = self._narrow_value(np.asarray(self.index.constant(tensor)), limited)
         self.graphs[tensor.scope].initializer.append(encode_tensor(name, value, self.types.narrow))
         return name
 

@@ -58,7 +58,7 @@ def choose_scales(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, tuple[str, ...]]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     found: dict[TensorId, tuple[str, ...]] = {}
-    costs = [CutProblem(problem.ops, dynamic=True).costs(kind) for kind in list_cpu_costs(problem.config.cpu)]
+    costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in list_cpu_costs(problem.config.cpu)]
     for site in plan.sites:
         tensor, edges = site.site, site.consumers
         if site.role is not Role.ACTIVATION or site.spec != _USUAL or not isinstance(tensor, TensorId) or not edges:

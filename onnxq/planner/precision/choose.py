@@ -32,25 +32,25 @@ def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> frozenset[str
     A tensor costs a Cast where it is made in one type and read in the other, however many read it.
     """
     net = FlowNetwork()
-    net.vertex(_WIDE), net.vertex(_NARROW)
+    net.add_vertex(_WIDE), net.add_vertex(_NARROW)
     for name in problem.bindings:
         op_type = problem.index.node(name).op_type
         cost = _INFINITE if op_type in _HEAVY else _MOVED_COST if op_type in MOVES else _WIDE_COST
         if name in kept:
-            net.edge(_WIDE, name, _INFINITE)
+            net.add_edge(_WIDE, name, _INFINITE)
         else:
-            net.edge(name, _NARROW, cost)
+            net.add_edge(name, _NARROW, cost)
     for tensor in _list_computed(problem):
         maker, readers = _find_maker(problem, tensor), list(_list_readers(problem, tensor))
         if not readers:
             continue
         # A vertex for each of the two Casts: in float32 for its readers there, and in the narrow type.
         up, down = (tensor, "up"), (tensor, "down")
-        net.edge(up, maker, 1.0)
-        net.edge(maker, down, 1.0)
+        net.add_edge(up, maker, 1.0)
+        net.add_edge(maker, down, 1.0)
         for reader in readers:
-            net.edge(reader, up, _INFINITE)
-            net.edge(down, reader, _INFINITE)
+            net.add_edge(reader, up, _INFINITE)
+            net.add_edge(down, reader, _INFINITE)
     reached = net.source_side(_WIDE, _NARROW)
     return frozenset(name for name in problem.bindings if net.names[name] in reached)
 
@@ -104,7 +104,7 @@ def choose_types(problem: PrecisionProblem, *, more: Mapping[str, KeptFloat32] |
     limited = tuple(edge for name in narrow for edge in search.list_limited(problem.index.node(name)))
     return PrecisionPlan(
         type=problem.kind,
-        nodes=sum(bool(problem.writes(problem.index.node(name))) for name in narrow),
+        nodes=sum(bool(problem.list_writes(problem.index.node(name))) for name in narrow),
         kept=tuple(kept.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order),
         limited=limited,
     )

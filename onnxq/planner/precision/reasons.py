@@ -92,20 +92,20 @@ class PrecisionProblem:
         for node in self.index.nodes:
             if node.is_onnx(QUANTIZE, DEQUANTIZE, "Constant", *CONTROL):
                 continue
-            made = self.writes(node)
-            if made or self.reads(node):
+            made = self.list_writes(node)
+            if made or self.list_reads(node):
                 binding = bind_types(self.index, node, self.kind.onnx_type, self.opset)
                 # Shape and its like take tensors as they come, and make none.
                 if made or any(follows is not None for follows in binding.inputs):
                     bindings[node.name] = binding
         return bindings
 
-    def reads(self, node: NodeRef) -> list[tuple[int, TensorId]]:
+    def list_reads(self, node: NodeRef) -> list[tuple[int, TensorId]]:
         """The float32 inputs of a node, constants too."""
         tensors = enumerate(self.index.list_inputs(node))
         return [(k, tensor) for k, tensor in tensors if tensor is not None and is_float32(self.index, tensor)]
 
-    def writes(self, node: NodeRef) -> list[TensorId]:
+    def list_writes(self, node: NodeRef) -> list[TensorId]:
         """The float32 outputs of a node."""
         return [tensor for tensor in node.results if is_float32(self.index, tensor)]
 
@@ -173,7 +173,7 @@ class ReasonSearch:
         self._check_unseen()
         return self.kept
 
-    def _keep(self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = "") -> None:
+    def _keep_wide(self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = "") -> None:
         if name in self.problem.bindings and name not in self.kept:
             self.kept[name] = KeptFloat32(node=name, reason=reason, figure=round_figure(figure), detail=detail)
 
@@ -181,14 +181,14 @@ class ReasonSearch:
         """ONNX, the engine, and the person's rules."""
         problem = self.problem
         fixed = False in binding.inputs and True not in binding.inputs
-        if not binding.able and (fixed or problem.writes(node)):
-            self._keep(node.name, KeepReason.ONNX)
+        if not binding.able and (fixed or problem.list_writes(node)):
+            self._keep_wide(node.name, KeepReason.ONNX)
         detail = problem.engine.refuse_narrow(Candidate(node, problem.index, problem.shapes), problem.kind)
         if detail:
-            self._keep(node.name, KeepReason.KERNEL, detail=detail)
+            self._keep_wide(node.name, KeepReason.KERNEL, detail=detail)
         rule = problem.requests.find_wide_rule(node)
         if rule is not None:
-            self._keep(node.name, KeepReason.RULE, detail=rule.describe())
+            self._keep_wide(node.name, KeepReason.RULE, detail=rule.describe())
 
     def _check_shapes(self) -> None:
         """Arithmetic on shapes and positions, which must stay exact: made of shapes, or about to be whole numbers."""
@@ -196,14 +196,14 @@ class ReasonSearch:
         for node in index.nodes:
             computed = [tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)]
             # Positions that select rows of a table make no row a position.
-            table = node.op_type in _TABLES and bool(self.problem.writes(node))
+            table = node.op_type in _TABLES and bool(self.problem.list_writes(node))
             follows = computed and not table and shapes.issuperset(computed)
             if node.op_type in ("Shape", "Size") or follows:
                 shapes.update(node.results)
-                self._keep(node.name, KeepReason.SHAPES)
+                self._keep_wide(node.name, KeepReason.SHAPES)
         for node in index.nodes:
             if node.op_type == "Cast" and not is_float32(index, node.result):
-                for _, tensor in self.problem.reads(node):
+                for _, tensor in self.problem.list_reads(node):
                     self._keep_counting(tensor)
 
     def _keep_counting(self, tensor: TensorId) -> None:
@@ -211,24 +211,24 @@ class ReasonSearch:
         while waiting:
             node = self.index.producer(waiting.pop())
             if node is not None and node.op_type in _COUNTING and node.name not in self.kept:
-                self._keep(node.name, KeepReason.SHAPES)
-                waiting += [held for _, held in self.problem.reads(node)]
+                self._keep_wide(node.name, KeepReason.SHAPES)
+                waiting += [held for _, held in self.problem.list_reads(node)]
 
     def _check_constants(self, node: NodeRef) -> None:
         """Constants beyond the type, but masks, which are limited where they are read."""
         largest = self.kind.largest
-        for k, tensor in self.problem.reads(node):
+        for k, tensor in self.problem.list_reads(node):
             value = self.index.constant(tensor)
             if value is None or not value.size or node.make_edge(k) in self.problem.paired:
                 continue
             low, high = float(np.nanmin(value)), float(np.nanmax(value))
             beyond = max(-low, high) > largest
             if beyond and not (high <= largest and self._passes_mask(node)):
-                self._keep(node.name, KeepReason.OVERFLOW, low if -low > high else high)
+                self._keep_wide(node.name, KeepReason.OVERFLOW, low if -low > high else high)
 
     def _check_vanishing(self, node: NodeRef) -> None:
         """A number beside a tensor that becomes 0, such as the epsilon of a root: kept up to the quotient."""
-        for _, tensor in self.problem.reads(node):
+        for _, tensor in self.problem.list_reads(node):
             value = self.index.constant(tensor)
             if value is None or value.size != 1:
                 continue
@@ -238,13 +238,15 @@ class ReasonSearch:
             waiting = [node]
             while waiting:
                 maker = waiting.pop()
-                self._keep(maker.name, KeepReason.SMALL, number)
-                readers = [reader for result in self.problem.writes(maker) for reader in self.index.readers(result)]
+                self._keep_wide(maker.name, KeepReason.SMALL, number)
+                readers = [
+                    reader for result in self.problem.list_writes(maker) for reader in self.index.readers(result)
+                ]
                 waiting += [one for one in readers if one.op_type in _DIVIDING and one.name not in self.kept]
 
     def _passes_mask(self, node: NodeRef) -> bool:
         """True where a mask among the inputs of this node is a mask in its result."""
-        made = self.problem.writes(node)
+        made = self.problem.list_writes(node)
         return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in made)
 
     def _leads_to_softmax(self, tensor: TensorId) -> bool:
@@ -270,17 +272,17 @@ class ReasonSearch:
         kind, maker = self.kind, self.index.producer(tensor)
         if self._is_mask(tensor, errors):
             if maker is not None and not self._passes_mask(maker):
-                self._keep(maker.name, KeepReason.OVERFLOW, errors.low)
+                self._keep_wide(maker.name, KeepReason.OVERFLOW, errors.low)
             return
         if self._is_lost(errors):
             reason = KeepReason.OVERFLOW if errors.peak > kind.smallest * MARGIN else KeepReason.SMALL
             # The node that makes it and all that read it.
             for node in (maker, *self.index.readers(tensor)):
                 if node is not None:
-                    self._keep(node.name, reason, errors.peak)
+                    self._keep_wide(node.name, reason, errors.peak)
         total = 0.0 if maker is None else _find_sum(maker, errors)
         if maker is not None and total > kind.largest / MARGIN:
-            self._keep(maker.name, KeepReason.SUM, total)
+            self._keep_wide(maker.name, KeepReason.SUM, total)
 
     def _is_lost(self, errors: TensorErrors) -> bool:
         """True for a tensor beyond the type's normal numbers, at either end."""
@@ -293,17 +295,17 @@ class ReasonSearch:
         least = 20.0 * math.log10(2.0) * _DIGITS[self.kind] + _DITHER_DB - _LOSS_DB
         if maker is None or worst >= least or maker.name in self.kept:
             return
-        read = [source for _, source in self.problem.reads(maker)]
+        read = [source for _, source in self.problem.list_reads(maker)]
         if any(self._is_lost(self.errors[known]) for known in (tensor, *read) if known in self.errors):
             return
         reason, figure = KeepReason.PRECISION, worst
         # Rounded inputs made inf or NaN, such as 0 times a mask's lowest number, whatever the result should be.
         if not math.isfinite(worst):
             reason, figure = KeepReason.OVERFLOW, max(errors.peak, self.kind.largest)
-        self._keep(maker.name, reason, figure)
+        self._keep_wide(maker.name, reason, figure)
         for source in read:
             if (before := self.index.producer(source)) is not None:
-                self._keep(before.name, reason, figure)
+                self._keep_wide(before.name, reason, figure)
 
     def _reads_mask(self, tensor: TensorId) -> bool:
         errors = self.errors.get(tensor)
@@ -315,25 +317,25 @@ class ReasonSearch:
         for site in self.problem.plan.existing:
             if site.qparams is None or not is_exact(site.qparams.scale, narrow):
                 for edge in site.consumers or ():
-                    self._keep(edge.node, KeepReason.EXISTING)
+                    self._keep_wide(edge.node, KeepReason.EXISTING)
         for site in self.problem.plan.sites:
             scale = None if site.qparams is None else site.qparams.scale
             if scale is None or holds_scale(scale, narrow, weight=site.role.is_constant):
                 continue
             for edge in site.find_readers(self.index):
-                self._keep(edge.node, KeepReason.SCALE, float(scale.min()))
+                self._keep_wide(edge.node, KeepReason.SCALE, float(scale.min()))
 
     def _check_unseen(self) -> None:
         """Nodes in branches that no sample ran, of which nothing is known."""
         for node in self.nodes if self.errors else ():
-            results = self.problem.writes(node)
+            results = self.problem.list_writes(node)
             known = (tensor in self.errors or self.index.is_constant(tensor) for tensor in results)
             if results and not any(known):
-                self._keep(node.name, KeepReason.UNSEEN)
+                self._keep_wide(node.name, KeepReason.UNSEEN)
 
     def list_limited(self, node: NodeRef) -> Iterator[Edge]:
         """The inputs of a narrow node that read a mask."""
-        for k, tensor in self.problem.reads(node):
+        for k, tensor in self.problem.list_reads(node):
             value = self.index.constant(tensor)
             if value is None:
                 limited = self._reads_mask(tensor)
