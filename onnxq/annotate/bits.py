@@ -148,7 +148,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     elif node.op_type == LOOKUP:
         scale, zero = index.input_value(node, 2), index.input_value(node, 3)
         storage = _find_type_name(index, chain.source)
-        grain = PerBlock(int(node.attrs.get("quantize_axis", 1)), int(node.attrs.get("block_size", 128)))
+        grain = PerBlock(node.read_int("quantize_axis", 1), node.read_int("block_size", 128))
     else:
         scale, zero, storage = read_row_scale(index, node), None, _find_type_name(index, chain.source)
     return Numbers(
@@ -162,7 +162,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
 def read_bits(
     index: GraphIndex,
     chain: Chain,
-    numbers: Numbers,
+    qparams: Numbers,
     *,
     noted: tuple[int, Origin] | None,
     levels: tuple[int, int] | None,
@@ -171,35 +171,35 @@ def read_bits(
 
     noted: bits of onnxq's own notes, None without any. levels: as `find_used_levels` returns them.
     """
-    width = numbers.element_type.bits
+    width = qparams.element_type.bits
     # A note wider than the type cannot be right.
     if noted is not None and noted[0] <= width:
         return noted
     written = [node.attrs["bits"] for node in chain.nodes if isinstance(node.attrs.get("bits"), int)]
     if written and 1 <= written[0] <= width:
         return int(written[0]), Origin.ATTRIBUTE
-    if numbers.storage not in _CONTAINERS:
+    if qparams.storage not in _CONTAINERS:
         return width, Origin.TYPE
-    clipped = read_clip_bits(index, chain, numbers)
+    clipped = read_clip_bits(index, chain, qparams)
     if clipped is not None and clipped < width:
         return clipped, Origin.CLIP
     if levels is not None and _count_values(index, chain) >= ENOUGH_VALUES:
-        used = count_bits(*levels, signed=numbers.element_type.signed)
+        used = count_bits(*levels, signed=qparams.element_type.signed)
         if used < width:
             return used, Origin.VALUES
     return width, Origin.TYPE
 
 
-def read_clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int | None:
+def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | None:
     """Bits that a Clip enforces, on the integers (QCDQ) or on the floats in front; None without one."""
     if chain.inner is not None and chain.inner.op_type == "Clip":
         bounds = _read_bounds(index, chain.inner)
         if bounds is not None:
             return max(2, math.ceil(math.log2(bounds[1] - bounds[0] + 1)))
-    return _float_clip_bits(index, chain, numbers)
+    return _float_clip_bits(index, chain, qparams)
 
 
-def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool:
+def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool:
     """True when the float Clip in front belongs to the quantizer: its bounds are the range of a narrower width.
 
     A ReLU6 in front of a quantize node fills the container and belongs to the network. In front of a scale of each run
@@ -207,21 +207,21 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool
     """
     if chain.outer is not None and is_dynamic(chain.quantize):
         return is_clipped_part(chain.outer.outputs[0])
-    return _float_clip_bits(index, chain, numbers) is not None
+    return _float_clip_bits(index, chain, qparams) is not None
 
 
-def _float_clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int | None:
+def _float_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | None:
     """Bits that the Clip in front of a chain enforces; None for one that fills the container, and without one."""
     bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
-    if bounds is None or numbers.scale is None or numbers.scale.size != 1 or not float(numbers.scale.flat[0]) > 0:
+    if bounds is None or qparams.scale is None or qparams.scale.size != 1 or not float(qparams.scale.flat[0]) > 0:
         return None
-    scale = float(numbers.scale.flat[0])
-    zero = 0 if numbers.zero_point is None else int(numbers.zero_point.flat[0])
+    scale = float(qparams.scale.flat[0])
+    zero = 0 if qparams.zero_point is None else int(qparams.zero_point.flat[0])
     ends = [bound / scale + zero for bound in bounds]
     if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in ends):
         return None
     low, high = map(round, ends)
-    width, signed = numbers.element_type.bits, numbers.element_type.signed
+    width, signed = qparams.element_type.bits, qparams.element_type.signed
     # The full width without narrow range needs no Clip: the container saturates there.
     for bits in range(2, width + 1):
         bottom, top = _find_ends(bits, signed)
@@ -231,12 +231,12 @@ def _float_clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int |
     return None
 
 
-def find_used_levels(index: GraphIndex, chain: Chain, numbers: Numbers) -> tuple[int, int] | None:
+def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
     """Lowest and highest quantized value of a constant; None for other tensors, FP8, and constants of zeros only."""
-    value = None if numbers.element_type.is_float else index.constant(chain.source)
+    value = None if qparams.element_type.is_float else index.constant(chain.source)
     if value is None:
         return None
-    codes = _to_int64(value) if chain.quantize is None else _quantize_constant(value, numbers)
+    codes = _to_int64(value) if chain.quantize is None else _quantize_constant(value, qparams)
     return (int(codes.min()), int(codes.max())) if codes is not None and codes.any() else None
 
 
@@ -255,15 +255,17 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
-def _quantize_constant(value: NDArray[Any], numbers: Numbers) -> NDArray[np.int64] | None:
+def _quantize_constant(value: NDArray[Any], chain_qparams: Numbers) -> NDArray[np.int64] | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
-    if numbers.scale is None or not (numbers.scale > 0).all() or not np.isfinite(value).all():
+    if chain_qparams.scale is None or not (chain_qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
-    width, signed = numbers.element_type.bits, numbers.element_type.signed
+    width, signed = chain_qparams.element_type.bits, chain_qparams.element_type.signed
     # The scheme does not matter: the zero point is given.
-    spec = QuantSpec(bits=width, signed=signed, symmetric=False, granularity=numbers.granularity)
-    zero = np.zeros(numbers.scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point
-    qparams = QParams(numbers.scale.astype(np.float32), zero.astype(np.int32))
+    spec = QuantSpec(bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity)
+    zero = (
+        np.zeros(chain_qparams.scale.shape, np.int32) if chain_qparams.zero_point is None else chain_qparams.zero_point
+    )
+    qparams = QParams(chain_qparams.scale.astype(np.float32), zero.astype(np.int32))
     return np.asarray(quantize(value, qparams, spec), np.int64)
 
 
@@ -307,8 +309,8 @@ def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: NDArray[Any] | None) -> Granularity:
     shape = index.shape(index.input(node, 1)) if scale is None else scale.shape
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
-    block = int(node.attrs.get("block_size", 0))
-    axis = int(node.attrs.get("axis", 1))
+    block = node.read_int("block_size", 0)
+    axis = node.read_int("axis", 1)
     if block > 0:
         return PerBlock(axis, block)
     return PerChannel(axis) if shape and len(shape) == 1 and shape[0] != 1 else PerTensor()
@@ -402,5 +404,5 @@ def list_specs(plan: Plan) -> dict[str, QuantSpec]:
 
 def read_node_notes(node: NodeProto) -> dict[str, str]:
     """The `onnxq.*` metadata of a node, without the prefix."""
-    found = ((entry.key, entry.value) for entry in node.metadata_props)
-    return {key.removeprefix(NODE_PREFIX): value for key, value in found if key.startswith(NODE_PREFIX)}
+    entries = ((entry.key, entry.value) for entry in node.metadata_props)
+    return {key.removeprefix(NODE_PREFIX): value for key, value in entries if key.startswith(NODE_PREFIX)}

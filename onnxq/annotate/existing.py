@@ -13,6 +13,8 @@ from onnxq.annotate.read import describe_pair, drop_clip
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.scopes import walk_from
 from onnxq.plan import Plan, SitePlan, from_json
 from onnxq.planner import KEPT, NOTHING, Existing
 from onnxq.sites import Edge, Site, TensorId
@@ -20,7 +22,7 @@ from onnxq.spec import QParams, QuantSpec
 
 _REASON = "the model came with this pair"
 # Nodes that may stand between a weight's DequantizeLinear and the node that multiplies by it.
-_MOVES = frozenset({"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"})
+_MOVES = LAYOUT_OPS | {"Cast"}
 
 
 def find_existing(proto: ModelLike) -> Existing:
@@ -80,36 +82,36 @@ class _Finder:
         if chain.lookup is not None:
             return
         index, result = self.index, chain.last.result
-        numbers = read_numbers(index, chain)
-        if not is_quantizer_clip(index, chain, numbers):
+        qparams = read_numbers(index, chain)
+        if not is_quantizer_clip(index, chain, qparams):
             chain = drop_clip(index, chain)
-        if chain.source is None or numbers.scale is None:
+        if chain.source is None or qparams.scale is None:
             return
         edges, constant = index.consumers(result), index.is_constant(chain.source)
         if chain.dequantize is None or (chain.quantize is None and not constant):
-            self._add_half(chain, numbers, edges)
+            self._add_half(chain, qparams, edges)
             return
         if constant:
             self.weighted.update(self._find_multiplying(edges))
             # Its readers cannot read the integers as they are stored.
             if chain.inner is not None and chain.inner.op_type == "Transpose":
                 return
-            site = self._make_site(chain, numbers, edges)
+            site = self._make_site(chain, qparams, edges)
             if site is not None:
                 self.constants.append(site)
-        elif not self._share_pair(chain, numbers, edges):
+        elif not self._share_pair(chain, qparams, edges):
             return
         self.taken_out[result] = chain.source
         self.direct.update(edges)
 
-    def _add_half(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> None:
+    def _add_half(self, chain: Chain, qparams: Numbers, edges: tuple[Edge, ...]) -> None:
         """Add a node that stands alone between float and an operator on integers.
 
         Other readers of a QuantizeLinear get a DequantizeLinear when the pairs are written.
         """
         begins = chain.quantize is None
         tensor = chain.last.result if begins else chain.source
-        site = self._make_site(chain, numbers, edges if begins else ())
+        site = self._make_site(chain, qparams, edges if begins else ())
         if tensor is None or site is None or tensor in self.by_tensor:
             return
         if not site.spec.has_one_scale or site.spec.storage not in ("int8", "uint8"):
@@ -121,12 +123,12 @@ class _Finder:
             self.by_edge.update(dict.fromkeys(edges, tensor))
             self.direct.update(edges)
 
-    def _share_pair(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> bool:
+    def _share_pair(self, chain: Chain, qparams: Numbers, edges: tuple[Edge, ...]) -> bool:
         """Add the pair of a computed tensor. False for one that stays in the view."""
         quantizer, source, result = chain.quantize, chain.source, chain.last.result
         if quantizer is None or source is None or not self._have_same_numbers(quantizer, chain.last):
             return False
-        site = self._make_site(chain, numbers, edges)
+        site = self._make_site(chain, qparams, edges)
         if site is None or not site.spec.has_one_scale:
             return False
         known = self.sites.get(self.by_tensor.get(source, result))
@@ -145,24 +147,28 @@ class _Finder:
                 self.by_edge.update(dict.fromkeys(self.index.consumers(guard.result), site.site))
         return True
 
-    def _make_site(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
+    def _make_site(self, chain: Chain, chain_qparams: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
         """The pair as a site with its numbers; None where no QuantSpec describes it."""
         info = describe_pair(self.index, chain, self.notes)
         known = self.planned.get(info.site)
         try:
             spec = QuantSpec(
                 bits=info.bits,
-                signed=numbers.element_type.signed,
+                signed=chain_qparams.element_type.signed,
                 symmetric=info.symmetric,
                 # The file does not tell it apart; only onnxq's own plan does.
                 narrow_range=known is not None and known.spec.narrow_range,
-                granularity=numbers.granularity,
-                storage=numbers.storage,
+                granularity=chain_qparams.granularity,
+                storage=chain_qparams.storage,
             )
         except OnnxqError:
             return None
-        scale = np.asarray(numbers.scale, np.float32)
-        zero = np.zeros(scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point.astype(np.int32)
+        scale = np.asarray(chain_qparams.scale, np.float32)
+        zero = (
+            np.zeros(scale.shape, np.int32)
+            if chain_qparams.zero_point is None
+            else chain_qparams.zero_point.astype(np.int32)
+        )
         # Tools write the one scale of a tensor with shape [] or [1].
         if spec.has_one_scale and scale.size == zero.size == 1:
             scale, zero = scale.reshape(()), zero.reshape(())
@@ -204,14 +210,11 @@ class _Finder:
 
     def _find_multiplying(self, edges: Iterable[Edge]) -> set[str]:
         """Names of the nodes that read a dequantized constant, also through nodes that only move it."""
-        names: set[str] = set()
-        pending = [self.index.node(edge.node) for edge in edges]
-        while pending:
-            node = pending.pop()
-            if node.name not in names and node.op_type in _MOVES:
-                pending += self.index.readers(node.result)
-            names.add(node.name)
-        return names
+
+        def list_next(node: NodeRef) -> list[NodeRef]:
+            return self.index.readers(node.result) if node.op_type in _MOVES else []
+
+        return {node.name for node in walk_from((self.index.node(edge.node) for edge in edges), list_next)}
 
     def make_existing(self) -> Existing:
         """The pairs found, with the view."""
@@ -235,8 +238,8 @@ def is_guard(node: NodeRef) -> bool:
     return node.is_onnx("Clip") and not bounded
 
 
-def _match_numbers(one: SitePlan, other: SitePlan) -> bool:
-    return one.spec == other.spec and one.qparams == other.qparams
+def _match_numbers(site: SitePlan, other: SitePlan) -> bool:
+    return site.spec == other.spec and site.qparams == other.qparams
 
 
 def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelLike:
@@ -246,9 +249,9 @@ def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand
     outputs of the model are among them.
     """
     editor = Editor(index.model)
-    for made, source in taken_out.items():
+    for dequantized, source in taken_out.items():
         name = _trace_source(taken_out, source).name
-        editor.rewire(made, name, consumers=editor.consumers(made), outputs=bool(made.scope))
+        editor.rewire(dequantized, name, consumers=editor.consumers(dequantized), outputs=bool(dequantized.scope))
     for node in stand_ins:
         traced = _trace_source(taken_out, node.result)
         _make_identity(editor, node, traced.name if traced != node.result else node.inputs[0])

@@ -19,6 +19,7 @@ from onnx import TensorProto
 from onnxq.annotate.find import is_dequantize, is_quantize
 from onnxq.backends.ort.sums import Data, IntegerProduct, integer_product, weight_sums
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
 from onnxq.sites import TensorId
@@ -78,9 +79,7 @@ def _describe_operator(index: GraphIndex, node: NodeRef) -> OperatorInfo:
 
 
 # Operators that only move data: ONNX Runtime moves the pair in front of them behind them.
-_MOVES = frozenset(
-    {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool", "Expand", "Gather"}
-)
+_MOVES = LAYOUT_OPS | {"Slice", "MaxPool", "Expand", "Gather"}
 # Operators that may stand between a product and its QuantizeLinear.
 _FOLDED = _MOVES | {"Relu", "Clip"}
 # Reasons why a weight that could overflow is exact all the same.
@@ -210,7 +209,7 @@ def _find_weight(index: GraphIndex, node: NodeRef | None) -> tuple[str, NDArray[
         name, values, dequantize = pair
         axes = node.attrs.get("perm") or tuple(reversed(range(values.ndim)))
         return name, values.transpose(axes), dequantize
-    if node is None or not is_dequantize(node) or int(node.attrs.get("block_size", 0)) > 0:
+    if node is None or not is_dequantize(node) or node.read_int("block_size", 0) > 0:
         return None
     stored = index.input_value(node, 0)
     if stored is not None:
@@ -226,7 +225,7 @@ def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[
         return None
     if not (scale > 0).all() or not np.isfinite(value).all():
         return None
-    grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(int(maker.attrs.get("axis", 1)))
+    grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
     spec = QuantSpec(bits=8, signed=True, symmetric=False, granularity=grain)
     qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
     return str(index.input(maker, 0)), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
@@ -287,7 +286,7 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
         if is_quantize(maker) or maker.op_type in ("QLinearConv", "QLinearMatMul"):
             # Inputs that hold the zero point of the result.
             declared = _find_type(index, maker, 2 if is_quantize(maker) else 7)
-            return name_type(declared or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
+            return name_type(declared or maker.read_int("output_dtype", 0) or TensorProto.UINT8)
         tensor = index.input(maker, 0) if maker.op_type in _MOVES else None
     return name_type(declared) if declared else ""
 

@@ -167,18 +167,18 @@ def read_named(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Cauti
 
 def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     """The pair of one chain, as the file describes it."""
-    numbers = read_numbers(index, chain)
-    levels = find_used_levels(index, chain, numbers)
-    bits, origin = read_bits(index, chain, numbers, noted=notes.find_bits(chain), levels=levels)
-    if not is_quantizer_clip(index, chain, numbers):
+    qparams = read_numbers(index, chain)
+    levels = find_used_levels(index, chain, qparams)
+    bits, origin = read_bits(index, chain, qparams, noted=notes.find_bits(chain), levels=levels)
+    if not is_quantizer_clip(index, chain, qparams):
         chain = drop_clip(index, chain)
     record = notes.find_record(chain)
     # The inner node may also be the Cast of a packed constant.
     clip = chain.outer or chain.inner
-    scale = np.zeros(0) if numbers.scale is None else numbers.scale
+    scale = np.zeros(0) if qparams.scale is None else qparams.scale
     return PairInfo(
         site=find_site(index, chain, record.get("site")),
-        role=_read_role(record) or find_role(index, chain, numbers.storage),
+        role=_read_role(record) or find_role(index, chain, qparams.storage),
         scope=chain.last.scope,
         quantize=_read_name(chain.quantize),
         dequantize=_read_name(chain.dequantize),
@@ -188,9 +188,9 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
         bits=bits,
         origin=origin,
         dynamic=is_dynamic(chain.quantize),
-        storage=numbers.storage,
-        symmetric=_find_scheme(record, numbers, bits),
-        granularity=numbers.granularity,
+        storage=qparams.storage,
+        symmetric=_find_scheme(record, qparams, bits),
+        granularity=qparams.granularity,
         scales=int(scale.size),
         scale_min=float(scale.min()) if scale.size else math.nan,
         scale_max=float(scale.max()) if scale.size else math.nan,
@@ -214,11 +214,11 @@ def _read_role(record: Mapping[str, Any]) -> Role | None:
     return Role(text) if text in {role.value for role in Role} else None
 
 
-def _find_scheme(record: Mapping[str, Any], numbers: Numbers, bits: int) -> bool:
+def _find_scheme(record: Mapping[str, Any], qparams: Numbers, bits: int) -> bool:
     scheme = record.get("scheme")
     if scheme in ("symmetric", "asymmetric"):
         return bool(scheme == "symmetric")
     # The zero point of a symmetric scheme: 0, or the middle of an unsigned range.
-    middle = 0 if numbers.element_type.signed else 2 ** (bits - 1)
-    zero = numbers.zero_point
+    middle = 0 if qparams.element_type.signed else 2 ** (bits - 1)
+    zero = qparams.zero_point
     return bool((zero == middle).all()) if zero is not None else middle == 0

@@ -19,6 +19,7 @@ from onnx import TensorProto
 
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.light import is_large_model
 from onnxq.graph.stored import Spool, StoredArray
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
@@ -38,7 +39,7 @@ _SPREADING = _PRODUCTS.keys() | {
     "Add", "BatchNormalization", "Div", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Mul",
     "PRelu", "RMSNormalization", "Sub",
 }  # fmt: skip
-_MOVING = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+_MOVING = LAYOUT_OPS | {"Cast", "Expand"}
 _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 
 
@@ -96,9 +97,9 @@ def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
     return int(np.isnan(value).sum()), int(np.isinf(value).sum())
 
 
-def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Numbers) -> dict[Site, QParams]:
+def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], known: Numbers) -> dict[Site, QParams]:
     """Scales and zero points of the missing bias sites whose input and weight have theirs."""
-    found: dict[Site, QParams] = {}
+    qparams: dict[Site, QParams] = {}
     for site in missing:
         if site.role is not Role.BIAS:
             continue
@@ -107,11 +108,11 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Number
                 str(site.site), "a bias needs the activation and the weight it derives from", "plan again", code="Q403"
             )
         x, w = site.derived
-        if x in numbers and w in numbers:
+        if x in known and w in known:
             count = read_constant(index, site).size
             with name_site(str(site.site)):
-                found[site.site] = bias_qparams(numbers[x], numbers[w], count)
-    return found
+                qparams[site.site] = bias_qparams(known[x], known[w], count)
+    return qparams
 
 
 def read_constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
@@ -215,7 +216,7 @@ def weight_numbers(
     index: GraphIndex,
     missing: Sequence[SitePlan],
     biases: Iterable[SitePlan],
-    numbers: Numbers,
+    known: Numbers,
     progress: Progress = silent,
     crew: Crew | None = None,
 ) -> dict[Site, QParams]:
@@ -226,24 +227,24 @@ def weight_numbers(
     Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
     """
     weights = [site for site in missing if site.role is Role.WEIGHT]
-    found = dict(_search_weights(index, weights, crew or Crew(), progress)) if weights else {}
+    qparams = dict(_search_weights(index, weights, crew or Crew(), progress)) if weights else {}
     for bias in biases:
         if bias.derived is None:
             continue
         x, w = bias.derived
         # A bias on a scale too small for it would overflow int32, so the weight's scale is raised.
-        if w in found and x in numbers:
+        if w in qparams and x in known:
             value = read_constant(index, bias)
             with name_site(str(bias.site)):
-                scale = floor_weight_scale(found[w].scale, numbers[x].scale, value)
-            found[w] = replace(found[w], scale=scale)
+                scale = floor_weight_scale(qparams[w].scale, known[x].scale, value)
+            qparams[w] = replace(qparams[w], scale=scale)
     first: dict[str, QParams] = {}
     for site in missing:
         # Of a weight and the table that it is the transpose of, the weight's scales serve both.
-        if site.group and site.site in found:
-            shared = first.setdefault(site.group, found[site.site])
-            found[site.site] = replace(shared, computed_for=site.spec.levels)
-    return found
+        if site.group and site.site in qparams:
+            shared = first.setdefault(site.group, qparams[site.site])
+            qparams[site.site] = replace(shared, computed_for=site.spec.levels)
+    return qparams
 
 
 def _search_weights(
@@ -271,8 +272,8 @@ def _search_weights(
         for group, piece in zip(groups, pieces, strict=True):
             size = sum(sizes[k] for k in group)
             with progress(f"scales of weights: {piece.title}, {size} MB"):
-                found = next(results)
-            for k, qparams in zip(group, found, strict=True):
+                searched = next(results)
+            for k, qparams in zip(group, searched, strict=True):
                 if spool is not None:
                     scale, zero = (spool.write(part).map() for part in (qparams.scale, qparams.zero_point))
                     qparams = replace(qparams, scale=scale, zero_point=zero)
@@ -282,7 +283,7 @@ def _search_weights(
 
 def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:
     """The numbers of some weights, in order."""
-    return [_search_weight(one) for one in tasks]
+    return [_search_weight(task) for task in tasks]
 
 
 def _search_weight(task: WeightTask) -> QParams:
@@ -299,12 +300,12 @@ def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
 
 def _group_weights(sizes: Sequence[int], most: int) -> list[range]:
     """Runs of neighbours of at most so many megabytes together, or of one weight."""
-    starts, held = [0], 0
+    starts, megabytes = [0], 0
     for k, size in enumerate(sizes):
-        if k > starts[-1] and held + size > most:
+        if k > starts[-1] and megabytes + size > most:
             starts.append(k)
-            held = 0
-        held += size
+            megabytes = 0
+        megabytes += size
     return [range(*ends) for ends in zip(starts, [*starts[1:], len(sizes)], strict=True)]
 
 
@@ -319,7 +320,7 @@ def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTas
 def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[NDArray[Any] | StoredArray]) -> str:
     """Of all that the numbers depend on; not of names."""
     parts: list[bytes | memoryview] = [f"weights {version('onnxq')} {np.__version__}".encode()]
-    for one, array in zip(tasks, values, strict=True):
-        parts.append(repr((array.dtype, array.shape, one.spec, one.observer, one.orders)).encode())
-        parts += [hash_array(array).encode(), b"" if one.importance is None else one.importance.tobytes()]
+    for task, array in zip(tasks, values, strict=True):
+        parts.append(repr((array.dtype, array.shape, task.spec, task.observer, task.orders)).encode())
+        parts += [hash_array(array).encode(), b"" if task.importance is None else task.importance.tobytes()]
     return hash_parts(*parts)

@@ -62,7 +62,7 @@ def sketch_tensors(
     """
     index = get_index(model)
     wanted = [t for t in list_float_tensors(index) if not t.scope and (only is None or t in only)]
-    found = {
+    sketches = {
         tensor: sketch_values(value, constant=True)
         for tensor in _list_constants(index, only)
         if (value := index.constant(tensor)) is not None and value.dtype.kind in "fV"
@@ -70,9 +70,9 @@ def sketch_tensors(
     taps = Taps(model, wanted, DEFAULT_MEMORY_LIMIT)
     batch = Batch(make_feeds(feeds), 0, 1)
     for group in taps.groups(batch) if wanted else ():
-        for _, tensor, value in taps.run(group, [batch], lambda one: [one.feeds]):
-            found[tensor] = sketch_values(value)
-    return found
+        for _, tensor, value in taps.run(group, [batch], lambda run: [run.feeds]):
+            sketches[tensor] = sketch_values(value)
+    return sketches
 
 
 def _list_constants(index: GraphIndex, only: Collection[TensorId] | None) -> Iterable[TensorId]:

@@ -54,8 +54,8 @@ def measure_float_errors(
         for feeds in count_items(samples, task):
             values = session.run(feeds)
             for tensor, stat in writer.stats.items():
-                found = values.get(tapped.outputs.get(stat, ""))
-                rows = np.zeros((0, _COUNT)) if found is None else found.reshape(-1, _COUNT).astype(np.float64)
+                stats = values.get(tapped.outputs.get(stat, ""))
+                rows = np.zeros((0, _COUNT)) if stats is None else stats.reshape(-1, _COUNT).astype(np.float64)
                 # The lowest of no values, as in a cache in front of the first token, is above their highest.
                 rows = rows[~(rows[:, 0] > rows[:, 1])]
                 if rows.size:

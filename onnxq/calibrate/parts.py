@@ -124,9 +124,9 @@ def _count_elements(batch: Batch) -> int:
 
 
 def _count_batches(batches: Iterable[Batch], task: Task) -> Iterable[Batch]:
-    for one in batches:
-        yield one
-        task.advance(one.count)
+    for batch in batches:
+        yield batch
+        task.advance(batch.count)
 
 
 def _list_samples(dataset: Dataset) -> Callable[[Batch], Iterable[Feeds]]:
@@ -197,8 +197,8 @@ def observe_in_chunks(
             title = f"calibration on {samples.names[0]}"
             key = _hash_chunk(model, readers, samples)
             pieces.append(Piece(title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key))
-        found = crew.map(observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds)))
-        for observers in found:
+        chunks = crew.map(observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds)))
+        for observers in chunks:
             merge_observers(watch, list_wants(readers), observers)
 
 
@@ -218,12 +218,12 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
     return [watch.observers[want] for want in list_wants(task.readers)]
 
 
-def merge_observers(watch: Watch, wants: Sequence[Want], found: Sequence[Observer | Mapping[str, Any]]) -> None:
+def merge_observers(watch: Watch, wants: Sequence[Want], others: Sequence[Observer | Mapping[str, Any]]) -> None:
     """Merge observers into those of `watch`. found: as `observe_chunk` returns them, or as a file has them.
 
     Raises ValueError for numbers that are not those of such observers.
     """
-    for want, other in zip(wants, found, strict=True):
+    for want, other in zip(wants, others, strict=True):
         if isinstance(other, Mapping):
             fresh = create_observer(want.observer, want.quant)
             restore_object(fresh, other)
@@ -251,7 +251,7 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 
 def _hash_chunk(model: SharedModel, readers: Readers, samples: SharedSamples) -> str:
-    return hash_run("observe", model.digest, repr(readers), *(one.digest for one in samples.feeds))
+    return hash_run("observe", model.digest, repr(readers), *(feed.digest for feed in samples.feeds))
 
 
 # Sessions are kept from one chunk to the next.
@@ -344,16 +344,18 @@ def read_part(path: str | Path) -> Part:
     row: Any = file.parse(CalibrationError, _AGAIN, code="Q513")
     if not isinstance(row, dict) or (row.get("kind"), row.get("schema")) != ("onnxq.ranges", _SCHEMA):
         raise CalibrationError(Path(path), "is no part of a calibration of this version", _AGAIN, code="Q513")
-    found = file.read(_PartFile, CalibrationError, _AGAIN, code="Q513")
+    contents = file.read(_PartFile, CalibrationError, _AGAIN, code="Q513")
     try:
-        arrays = [np.frombuffer(zlib.decompress(base64.b64decode(one)), np.uint8) for one in found.arrays]
-        value = unpack_value(found.value, arrays)
+        arrays = [
+            np.frombuffer(zlib.decompress(base64.b64decode(array_text)), np.uint8) for array_text in contents.arrays
+        ]
+        value = unpack_value(contents.value, arrays)
         wants = tuple(
             Want(key, ObserverSpec(name, tuple(options.items())), QuantSpec(**quant))
             for key, name, options, quant in value["wants"]
         )
-        samples = {int(k): digest for k, digest in found.samples.items()}
-        part = Part(str(path), found.keys, found.total, samples, wants, tuple(value["observers"]))
+        samples = {int(k): digest for k, digest in contents.samples.items()}
+        part = Part(str(path), contents.keys, contents.total, samples, wants, tuple(value["observers"]))
         # Its observers must take the numbers.
         join_parts([part])
     except CalibrationError:

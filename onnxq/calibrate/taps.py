@@ -103,20 +103,20 @@ class Taps:
             for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):
                 if isinstance(symbol, str):
                     known[symbol] = size
-        found = {}
+        sizes_of_tensors = {}
         for tensor in self.tensors:
             shape = self._index.shape(tensor)
             dims = [None] if shape is None else [known.get(dim) if isinstance(dim, str) else dim for dim in shape]
             sizes = [dim for dim in dims if dim is not None]
             if len(sizes) < len(dims):
                 return None
-            found[tensor] = math.prod(sizes) * self._find_itemsize(tensor)
-        return found
+            sizes_of_tensors[tensor] = math.prod(sizes) * self._find_itemsize(tensor)
+        return sizes_of_tensors
 
     def _bound_sizes(self, signature: Signature) -> dict[TensorId, int] | None:
         """Upper bounds from an observed batch; None where they exceed the limit."""
-        for seen, sizes in self._sizes.items():
-            ratio = max(1.0, _count_elements(signature) / max(_count_elements(seen), 1)) ** _GROWTH
+        for earlier, sizes in self._sizes.items():
+            ratio = max(1.0, _count_elements(signature) / max(_count_elements(earlier), 1)) ** _GROWTH
             if ratio * sum(sizes.values()) <= self._limit:
                 return {tensor: int(ratio * size) for tensor, size in sizes.items()}
         return None
@@ -148,11 +148,11 @@ class _Runner:
 
     def values(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[tuple[TensorId, Array]]:
         """The values of the tensors, each released by this object as it is yielded."""
-        for found in self._run_batch(batch, singles):
-            size = sum(value.nbytes for value in found.values())
+        for outputs in self._run_batch(batch, singles):
+            size = sum(value.nbytes for value in outputs.values())
             self._untrimmed += size
             for tensor, name in self._outputs.items():
-                value = found.pop(name)
+                value = outputs.pop(name)
                 if value.size:
                     yield tensor, value
                 del value

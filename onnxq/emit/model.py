@@ -72,7 +72,7 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
-    ordered = sorted(plan.sites, key=lambda one: one is tables.get(one.group))
+    ordered = sorted(plan.sites, key=lambda site_plan: site_plan is tables.get(site_plan.group))
     with progress("rounding weights and writing pairs", len(ordered)) as task:
         for site in count_items(ordered, task):
             _write_site(writer, site)
@@ -89,8 +89,8 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
     """The weights with sites in several bodies of If, Loop or Scan, outside of which they are stored."""
     sites = [site.site for site in plan.sites if site.role is Role.WEIGHT and isinstance(site.site, Edge)]
-    found = Counter(tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope)
-    return frozenset(tensor for tensor, count in found.items() if count > 1)
+    counts = Counter(tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope)
+    return frozenset(tensor for tensor, count in counts.items() if count > 1)
 
 
 def _write_site(writer: PairWriter, site: SitePlan) -> None:

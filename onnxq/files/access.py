@@ -55,14 +55,14 @@ def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
             _check_spelling(output)
     wanted = [Path(output) for output in outputs if output is not None]
     for position, path in enumerate(wanted):
-        found = check_output_kind(path)
+        status = check_output_kind(path)
         if str(model) and _is_same_file(path, Path(model)):
             raise OutputError(
                 str(path), "is the input model, which is never overwritten", "choose another name", code="Q602"
             )
         if any(_is_same_file(path, other) for other in wanted[:position]) and not is_stream(path):
             raise OutputError(str(path), "is asked for twice", "give the outputs different names", code="Q602")
-        if found is not None and not force and not is_stream(path):
+        if status is not None and not force and not is_stream(path):
             raise OutputError(str(path), "exists", EXISTS_FIX, code="Q601")
     for folder, path in {path.parent: path for path in wanted if not is_stream(path)}.items():
         _probe_folder(folder, path)
@@ -153,7 +153,7 @@ def check_output_kind(path: Path) -> os.stat_result | None:
     Raises OutputError for a folder, a block device, a socket, the standard streams, and a name no file can have.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         if not os.path.isdir(path.parent):
             raise OutputError(str(path), f"there is no folder {path.parent}", "create it first", code="Q603") from None
@@ -165,7 +165,7 @@ def check_output_kind(path: Path) -> os.stat_result | None:
         raise OutputError(
             str(path), f"cannot be the name of an output ({cause})", "choose another name", code="Q603"
         ) from error
-    mode = path.stat().st_mode if os.path.exists(path) else found.st_mode
+    mode = path.stat().st_mode if os.path.exists(path) else status.st_mode
     if stat.S_ISDIR(mode):
         raise OutputError(str(path), "is a folder", "give a file name", code="Q603")
     if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
@@ -173,7 +173,7 @@ def check_output_kind(path: Path) -> os.stat_result | None:
         raise OutputError(str(path), f"is a {kind}", "name a file", code="Q603")
     if _leads_to_standard_stream(path):
         raise OutputError(str(path), "is a standard stream, where messages and reports go", "name a file", code="Q603")
-    return found
+    return status
 
 
 def _check_spelling(output: str) -> None:
@@ -220,10 +220,10 @@ def _probe_folder(folder: Path, path: Path) -> None:
 def _find_identity(path: Path) -> _Identity | None:
     """Return device and inode of a regular file, links followed; None for anything else."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
@@ -255,10 +255,10 @@ def replace_files(
             raise OutputError(str(target), "exists already", EXISTS_FIX, code="Q601")
     refuse_inputs(targets, inputs)
     remove_stale_files(targets[0].parent)
-    made: list[Path] = []
+    temporary: list[Path] = []
     try:
         with ExitStack() as stack:
-            files = [_open_temporary(target, made, stack) for target in targets]
+            files = [_open_temporary(target, temporary, stack) for target in targets]
             yield files
             for target, file in zip(targets, files, strict=True):
                 file.flush()
@@ -267,14 +267,14 @@ def replace_files(
                     os.fsync(file.fileno())
                 if os.name == "nt":  # where an open file cannot be renamed; elsewhere closing would end its lock
                     file.close()
-            if len(made) > 1:
-                _replace_all(made, targets)
-            elif made:
-                os.replace(made[0], targets[0])
+            if len(temporary) > 1:
+                _replace_all(temporary, targets)
+            elif temporary:
+                os.replace(temporary[0], targets[0])
     except OSError as error:
         raise make_write_error(targets[0], error) from error
     finally:
-        for path in made:
+        for path in temporary:
             path.unlink(missing_ok=True)
 
 
@@ -286,18 +286,18 @@ def make_write_error(path: Path, error: OSError) -> OutputError:
     return OutputError(str(path), cause, "choose another folder, or check this one's permissions", code="Q604")
 
 
-def _open_temporary(target: Path, made: list[Path], stack: ExitStack) -> BinaryIO:
+def _open_temporary(target: Path, temporary: list[Path], stack: ExitStack) -> BinaryIO:
     """Open the target itself if it is a stream, else a locked temporary file beside it."""
     while True:
         if is_stream(target):
             file = target.open("wb")
         else:
-            made.append(target.with_name(make_temporary_name()))
-            file = made[-1].open("xb")
+            temporary.append(target.with_name(make_temporary_name()))
+            file = temporary[-1].open("xb")
         stack.callback(_close_quietly, file)
-        if is_stream(target) or lock_new_file(file.fileno(), made[-1]):
+        if is_stream(target) or lock_new_file(file.fileno(), temporary[-1]):
             return file
-        made.pop()  # another run removed it before it was locked
+        temporary.pop()  # another run removed it before it was locked
 
 
 def _close_quietly(file: BinaryIO) -> None:
@@ -305,7 +305,7 @@ def _close_quietly(file: BinaryIO) -> None:
         file.close()
 
 
-def _replace_all(made: list[Path], targets: Sequence[Path]) -> None:
+def _replace_all(temporary: list[Path], targets: Sequence[Path]) -> None:
     """Replace several files: all of them, or on any failure none."""
     aside: list[tuple[Path, Path]] = []
     placed: list[Path] = []
@@ -314,7 +314,7 @@ def _replace_all(made: list[Path], targets: Sequence[Path]) -> None:
             if os.path.lexists(target):
                 aside.append((target.with_name(make_temporary_name()), target))
                 os.replace(target, aside[-1][0])
-        for path, target in reversed(list(zip(made, targets, strict=True))):
+        for path, target in reversed(list(zip(temporary, targets, strict=True))):
             placed.append(target)
             os.replace(path, target)
     except BaseException:  # a signal, too, must not leave files of two runs side by side
@@ -346,8 +346,8 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
     Raises OSError as `open` does.
     """
     check_input_kind(path, error, pipes=pipes)
-    found = os.stat(path)
-    size, regular = found.st_size, stat.S_ISREG(found.st_mode)
+    status = os.stat(path)
+    size, regular = status.st_size, stat.S_ISREG(status.st_mode)
     limit = limit if regular else min(limit, _FROM_A_PIPE)
     with open(path, "rb") as file:
         # One byte more than allowed shows that a stream is too long, without reading it to its end.

@@ -81,12 +81,12 @@ def _remove_if_unlocked(path: Path) -> None:
         return
     # Locking fails while the run that made it lives. Whatever cannot be removed is left.
     with suppress(OSError):
-        found = os.fstat(descriptor)
-        if found.st_uid == os.geteuid():
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 shutil.rmtree(path, ignore_errors=True)
-            elif stat.S_ISREG(found.st_mode):
+            elif stat.S_ISREG(status.st_mode):
                 path.unlink()
     os.close(descriptor)
 
@@ -106,13 +106,13 @@ class ScratchFolder:
         try:
             base = Path(tempfile.gettempdir()) if parent is None else parent
             remove_leftovers(base)
-            self.path, held = _make_folder(base)
+            self.path, descriptor = _make_folder(base)
         except OSError as error:
             where = str(parent or os.environ.get("TMPDIR", "the temporary folder"))
             cause = f"no temporary folder can be made there ({error.strerror or error})"
             raise OutputError(where, cause, "free space, or set TMPDIR to another folder", code="Q604") from error
         # A finalizer, unlike __del__, also runs when the interpreter exits.
-        self._end = weakref.finalize(self, _remove_folder, self.path, held)
+        self._end = weakref.finalize(self, _remove_folder, self.path, descriptor)
 
     def remove(self) -> None:
         """Remove the folder now."""
@@ -136,18 +136,18 @@ def _make_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = base / make_temporary_name()
         path.mkdir(mode=0o700)
-        held = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
-        if held < 0 or lock_new_file(held, path):
-            return path, held
-        os.close(held)
+        descriptor = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
+        if descriptor < 0 or lock_new_file(descriptor, path):
+            return path, descriptor
+        os.close(descriptor)
 
 
-def _remove_folder(path: Path, held: int) -> None:
+def _remove_folder(path: Path, descriptor: int) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:  # a signal: remove the rest, then let it take effect
         shutil.rmtree(path, ignore_errors=True)
         raise
     finally:
-        if held >= 0:
-            os.close(held)
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from onnxq.sites import Edge, TensorId
 
+# Operators whose output holds the values of input 0 in other places or another shape.
+LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 # Of each axis its size, its symbol, or None for an unknown one.
 Dims = tuple[int | str | None, ...]
 
@@ -56,6 +58,10 @@ class NodeRef:
     def is_transposed(self) -> bool:
         """True for a Gemm that transposes its second input."""
         return bool(self.attrs.get("transB", 0))
+
+    def read_int(self, name: str, default: int) -> int:
+        """An attribute that is a whole number, or the default that ONNX gives it."""
+        return int(self.attrs.get(name, default))
 
     def make_edge(self, k: int) -> Edge:
         """Input k as a site."""

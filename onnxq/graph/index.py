@@ -193,9 +193,9 @@ class GraphIndex(Graph):
                 self._visit_graph(subgraph, inner)
             self._add_node(node, scope)
         for value in graph.output:
-            found = self.resolve(value.name, scope)
-            if found is not None:
-                (self._outputs if found.scope == scope else self._captured).add(found)
+            tensor = self.resolve(value.name, scope)
+            if tensor is not None:
+                (self._outputs if tensor.scope == scope else self._captured).add(tensor)
 
     def _define_tensors(self, graph: GraphProto, scope: str) -> None:
         names = self._defined[scope] = {value.name for value in graph.input}
@@ -249,11 +249,11 @@ class GraphIndex(Graph):
         )
         self._nodes[node.name] = ref
         for k, name in enumerate(node.input):
-            found = self.resolve(name, scope)
-            if found is not None:
-                self._consumers[found].append(Edge(node.name, k, scope))
-                if found.scope != scope:
-                    self._captured.add(found)
+            tensor = self.resolve(name, scope)
+            if tensor is not None:
+                self._consumers[tensor].append(Edge(node.name, k, scope))
+                if tensor.scope != scope:
+                    self._captured.add(tensor)
 
     def _constant_source(self, t: TensorId | None) -> tuple[TensorId, Stored | AttributeProto] | None:
         # No endless walk: nodes that read their own results are refused when they are sorted.

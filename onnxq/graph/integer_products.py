@@ -96,10 +96,10 @@ def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
         return False
     # 4 bits in the file become bytes by a Cast, whose type is not declared.
     cast = index.maker(pair, 0, "Cast")
-    dtype = index.dtype(index.input(pair, 0)) if cast is None else int(cast.attrs.get("to", 0))
+    dtype = index.dtype(index.input(pair, 0)) if cast is None else cast.read_int("to", 0)
     axis = 0 if node.is_transposed else 1
     rank = 3 if node.op_type == "LSTM" else 2
-    return dtype in _BYTES and (scale.size == 1 or int(pair.attrs.get("axis", 1)) % rank == axis)
+    return dtype in _BYTES and (scale.size == 1 or pair.read_int("axis", 1) % rank == axis)
 
 
 def _read_bytes(index: GraphIndex, pair: NodeRef) -> NDArray[Any]:
@@ -336,7 +336,7 @@ def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | 
         return None
     shape = [1] * codes.ndim
     if scale.size > 1:
-        axis = int(node.attrs.get("axis", 1)) % max(codes.ndim, 1)
+        axis = node.read_int("axis", 1) % max(codes.ndim, 1)
         if scale.ndim != 1 or scale.size != codes.shape[axis]:
             return None
         shape[axis] = scale.size

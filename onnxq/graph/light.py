@@ -74,10 +74,10 @@ class WeightStore:
 
     def array(self, tensor: TensorProto) -> NDArray[Any]:
         """The read-only values of a stub: those in a file only as long as the caller keeps them."""
-        found = self._arrays[_key(tensor)]
-        if not isinstance(found, StoredArray):
-            return found
-        values = found.map()
+        stored = self._arrays[_key(tensor)]
+        if not isinstance(stored, StoredArray):
+            return stored
+        values = stored.map()
         return values if tensor.data_type in SAME_LAYOUT else _unpack(tensor, values)
 
     def put_packed(self, tensor: TensorProto, packed: bytes) -> bool:
@@ -89,8 +89,8 @@ class WeightStore:
 
     def bytes_of(self, tensor: TensorProto) -> NDArray[np.uint8]:
         """The values of a stub as they lie in a file: little endian, and packed where the type is."""
-        found = self._arrays[_key(tensor)]
-        array = found.map() if isinstance(found, StoredArray) else found
+        stored = self._arrays[_key(tensor)]
+        array = stored.map() if isinstance(stored, StoredArray) else stored
         return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
 
     def locate(self, tensor: TensorProto) -> NDArray[Any] | StoredArray:
@@ -150,14 +150,14 @@ class LightModel:
     @property
     def functions(self) -> Sequence[FunctionProto]:
         """The model-local functions."""
-        found: Sequence[FunctionProto] = self.proto.functions
-        return found
+        functions: Sequence[FunctionProto] = self.proto.functions
+        return functions
 
     @property
     def opset_import(self) -> Sequence[OperatorSetIdProto]:
         """The operator sets the model uses."""
-        found: Sequence[OperatorSetIdProto] = self.proto.opset_import
-        return found
+        imports: Sequence[OperatorSetIdProto] = self.proto.opset_import
+        return imports
 
     @property
     def ir_version(self) -> int:
@@ -167,8 +167,8 @@ class LightModel:
     @property
     def metadata_props(self) -> Sequence[StringStringEntryProto]:
         """The model's metadata."""
-        found: Sequence[StringStringEntryProto] = self.proto.metadata_props
-        return found
+        entries: Sequence[StringStringEntryProto] = self.proto.metadata_props
+        return entries
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
@@ -315,10 +315,10 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, NDArray[Any
     if places:
         proto = proto if packed else deepcopy(proto)
         for tensor in proto.graph.initializer:
-            if (found := places.get(tensor.name)) is not None:
+            if (stored := places.get(tensor.name)) is not None:
                 del tensor.external_data[:]
-                location = found.file.path.relative_to(found.file.path.anchor).as_posix()
-                for key, value in (("location", location), ("offset", found.offset), ("length", found.nbytes)):
+                location = stored.file.path.relative_to(stored.file.path.anchor).as_posix()
+                for key, value in (("location", location), ("offset", stored.offset), ("length", stored.nbytes)):
                     tensor.external_data.add(key=key, value=str(value))
     return proto, arrays
 

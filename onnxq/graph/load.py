@@ -245,7 +245,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     graph = proto.graph
     stored = {tensor.name for tensor in graph.initializer}
     stored.update(sparse.values.name for sparse in graph.sparse_initializer)
-    kept = [value for value in graph.input if value.name not in stored]
+    fed = [value for value in graph.input if value.name not in stored]
     dropped = [value.name for value in graph.input if value.name in stored]
     before = proto.ir_version
     if stored:
@@ -253,7 +253,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
         proto.ir_version = max(before, PLAIN_INITIALIZERS_IR)
     if not dropped:
         return ()
-    replace_items(graph.input, kept)
+    replace_items(graph.input, fed)
     if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
         # Not the habit of an exporter that lists them all: somebody means to feed these.
         named = ", ".join(dropped[:_SHOWN]) + (", …" if len(dropped) > _SHOWN else "")
@@ -306,14 +306,14 @@ def _raise_opset(proto: ModelProto, subject: str) -> tuple[Caution, ...]:
     lacking = [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
     newer = range(declared + 1, onnx.defs.onnx_opset_version() + 1)
     # 0 for an operator that onnx does not know at all: the checker tells of it.
-    late = {op_type: next((one for one in newer if _find_version(op_type, one)), 0) for op_type in lacking}
+    late = {op_type: next((version for version in newer if _find_version(op_type, version)), 0) for op_type in lacking}
     if not late or not all(late.values()):
         return ()
     newest = max(late, key=lambda op_type: late[op_type])
     node, opset = nodes[newest], late[newest]
     named = f"{node.name!r} ({newest})" if node.name else label_node(node)
     cause = f"{named} is an operator of opset {opset}, and the model declares opset {declared}"
-    other = [one for one in nodes if _find_version(one, declared) not in (0, _find_version(one, opset))]
+    other = [version for version in nodes if _find_version(version, declared) not in (0, _find_version(version, opset))]
     if other:
         fix = (
             f"export it at opset {opset}, or convert it with onnx.version_converter before the operator is put in: "
@@ -360,13 +360,13 @@ def read_lazily(
         del tensor.external_data[:]
         return store.put(tensor, _describe_array(tensor, opened[extent.file], extent.offset))
 
-    found = load_external(proto, path, keep)
+    read_bytes = load_external(proto, path, keep)
     # Now, since stubs are external data to whoever does not know them.
     for number, array in inside.items():
         store.put(proto.graph.initializer[number], array)
     # Before anybody has checked the tensors themselves.
-    store.spool_large(path.stat().st_size + sum(found.values()))
-    return proto, store, found
+    store.spool_large(path.stat().st_size + sum(read_bytes.values()))
+    return proto, store, read_bytes
 
 
 def _can_map(path: Path) -> bool:

@@ -84,12 +84,12 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str) -> ModelProt
     light, omitted = omit_weights(bare_proto(model))
     store, offset = store_of(model), 0
     for key, tensor in locate_tensors(light, constants=False):
-        held = omitted.get(key)
-        if held is None or held.data_type == TensorProto.STRING:
+        original = omitted.get(key)
+        if original is None or original.data_type == TensorProto.STRING:
             continue
         offset += file.write(b"\0" * (-offset % _ALIGNMENT))
         length = 0
-        for piece in cut_bytes(_read_bytes(held, store)):
+        for piece in cut_bytes(_read_bytes(original, store)):
             length += file.write(piece)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL

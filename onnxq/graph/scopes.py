@@ -5,7 +5,7 @@ A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_br
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -13,6 +13,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.errors import ModelError
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 
 # Both are names of ONNX's own domain.
 OWN_DOMAINS = ("", "ai.onnx")
@@ -118,6 +119,17 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
             rename_reads(subgraph, outer)
             for value in subgraph.output:
                 value.name = outer.get(value.name, value.name)
+
+
+def walk_from(start: Iterable[H], follow: Callable[[H], Iterable[H]]) -> set[H]:
+    """Everything that is reached from some things, themselves included. follow: the things behind one, or before it."""
+    reached = set(start)
+    waiting = list(reached)
+    while waiting:
+        new = set(follow(waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    return reached
 
 
 def rename_made(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:

@@ -81,8 +81,8 @@ class Contrib:
             source = 0 if k in self.alike else self.typed.get(k)
             if name and source is not None:
                 # Without a cache to go on with, the one that is made has the type of what is computed.
-                held = source if source < len(inputs) and inputs[source] else 0
-                yield k, held, k in self.alike and whole
+                origin = source if source < len(inputs) and inputs[source] else 0
+                yield k, origin, k in self.alike and whole
 
 
 def _list_names(node: NodeProto | NodeRef) -> tuple[Sequence[str], Sequence[str]]:
@@ -132,9 +132,11 @@ def write_stand_ins(model: ModelProto) -> None:
     """
     opset = find_opset(model)
     for _, graph in walk_graphs(model.graph):
-        found = [(node, find_contrib(node, opset)) for node in graph.node]
-        if any(known is not None for _, known in found):
-            nodes = (each for node, known in found for each in ([node] if known is None else _stand_in(node, known)))
+        known_nodes = [(node, find_contrib(node, opset)) for node in graph.node]
+        if any(known is not None for _, known in known_nodes):
+            nodes = (
+                each for node, known in known_nodes for each in ([node] if known is None else _stand_in(node, known))
+            )
             replace_items(graph.node, nodes)
 
 

@@ -56,10 +56,10 @@ def read_array(raw: Any, dtype: Any) -> NDArray[Any]:
     dtype: the numpy type it gets. Raises ValueError for another form and for values that the type does not hold.
     """
     kind = np.dtype(dtype)
-    made = _unpack_array(raw, kind) if isinstance(raw, Mapping) else _read_list(raw, kind)
-    if kind.kind == "f" and not np.isfinite(made).all():
+    array = _unpack_array(raw, kind) if isinstance(raw, Mapping) else _read_list(raw, kind)
+    if kind.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"must be finite {kind.name} numbers")
-    return made
+    return array
 
 
 def read_floats(raw: Any) -> NDArray[np.float32]:
@@ -112,20 +112,20 @@ def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(data, dtype=kind.newbyteorder("<")).astype(kind).reshape(shape)
 
 
-def write_mark(numbers: QParams, spec: QuantSpec) -> str:
+def write_mark(qparams: QParams, spec: QuantSpec) -> str:
     """The spec that `numbers` were computed for, by default `spec`, with a checksum of them."""
-    return f"{numbers.computed_for or spec.levels}{_MARK}{_compute_checksum(numbers)}"
+    return f"{qparams.computed_for or spec.levels}{_MARK}{_compute_checksum(qparams)}"
 
 
-def read_mark(mark: str, numbers: QParams) -> str:
+def read_mark(mark: str, qparams: QParams) -> str:
     """The spec of a mark; "" where `numbers` differ from those that were marked, so that a person wrote them."""
     spec, _, checksum = mark.rpartition(_MARK)
-    return spec if checksum == _compute_checksum(numbers) else ""
+    return spec if checksum == _compute_checksum(qparams) else ""
 
 
-def _compute_checksum(numbers: QParams) -> str:
-    scale = np.asarray(numbers.scale, "<f4").tobytes()
-    return f"{zlib.crc32(np.asarray(numbers.zero_point, '<i4').tobytes(), zlib.crc32(scale)):08x}"
+def _compute_checksum(qparams: QParams) -> str:
+    scale = np.asarray(qparams.scale, "<f4").tobytes()
+    return f"{zlib.crc32(np.asarray(qparams.zero_point, '<i4').tobytes(), zlib.crc32(scale)):08x}"
 
 
 class _SiteRow(Frozen):
@@ -256,18 +256,18 @@ def _read_numbers(row: _NumbersRow) -> QParams | None:
         return None
     if row.scale is None or row.zero_point is None:
         raise ValueError("has one of scale and zero_point: give both, or neither to have them computed")
-    numbers = QParams(row.scale, row.zero_point, row.origin)
+    qparams = QParams(row.scale, row.zero_point, row.origin)
     # Numbers that a person wrote over are theirs: they hold for whatever spec the site has.
-    return replace(numbers, computed_for=read_mark(row.computed_for, numbers))
+    return replace(qparams, computed_for=read_mark(row.computed_for, qparams))
 
 
 def _write_numbers(owner: Any) -> dict[str, Any]:
-    numbers = owner.qparams
+    qparams = owner.qparams
     return {
-        "scale": write_array(numbers.scale),
-        "zero_point": write_array(numbers.zero_point),
-        "origin": numbers.origin,
-        "computed_for": write_mark(numbers, owner.spec),
+        "scale": write_array(qparams.scale),
+        "zero_point": write_array(qparams.zero_point),
+        "origin": qparams.origin,
+        "computed_for": write_mark(qparams, owner.spec),
     }
 
 

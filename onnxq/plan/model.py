@@ -395,9 +395,9 @@ class Plan:
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""
-        for found in self.all_sites:
-            if found.site == site:
-                return found
+        for planned in self.all_sites:
+            if planned.site == site:
+                return planned
         raise PlanError(str(site), "no such site in the plan", code="Q404")
 
     @property

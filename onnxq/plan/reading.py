@@ -78,8 +78,8 @@ def _read_plan(text: str, source: str) -> Plan:
 
 def is_stale(site: SitePlan) -> bool:
     """True when the site's scale and zero point were computed for another spec than it has now."""
-    numbers = site.qparams
-    return numbers is not None and numbers.computed_for not in ("", site.spec.levels)
+    qparams = site.qparams
+    return qparams is not None and qparams.computed_for not in ("", site.spec.levels)
 
 
 def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
@@ -95,14 +95,14 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
         if is_stale(site) and site.qparams is not None:
             cause = f"its scale was computed for {site.qparams.computed_for}, and the plan says {site.spec.levels}"
             lines[site.site] = cause
-    numbers = {site.site: site.qparams for site in plan.all_sites if site.site not in lines}
+    qparams = {site.site: site.qparams for site in plan.all_sites if site.site not in lines}
     specs = {site.site: site.spec for site in plan.all_sites}
     sites = []
     for site in plan.sites:
         if site.site in lines:
             site = replace(site, qparams=None, values=None)
         elif site.role is Role.BIAS and site.derived is not None:
-            x, w = (numbers.get(part) for part in site.derived)
+            x, w = (qparams.get(part) for part in site.derived)
             site, cause = _update_bias(site, x, w, specs.get(site.derived[1]))
             lines |= {site.site: cause} if cause else {}
         sites.append(site)
@@ -116,20 +116,20 @@ def _update_bias(
 
     x, w: numbers of its input and its weight, None where they were removed. weight: the spec of the weight.
     """
-    held = site.qparams
+    qparams = site.qparams
     grain = PerChannel(0) if weight is not None and isinstance(weight.granularity, PerChannel) else PerTensor()
     if weight is not None and grain != site.spec.granularity:
         return replace(site, spec=replace(site.spec, granularity=grain), qparams=None, values=None), ""
-    if held is None:
+    if qparams is None:
         return site, ""
     if x is None or w is None:
         return replace(site, qparams=None, values=None), ""
     size = np.size(w.scale)
-    if np.size(x.scale) != 1 or np.ndim(w.scale) > 1 or not size or held.scale.size % size:
+    if np.size(x.scale) != 1 or np.ndim(w.scale) > 1 or not size or qparams.scale.size % size:
         # Not to be judged here: computing the bias raises an error that names the shapes.
         return site, ""
-    wanted = bias_qparams(x, w, held.scale.size).scale
-    if wanted.shape == held.scale.shape and np.array_equal(wanted, held.scale):
+    wanted = bias_qparams(x, w, qparams.scale.size).scale
+    if wanted.shape == qparams.scale.shape and np.array_equal(wanted, qparams.scale):
         return site, ""
     return replace(site, qparams=None, values=None), "its scale was not that of its input times that of its weight"
 
@@ -186,10 +186,10 @@ def check_numbers(plan: Plan) -> None:
     for site in plan.sites:
         if site.clip != (None, None):
             _check_clip(site)
-        numbers = site.qparams
-        if numbers is None:
+        qparams = site.qparams
+        if qparams is None:
             continue
-        subject, scale, zero = str(site.site), np.asarray(numbers.scale), np.asarray(numbers.zero_point)
+        subject, scale, zero = str(site.site), np.asarray(qparams.scale), np.asarray(qparams.zero_point)
         if zero.any() and engines and not any(engine.zero_points for engine in engines):
             cause = f"its zero point is {int(zero.ravel()[np.flatnonzero(zero)[0]])}, which {plan.target} refuses"
             raise PlanError(subject, cause, "quantize it symmetrically, around 0", code="Q406")

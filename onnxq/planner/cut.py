@@ -224,7 +224,7 @@ class CutProblem:
         if op.name not in self.apart:
             return cost
         shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
-        own = sum(quantize_us(None if one is None else math.prod(one), cpu, dynamic=True) for one in shapes)
+        own = sum(quantize_us(None if shape is None else math.prod(shape), cpu, dynamic=True) for shape in shapes)
         return Cost(cost.float_us, cost.int8_us + own)
 
     def _tie_follower(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
@@ -349,7 +349,7 @@ class Balance:
 
     def make_warnings(self) -> tuple[Caution, ...]:
         """A line for each kind of CPU that could be better served."""
-        return tuple(_warn_of_kind(one) for one in self.forecasts if one.loss > TOLERATED)
+        return tuple(_warn_of_kind(forecast) for forecast in self.forecasts if forecast.loss > TOLERATED)
 
 
 def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
@@ -382,19 +382,19 @@ def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY)
     return min(allowed, key=_rank_losses)
 
 
-def _warn_of_kind(one: Forecast) -> Caution:
-    own = one.float_us / one.own_us
+def _warn_of_kind(forecast: Forecast) -> Caution:
+    own = forecast.float_us / forecast.own_us
     text = (
-        f"on CPUs of kind {one.cpu} this placement is predicted {one.loss - 1:.0%} slower than one made for them "
-        f"({one.speedup:.2f}x the speed of float instead of {own:.2f}x): more int8 would cost another kind "
-        f"of CPU its gain. Choose `cpu={one.cpu!r}` if the model runs only there"
+        f"on CPUs of kind {forecast.cpu} this placement is predicted {forecast.loss - 1:.0%} slower than one made "
+        f"for them ({forecast.speedup:.2f}x the speed of float instead of {own:.2f}x): more int8 would cost another "
+        f"kind of CPU its gain. Choose `cpu={forecast.cpu!r}` if the model runs only there"
     )
     return Caution("W103", text)
 
 
 def _rank_losses(balance: Balance) -> tuple[float, float]:
     """The worst kind's loss, then the sum of all; rounded, so that the order of floating-point sums decides nothing."""
-    losses = [one.loss for one in balance.forecasts]
+    losses = [forecast.loss for forecast in balance.forecasts]
     return round(max(losses), 9), round(sum(losses), 9)
 
 

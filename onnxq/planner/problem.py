@@ -14,13 +14,14 @@ from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, ModelLike, NodeRef
+from onnxq.graph.base import LAYOUT_OPS
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.requests import Requests
 from onnxq.sites import Edge, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
 # ORT moves pairs through these.
-_MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "MaxPool", "Relu", "Clip"})
+_MOVES = LAYOUT_OPS | {"MaxPool", "Relu", "Clip"}
 # Nodes of that kind in a row: exporters write two or three, and a longer search finds pairs of other operators.
 _REACH = 6
 
@@ -51,9 +52,9 @@ class Existing:
         """The pair that this input of a node reads or can share; edge None: the pair behind the tensor's maker."""
         if edge is None:
             return self.by_tensor.get(tensor)
-        found = self.by_edge.get(edge) or self.by_tensor.get(tensor)
+        pair = self.by_edge.get(edge) or self.by_tensor.get(tensor)
         # A pair serves the readers in its own graph: no kernel forms across the border of a body.
-        return found if found is not None and found.site.scope == edge.scope else None
+        return pair if pair is not None and pair.site.scope == edge.scope else None
 
     @property
     def sites(self) -> tuple[SitePlan, ...]:

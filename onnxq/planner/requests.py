@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxq.backends import find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, NodeRef
+from onnxq.graph.scopes import walk_from
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
@@ -72,16 +73,16 @@ class Requests:
             default = default.model_copy(update=changed)
         if role is not Role.WEIGHT and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
-        found = Match(default)
+        match = Match(default)
         for rule in self.config.rules:
             if rule.set.concerns_pairs and any(self._selects_tensor(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
-                found = Match(default if rule.set.float else rule.apply(default, role), rule)
+                match = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
         single = bool(nodes) and nodes[0].op_type in find_target(self.config.target).dynamic_ops
-        if role is Role.WEIGHT or not single or (found.rule is not None and found.rule.set.dynamic is False):
-            return found
-        return replace(found, request=found.request.model_copy(update={"dynamic": True}))
+        if role is Role.WEIGHT or not single or (match.rule is not None and match.rule.set.dynamic is False):
+            return match
+        return replace(match, request=match.request.model_copy(update={"dynamic": True}))
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""
@@ -112,9 +113,8 @@ class Requests:
         for rule in self.config.rules:
             role = rule.role[0] if rule.role else None
             tensors = (TensorId(name) for name in (*node.inputs, *node.outputs) if name)
-            if rule.set.high_precision is not None and any(
-                self._selects_tensor(rule, role, one, node) for one in tensors
-            ):
+            chosen = rule.set.high_precision is not None
+            if chosen and any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors):
                 return rule
         return None
 
@@ -127,17 +127,17 @@ class Requests:
         """True for a MatMul or Gemm whose result is an output of the model, but for a bias or a type."""
         if node.op_type not in ("MatMul", "Gemm"):
             return False
-        made = node.result
-        while not self.graph.is_output(made):
-            readers = self.graph.consumers(made)
-            after = self.graph.node(readers[0].node) if len(readers) == 1 else None
+        result = node.result
+        while not self.graph.is_output(result):
+            readers = self.graph.readers(result)
+            after = readers[0] if len(readers) == 1 else None
             if after is None or after.op_type not in _BEHIND_SCORES or not after.outputs:
                 return False
-            others = [self.graph.resolve(name, after.scope) for name in after.inputs if name]
-            if any(one is not None and one != made and not self.graph.is_constant(one) for one in others):
+            others = [tensor for tensor in self.graph.list_reads(after) if tensor != result]
+            if not all(map(self.graph.is_constant, others)):
                 return False
-            made = after.result
-        return not made.scope
+            result = after.result
+        return not result.scope
 
     def _selects_tensor(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
         if rule.between is not None and node.name not in self.paths[rule.between]:
@@ -177,32 +177,29 @@ class Requests:
 
     def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
         """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
-        after = _reach(self._find_ends(first, rule), self._list_readers)
-        before = _reach(self._find_ends(last, rule), self._list_makers)
-        found = frozenset(after & before)
-        if not found:
+        after = walk_from(self._find_ends(first, rule), self._list_readers)
+        before = walk_from(self._find_ends(last, rule), self._list_makers)
+        if after.isdisjoint(before):
             cause = f"no path leads from {first!r} to {last!r}"
             raise _make_error(rule, cause, "swap them, or name nodes on one path", code="Q314")
-        return found
+        return frozenset(node.name for node in after & before)
 
     def _find_ends(self, name: str, rule: Rule) -> list[NodeRef]:
         nodes = self.graph.nodes
         # A name may be a node's and a tensor's; a node's comes first, as it does in `node:`.
-        found = [node for node in nodes if name in (node.name, self.list_words(node)[0])]
-        found = found or [node for node in nodes if name in node.outputs]
-        found = found or [node for node in nodes if name in node.inputs]
-        if not found:
+        ends = [node for node in nodes if name in (node.name, self.list_words(node)[0])]
+        ends = ends or [node for node in nodes if name in node.outputs]
+        ends = ends or [node for node in nodes if name in node.inputs]
+        if not ends:
             names = {self.list_words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
             raise _make_error(rule, f"no node or tensor is called {name!r}", suggest_names(name, names), code="Q314")
-        return found
+        return ends
 
     def _list_readers(self, node: NodeRef) -> list[NodeRef]:
-        made = node.results
-        return [self.graph.node(edge.node) for tensor in made for edge in self.graph.consumers(tensor)]
+        return [reader for tensor in node.results for reader in self.graph.readers(tensor)]
 
     def _list_makers(self, node: NodeRef) -> list[NodeRef]:
-        read = [self.graph.resolve(name, node.scope) for name in node.inputs if name]
-        makers = [self.graph.producer(tensor) for tensor in read if tensor is not None]
+        makers = map(self.graph.producer, self.graph.list_reads(node))
         return [maker for maker in makers if maker is not None]
 
 
@@ -213,13 +210,3 @@ def _is_specific(rule: Rule) -> bool:
 
 def _make_error(rule: Rule, cause: str, fix: str, *, code: str) -> ConfigError:
     return ConfigError(rule.describe(), cause, fix, code=code, file=rule.source, line=rule.line or None)
-
-
-def _reach(start: list[NodeRef], follow: Callable[[NodeRef], list[NodeRef]]) -> set[str]:
-    seen, pending = {node.name for node in start}, list(start)
-    while pending:
-        for node in follow(pending.pop()):
-            if node.name not in seen:
-                seen.add(node.name)
-                pending.append(node)
-    return seen

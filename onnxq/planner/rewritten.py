@@ -47,9 +47,9 @@ class Anchors:
     def find_node(self, name: str, anchor: str) -> NodeRef | None:
         """The node of this name if its anchor agrees (or is not known), else the only one with the anchor."""
         if self.recognized is not None and name in self.recognized.contents.nodes:
-            found = self.recognized.nodes.get(name)
+            recognized_node = self.recognized.nodes.get(name)
             # Scaling puts other nodes in the place of some, under their names.
-            return None if found is None else self.nodes.get(found.name)
+            return None if recognized_node is None else self.nodes.get(recognized_node.name)
         own = self.nodes.get(name)
         if own is not None and anchor in ("", self.ids.get(own.result, "")):
             return own
@@ -105,8 +105,8 @@ class Anchors:
         there = self.index.resolve(tensor.name, tensor.scope) == tensor
         if there and anchor in ("", self.ids.get(tensor, "")):
             return tensor
-        found = self.by_id.get(anchor, [])
-        return found[0] if len(found) == 1 else tensor if self.lasting and there else None
+        candidates = self.by_id.get(anchor, [])
+        return candidates[0] if len(candidates) == 1 else tensor if self.lasting and there else None
 
 
 # A tensor of this graph, and the inputs that read it dequantized; None: all of them.
@@ -190,7 +190,7 @@ class _Mover:
                 if tensor is None:
                     raise self._explain_missing(site)
                 places.setdefault(tensor, {})[image] = None
-        return [(tensor, tuple(found)) for tensor, found in places.items()]
+        return [(tensor, tuple(images)) for tensor, images in places.items()]
 
     def _find_images(self, edge: Edge, site: SitePlan) -> list[Edge]:
         """An input of the plan in this graph: of a lost node those that its values go to, but for other sites' own."""
@@ -261,7 +261,7 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
     claims, contents = mover.claims, mover.recognized.contents
     known, done = {site.site: site for site in plan.sites}, dict[Site, SitePlan | None]()
     # A scaling may divide one of the weights, which here is none of its own.
-    scaled = {mover.recognized.find_joined_maker(one.tensor.name): one.tensor for one in plan.scalings}
+    scaled = {mover.recognized.find_joined_maker(joined.tensor.name): joined.tensor for joined in plan.scalings}
     for name, columns in mover.recognized.joined.items():
         parts = {part: _spread_scale(known[claims[part, 1]], columns[part]) for part in columns if (part, 1) in claims}
         tensor = mover.index.input(mover.anchors.nodes[name], 1)
@@ -281,48 +281,53 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
                 raise PlanError(contents.nodes[part].inputs[1], cause, fix, code="Q404")
         done |= {site.site: None for site in parts.values()}
         done[parts[first].site] = _join_sites(value, [(parts[part], columns[part]) for part in columns])
-    return (one for site in plan.sites if (one := done.get(site.site, site)) is not None)
+    return (joined for site in plan.sites if (joined := done.get(site.site, site)) is not None)
 
 
 def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
     """The site of a matrix with a scale for each of its columns, where it had one for all."""
     if not site.spec.has_one_scale or site.qparams is None:
         return site
-    scale, zero = (np.full(columns.stop - columns.start, one) for one in (site.qparams.scale, site.qparams.zero_point))
+    scale, zero = (
+        np.full(columns.stop - columns.start, number) for number in (site.qparams.scale, site.qparams.zero_point)
+    )
     spec = replace(site.spec, granularity=PerChannel(1))
     # Numbers for other levels would be computed again.
-    numbers = replace(site.qparams, scale=scale, zero_point=zero, computed_for=spec.levels)
-    return replace(site, spec=spec, qparams=numbers)
+    qparams = replace(site.qparams, scale=scale, zero_point=zero, computed_for=spec.levels)
+    return replace(site, spec=spec, qparams=qparams)
 
 
 def _join_sites(value: NDArray[Any], parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
     """One site for a matrix whose columns have sites of one spec."""
-    numbers = [site.qparams for site, _ in parts if site.qparams is not None]
+    qparams = [site.qparams for site, _ in parts if site.qparams is not None]
     scale, zero = (
-        np.concatenate(held, -1) for held in zip(*((one.scale, one.zero_point) for one in numbers), strict=True)
+        np.concatenate(column_parts, -1)
+        for column_parts in zip(
+            *((part_qparams.scale, part_qparams.zero_point) for part_qparams in qparams), strict=True
+        )
     )
     values = None
     if any(site.values is not None for site, _ in parts):
         # Integers that were chosen stay; the others are those that rounding gives.
         values = np.concatenate(
             [
-                quantize_weight(value[:, columns], one, site.spec, site.sum_orders)
+                quantize_weight(value[:, columns], part_qparams, site.spec, site.sum_orders)
                 if site.values is None
                 else site.values
-                for (site, columns), one in zip(parts, numbers, strict=True)
+                for (site, columns), part_qparams in zip(parts, qparams, strict=True)
             ],
             1,
         )
     first = parts[0][0]
-    return replace(first, qparams=replace(numbers[0], scale=scale, zero_point=zero), values=values)
+    return replace(first, qparams=replace(qparams[0], scale=scale, zero_point=zero), values=values)
 
 
 def turn_site(site: SitePlan) -> SitePlan:
     """The site of a matrix for its transpose."""
-    grain, numbers = site.spec.granularity, site.qparams
+    grain, qparams = site.spec.granularity, site.qparams
     if not isinstance(grain, PerTensor):
         site = replace(site, spec=replace(site.spec, granularity=replace(grain, axis=1 - grain.axis % 2)))
-    if numbers is not None and numbers.scale.ndim == 2:
-        turned = replace(numbers, scale=numbers.scale.T.copy(), zero_point=numbers.zero_point.T.copy())
+    if qparams is not None and qparams.scale.ndim == 2:
+        turned = replace(qparams, scale=qparams.scale.T.copy(), zero_point=qparams.zero_point.T.copy())
         site = replace(site, qparams=turned)
     return site if site.values is None else replace(site, values=site.values.T.copy())

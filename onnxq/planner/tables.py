@@ -201,7 +201,7 @@ def _measure_rows(index: GraphIndex, table: Table) -> float:
     value = value[:: max(1, len(value) // _JUDGED_ROWS)].astype(np.float32)
     error = fake_quant(value, weight_qparams(value, table.spec), table.spec)
     error -= value
-    noise, power = (np.einsum("ij,ij->i", one, one, dtype=np.float64) for one in (error, value))
+    noise, power = (np.einsum("ij,ij->i", array, array, dtype=np.float64) for array in (error, value))
     rows = 10 * np.log10(np.maximum(power, 1e-30) / np.maximum(noise, 1e-36))
     return float(np.percentile(rows, 1))
 

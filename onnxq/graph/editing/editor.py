@@ -93,8 +93,8 @@ class Editor(Generic[M]):
         """True for a tensor, not an input, that no node reads and no graph or subgraph gives out."""
         if t not in self._tensors or t.name in {value.name for value in self._scopes[t.scope].inputs}:
             return False
-        given = (self._resolve(v.name, s.name) for s in self._scopes.values() for v in s.outputs)
-        return not self.consumers(t) and t not in given
+        outputs = (self._resolve(v.name, s.name) for s in self._scopes.values() for v in s.outputs)
+        return not self.consumers(t) and t not in outputs
 
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
@@ -137,8 +137,8 @@ class Editor(Generic[M]):
                 raise _fault(anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope")
         attributes = {key: _make_attribute(key, value) for key, value in (attrs or {}).items()}
         read = [self._find_visible(tensor, scope) for tensor in inputs]
-        made = [self._define_tensor(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
-        node = gs.Node(op_type, name=name, inputs=read, outputs=made, domain=domain or None)
+        results = [self._define_tensor(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
+        node = gs.Node(op_type, name=name, inputs=read, outputs=results, domain=domain or None)
         notes = [StringStringEntryProto(key=key, value=value) for key, value in (metadata or {}).items()]
         self._nodes[name] = NodeRecord(node, scope, NodeProto(metadata_props=notes), attributes)
         self._names.add(name)
@@ -174,11 +174,11 @@ class Editor(Generic[M]):
         record = self._find_node(edge.node)
         if not 0 <= edge.index <= len(record.node.inputs):
             raise _fault(str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these")
-        found = self._find_visible(tensor, record.scope)
+        source = self._find_visible(tensor, record.scope)
         if edge.index == len(record.node.inputs):
-            record.node.inputs.append(found)
+            record.node.inputs.append(source)
         else:
-            record.node.inputs[edge.index] = found
+            record.node.inputs[edge.index] = source
 
     def replace_output(self, node: str, k: int, new: str) -> None:
         """Let a node make the tensor `new` as its output k. Readers keep the old one, for another node to make."""
@@ -220,11 +220,11 @@ class Editor(Generic[M]):
     def consumers(self, t: TensorId) -> tuple[Edge, ...]:
         """The edges that read the tensor now."""
         tensor = self._tensors.get(t)
-        found: dict[Edge, None] = {}
+        edges: dict[Edge, None] = {}
         for node in tensor.outputs if tensor is not None else ():
             scope = self._nodes[node.name].scope
-            found.update((Edge(node.name, k, scope), None) for k, read in enumerate(node.inputs) if read is tensor)
-        return tuple(found)
+            edges.update((Edge(node.name, k, scope), None) for k, read in enumerate(node.inputs) if read is tensor)
+        return tuple(edges)
 
     def rename_tensor(self, t: TensorId, new: str) -> None:
         """Give a tensor another name where it is made and wherever it is read.

@@ -140,10 +140,10 @@ def _record_graph(wiring: Wiring, graph: Any, source: GraphProto, name: str, par
 
 
 def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
-    found = {tensor.name: tensor for tensor in graph.inputs}
-    found.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
+    objects = {tensor.name: tensor for tensor in graph.inputs}
+    objects.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
     for name in sorted(list_defined(source)):
-        wiring.tensors[TensorId(name, scope)] = found[name] if name in found else gs.Variable(name)
+        wiring.tensors[TensorId(name, scope)] = objects[name] if name in objects else gs.Variable(name)
 
 
 def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
@@ -152,9 +152,9 @@ def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
     graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
     """
     for k, tensor in enumerate(list(record.node.inputs)):
-        found = wiring.resolve(tensor.name, record.scope)
-        if found is not None and wiring.tensors[found] is not tensor:
-            record.node.inputs[k] = wiring.tensors[found]
+        source = wiring.resolve(tensor.name, record.scope)
+        if source is not None and wiring.tensors[source] is not tensor:
+            record.node.inputs[k] = wiring.tensors[source]
 
 
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
@@ -190,23 +190,23 @@ def _list_needed(wiring: Wiring, record: NodeRecord) -> list[TensorId | None]:
 
 def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> set[str]:
     """The nodes that compute `target` (subgraphs included), without those that only come before `source`."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [wiring.tensors[target]]
     # By id: graphsurgeon's tensors have no hash. The source counts as seen, so the walk ends there.
-    seen: set[int] = {id(wiring.tensors[source])}
+    visited: set[int] = {id(wiring.tensors[source])}
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in seen:
+        if id(tensor) in visited:
             continue
-        seen.add(id(tensor))
+        visited.add(id(tensor))
         stack = [wiring.nodes[node.name] for node in tensor.inputs]
         while stack:
             record = stack.pop()
-            found.add(record.node.name)
+            names.add(record.node.name)
             waiting.extend(record.node.inputs)
             for subgraph in record.subgraphs.values():
                 stack.extend(inner for inner in wiring.nodes.values() if inner.scope == subgraph)
-    return found
+    return names
 
 
 Anchors = Mapping[str, list[str]]
@@ -255,7 +255,7 @@ def _sort_records(wiring: Wiring, scope: ScopeRecord, before: Anchors, after: An
 
 def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
     """The tensors of `scope` that a node or a subgraph in it reads. Raises ModelError for undefined ones."""
-    found: list[str] = []
+    needs: list[str] = []
     stack = [record]
     while stack:
         at = stack.pop()
@@ -268,20 +268,20 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
                 cause = f"reads {tensor.name!r}, which nothing makes"
                 raise ModelError(f"{at.node.name}, input {k}", cause, "rewire the node", code="Q103")
             if source.scope == scope:
-                found.append(source.name)
+                needs.append(source.name)
         for subgraph in at.subgraphs.values():
             stack.extend(wiring.nodes[node.name] for node in wiring.scopes[subgraph].graph.nodes)
             outs = (wiring.resolve(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
-            found.extend(out.name for out in outs if out is not None and out.scope == scope)
-    return found
+            needs.extend(out.name for out in outs if out is not None and out.scope == scope)
+    return needs
 
 
 def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
-    found = wiring.resolve(name, scope.name)
-    if found is None:
+    key = wiring.resolve(name, scope.name)
+    if key is None:
         cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
         raise ModelError(name, cause, "give a node or initializer this output name", code="Q103")
-    return wiring.tensors[found]
+    return wiring.tensors[key]
 
 
 def _list_missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
@@ -319,26 +319,26 @@ def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, targe
     copy_fields(record.source, target, ("input", "output", "name", "op_type", "domain", "attribute"))
     copy_fields(exported, target, ("attribute",))
     waiting = dict(record.attributes)
-    made = {attr.name: attr.g for attr in exported.attribute}
+    bodies = {attr.name: attr.g for attr in exported.attribute}
     # In the order of the file, so that an untouched node comes back as it was.
     for attr in record.source.attribute:
         if attr.type in BODY_TYPES:
-            _restore_subgraphs(wiring, record, attr, made, target.attribute.add())
+            _restore_subgraphs(wiring, record, attr, bodies, target.attribute.add())
         elif attr.name in waiting:
             target.attribute.add().CopyFrom(waiting.pop(attr.name))
     target.attribute.extend(waiting.values())
 
 
 def _restore_subgraphs(
-    wiring: Wiring, record: NodeRecord, source: AttributeProto, made: Mapping[str, GraphProto], target: AttributeProto
+    wiring: Wiring, record: NodeRecord, source: AttributeProto, bodies: Mapping[str, GraphProto], target: AttributeProto
 ) -> None:
     copy_fields(source, target, ("g", "graphs"))
     if source.type == AttributeProto.GRAPH:
-        _restore_graph(wiring, wiring.scopes[record.subgraphs[source.name]], made[source.name], target.g)
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[source.name]], bodies[source.name], target.g)
         return
     for i in range(len(source.graphs)):
         label = f"{source.name}[{i}]"
-        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], made[label], target.graphs.add())
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], bodies[label], target.graphs.add())
 
 
 def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.errors import MissingDependencyError
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.editing import gs
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
@@ -85,8 +85,8 @@ def _read_parameter(
         return tuple(int(v) for v in np.atleast_1d(node.attrs[name]))
     if k >= len(node.inputs) or not node.inputs[k]:
         return ()
-    found = _read_known(index, node, k, known)
-    return None if found is None or None in found.items else tuple(v for v in found.items if v is not None)
+    parameter = _read_known(index, node, k, known)
+    return None if parameter is None or None in parameter.items else tuple(v for v in parameter.items if v is not None)
 
 
 def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
@@ -121,13 +121,13 @@ def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
 
 def _infer_slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     data = _read_known(index, node, 0, known)
-    given = [
+    parameters = [
         _read_parameter(index, node, k, name, known)
         for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)
     ]
-    if data is None or data.scalar or any(part is None for part in given):
+    if data is None or data.scalar or any(part is None for part in parameters):
         return None
-    starts, ends, axes, steps = (part or () for part in given)
+    starts, ends, axes, steps = (part or () for part in parameters)
     if len(starts) != 1 or len(ends) != 1 or axes not in ((), (0,), (-1,)):
         return None
     return _Known(data.items[starts[0] : ends[0] : steps[0] if steps else 1])
@@ -144,11 +144,11 @@ def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
 
 
 def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    found = _read_known(index, node, 0, known)
+    source = _read_known(index, node, 0, known)
     # Past 2^31 a cast to int32 wraps around.
-    if found is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in found.items if v):
+    if source is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in source.items if v):
         return None
-    return found
+    return source
 
 
 def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
@@ -182,7 +182,7 @@ _WIDER: dict[int, tuple[int, ...]] = {
     TensorProto.BFLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
     TensorProto.FLOAT: (TensorProto.DOUBLE,),
 }
-_RESHAPES = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
+_RESHAPES = LAYOUT_OPS - {"Transpose"}
 
 
 def move_constant(
@@ -216,7 +216,7 @@ def evaluate_nodes(
     if values is None:
         # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
         alone = [_run_part(_make_part(like, nodes, constants, [name])) for name in wanted] if len(wanted) > 1 else []
-        values = {end: value for found in alone if found for end, value in found.items()}
+        values = {end: value for part in alone if part for end, value in part.items()}
     return {end[: -len(_END)]: value for end, value in values.items()}
 
 

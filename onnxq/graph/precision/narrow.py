@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
@@ -35,14 +35,11 @@ CONTROL = ("If", "Loop", "Scan")
 # ONNX Runtime computes it by its definition in other types than float32, and fails.
 _FLOAT32_ONLY = ("AffineGrid",)
 # Their values are those of their inputs: no type rounds them.
-MOVES = frozenset(
-    {
-        "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Gather", "GatherElements",
-        "GatherND", "Expand", "Tile", "Concat", "Split", "Pad", "DepthToSpace", "SpaceToDepth", "MaxPool", "Relu",
-        "ReduceMax", "ReduceMin", "Max", "Min", "Abs", "Neg", "ScatterND", "ScatterElements", "Where", "Clip", "Trilu",
-        "GlobalMaxPool",
-    }
-)  # fmt: skip
+MOVES = LAYOUT_OPS | {
+    *("Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "Concat", "Split", "Pad", "DepthToSpace"),
+    *("SpaceToDepth", "MaxPool", "GlobalMaxPool", "Relu", "ReduceMax", "ReduceMin", "Max", "Min", "Abs", "Neg"),
+    *("ScatterND", "ScatterElements", "Where", "Clip", "Trilu"),
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,9 @@ def _read_schema(op_type: str, opset: int, narrow: int) -> tuple[tuple[bool, ...
     except onnx.defs.SchemaError:
         return None
     wanted = "tensor(float16)" if narrow == TensorProto.FLOAT16 else "tensor(bfloat16)"
-    takes = {one.type_param_str: wanted in one.allowed_type_strs for one in schema.type_constraints}
+    takes = {
+        constraint.type_param_str: wanted in constraint.allowed_type_strs for constraint in schema.type_constraints
+    }
     repeats = bool(schema.inputs) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
     inputs = tuple(takes.get(formal.type_str, False) for formal in schema.inputs)
     return inputs, tuple(takes.get(formal.type_str, False) for formal in schema.outputs), repeats

@@ -57,11 +57,11 @@ def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> frozenset[str
 
 def _list_computed(problem: PrecisionProblem) -> Iterator[TensorId]:
     """Computed float32 tensors, without those of DequantizeLinear, which come in the types they are read in."""
-    found = [TensorId(value.name) for value in problem.index.inputs]
+    tensors = [TensorId(value.name) for value in problem.index.inputs]
     for node in problem.index.nodes:
         if node.op_type != DEQUANTIZE:
-            found += node.results
-    for tensor in found:
+            tensors += node.results
+    for tensor in tensors:
         if is_float32(problem.index, tensor) and not problem.index.is_constant(tensor):
             yield tensor
 
@@ -75,8 +75,8 @@ def _find_maker(problem: PrecisionProblem, tensor: TensorId) -> Hashable:
 
 
 def _find_border(problem: PrecisionProblem, tensor: TensorId) -> Hashable:
-    given = _FLOAT if tensor.scope else problem.io.get(tensor.name, _FLOAT)
-    return _WIDE if given == _FLOAT else _NARROW
+    dtype = _FLOAT if tensor.scope else problem.io.get(tensor.name, _FLOAT)
+    return _WIDE if dtype == _FLOAT else _NARROW
 
 
 def _list_readers(problem: PrecisionProblem, tensor: TensorId) -> Iterator[Hashable]:
@@ -97,29 +97,29 @@ def _list_readers(problem: PrecisionProblem, tensor: TensorId) -> Iterator[Hasha
 def choose_types(problem: PrecisionProblem, *, more: Mapping[str, KeptFloat32] | None = None) -> PrecisionPlan:
     """The float types of every node. more: nodes to keep in float32 besides."""
     search = ReasonSearch(problem)
-    kept = search.find_kept() | dict(more or {})
-    wide = cut_casts(problem, kept)
+    reasons = search.find_kept() | dict(more or {})
+    wide = cut_casts(problem, reasons)
     order = [name for name in problem.bindings if name in wide]
     narrow = [name for name in problem.bindings if name not in wide]
     limited = tuple(edge for name in narrow for edge in search.list_limited(problem.index.node(name)))
     return PrecisionPlan(
         type=problem.kind,
         nodes=sum(bool(problem.list_writes(problem.index.node(name))) for name in narrow),
-        kept=tuple(kept.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order),
+        kept=tuple(reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order),
         limited=limited,
     )
 
 
 def find_suspects(problem: PrecisionProblem, chosen: PrecisionPlan) -> Iterable[KeptFloat32]:
     """The narrow nodes, those first whose results suffer most, to be kept in float32 where the whole loses too much."""
-    kept = {one.node for one in chosen.kept}
-    found: dict[str, float] = {}
+    wide = {node.node for node in chosen.kept}
+    worst: dict[str, float] = {}
     for tensor, errors in problem.errors.items():
         maker = problem.index.producer(tensor)
-        if maker is not None and maker.name in problem.bindings and maker.name not in kept:
-            found[maker.name] = min(errors.inputs_db, errors.own_db, found.get(maker.name, math.inf))
-    order = sorted(found, key=lambda name: (found[name], name))
-    return [KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=round_figure(found[name])) for name in order]
+        if maker is not None and maker.name in problem.bindings and maker.name not in wide:
+            worst[maker.name] = min(errors.inputs_db, errors.own_db, worst.get(maker.name, math.inf))
+    order = sorted(worst, key=lambda name: (worst[name], name))
+    return [KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=round_figure(worst[name])) for name in order]
 
 
 # From these opsets on QuantizeLinear takes float16, and convolutions bfloat16.
@@ -136,6 +136,6 @@ def find_type_opset(plan: Plan, kind: FloatType) -> int:
 def add_precision(plan: Plan, chosen: PrecisionPlan, placement: OnnxPlacement | None) -> Plan:
     """The plan with these types, in an opset that has pairs of them, and the structural ids of the nodes they name."""
     opset = max(plan.opset, find_type_opset(plan, chosen.type))
-    names = [*(one.node for one in chosen.kept), *(edge.node for edge in chosen.limited)]
+    names = [*(node.node for node in chosen.kept), *(edge.node for edge in chosen.limited)]
     ids = {} if placement is None else find_node_ids(placement.index, names, placement.ids)
     return replace(plan, precision=chosen, opset=opset, nodes={**plan.nodes, **ids})

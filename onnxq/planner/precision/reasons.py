@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxq.backends import Candidate, Shapes, Target
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.precision.narrow import (
     CONTROL,
     DEQUANTIZE,
@@ -92,11 +93,11 @@ class PrecisionProblem:
         for node in self.index.nodes:
             if node.is_onnx(QUANTIZE, DEQUANTIZE, "Constant", *CONTROL):
                 continue
-            made = self.list_writes(node)
-            if made or self.list_reads(node):
+            results = self.list_writes(node)
+            if results or self.list_reads(node):
                 binding = bind_types(self.index, node, self.kind.onnx_type, self.opset)
                 # Shape and its like take tensors as they come, and make none.
-                if made or any(follows is not None for follows in binding.inputs):
+                if results or any(follows is not None for follows in binding.inputs):
                     bindings[node.name] = binding
         return bindings
 
@@ -127,10 +128,7 @@ _DIGITS = {FloatType.FLOAT16: 11, FloatType.BFLOAT16: 8}
 # Their sums may leave the type where their results do not: mean times count, and the square of a norm.
 _MEANS = frozenset({"ReduceMean", "GlobalAveragePool", "AveragePool", "Mean"})
 # A mask keeps its meaning through these, on its way to a Softmax.
-_PASSING = frozenset(
-    {"Add", "Where", "Reshape", "Transpose", "Expand", "Unsqueeze", "Squeeze", "Slice", "Concat", "Identity", "Gather",
-     "Tile", "Flatten", "Cast", "Split"}
-)  # fmt: skip
+_PASSING = LAYOUT_OPS | {"Add", "Where", "Expand", "Slice", "Concat", "Gather", "Tile", "Cast", "Split"}
 # Exact functions of whole numbers, which positions are computed by.
 _COUNTING = frozenset({"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Min", "Max", "Clip", "Mod", "Cast"})
 # What an epsilon is added for.
@@ -212,7 +210,7 @@ class ReasonSearch:
             node = self.index.producer(waiting.pop())
             if node is not None and node.op_type in _COUNTING and node.name not in self.kept:
                 self._keep_wide(node.name, KeepReason.SHAPES)
-                waiting += [held for _, held in self.problem.list_reads(node)]
+                waiting += [source for _, source in self.problem.list_reads(node)]
 
     def _check_constants(self, node: NodeRef) -> None:
         """Constants beyond the type, but masks, which are limited where they are read."""
@@ -246,8 +244,8 @@ class ReasonSearch:
 
     def _passes_mask(self, node: NodeRef) -> bool:
         """True where a mask among the inputs of this node is a mask in its result."""
-        made = self.problem.list_writes(node)
-        return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in made)
+        results = self.problem.list_writes(node)
+        return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in results)
 
     def _leads_to_softmax(self, tensor: TensorId) -> bool:
         """True when only a Softmax, or attention as its mask, uses the tensor: there only what is large counts."""
