@@ -20,7 +20,7 @@ from onnx import ModelProto, helper
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.storage.stored import OpenFile, StoredArray, open_data
+from onnxq.graph.stored import OpenFile, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes, is_stub
 from onnxq.runtime.engine import import_onnxruntime
 from onnxq.spec import QParams

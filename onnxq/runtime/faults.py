@@ -8,7 +8,7 @@ from collections.abc import Collection
 import onnx
 
 from onnxq.errors import DataError, ModelError, OnnxqError
-from onnxq.graph.precision.contrib import MICROSOFT, is_custom
+from onnxq.graph.shapes import MICROSOFT, is_custom
 
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp)(?::\d+)? .*?\) ")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto, helper
 
 from onnxq.graph import ModelLike, ensure_opset, find_opset, infer_shapes
-from onnxq.graph.precision.contrib import is_custom
 from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_graphs
+from onnxq.graph.shapes import is_custom
 from onnxq.graph.subgraph import cut_front, join_rest, list_behind
 from onnxq.runtime.faults import UnknownOperatorError
 from onnxq.runtime.session import Session

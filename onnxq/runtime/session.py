@@ -18,9 +18,8 @@ from onnx import ModelProto
 from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, save_model
-from onnxq.graph.light import refer_to_files
+from onnxq.graph.light import is_large_model, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.storage.lazy import is_large_model
 from onnxq.graph.weights import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
 from onnxq.runtime.engine import import_onnxruntime, list_faults, make_session_options

@@ -67,14 +67,14 @@ def _strip_tensor(data: Buffer, tensor: _Field, least: int, number: int, left_ou
     """The encoded field of an initializer, without its raw_data where that is long."""
     if tensor.end - tensor.content < least:
         return data[tensor.begin : tensor.end]
-    kept: list[bytes] = []
+    parts: list[bytes] = []
     for field in _walk_fields(data, tensor.content, tensor.end):
         if field.number == _RAW and field.kind == _BYTES and field.end - field.content >= least:
             # A field that stands twice holds what it was given last.
             left_out[number] = field.content, field.end - field.content
         else:
-            kept.append(data[field.begin : field.end])
-    return _wrap(_INITIALIZER, b"".join(kept))
+            parts.append(data[field.begin : field.end])
+    return _wrap(_INITIALIZER, b"".join(parts))
 
 
 def _walk_fields(data: Buffer, begin: int, end: int) -> Iterator[_Field]:

@@ -1,20 +1,65 @@
-"""Other opsets: onnx's version converter, with everything it loses put back and its result checked."""
+"""Models converted by tools of onnx, with all that these lose put back: other opsets, no functions, dense weights."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from copy import deepcopy
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, helper
+import onnx.inliner
+import onnx.shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
-from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
-from onnxq.graph.precision.contrib import set_contrib_apart
-from onnxq.graph.scopes import label_node, list_defined, rename_reads, walk_graphs
+from onnxq.graph.names import assign_names, choose_name, has_unique_names, list_names, name_nodes
+from onnxq.graph.scopes import (
+    OWN_DOMAINS,
+    label_node,
+    list_defined,
+    rename_made,
+    rename_reads,
+    replace_items,
+    walk_all_graphs,
+    walk_all_nodes,
+    walk_graphs,
+    walk_nodes,
+)
+from onnxq.graph.shapes import set_contrib_apart
+from onnxq.graph.values import decode_sparse, encode_tensor
 from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
+
+_SPARSE = "sparse_value"
+
+
+@keep_weights
+def store_densely(proto: ModelProto) -> ModelProto:
+    """The model itself without sparse weights, else a copy in which they are dense: initializers and Constant nodes.
+
+    Functions must be inlined. Raises ModelError for a sparse tensor that is damaged or too large to be dense.
+    """
+    if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk_graphs(proto.graph)):
+        return proto
+    out = deepcopy(proto)
+    for _, graph in walk_graphs(out.graph):
+        graph.initializer.extend(_make_dense(sparse.values.name, sparse) for sparse in graph.sparse_initializer)
+        del graph.sparse_initializer[:]
+        for node in filter(_is_sparse, graph.node):
+            dense = _make_dense(node.output[0], node.attribute[0].sparse_tensor)
+            node.attribute[0].CopyFrom(helper.make_attribute("value", dense))
+    return out
+
+
+def _make_dense(name: str, sparse: SparseTensorProto) -> TensorProto:
+    return encode_tensor(name, decode_sparse(sparse), sparse.values.data_type)
+
+
+def _is_sparse(node: NodeProto) -> bool:
+    return node.op_type == "Constant" and not node.domain and [attr.name for attr in node.attribute] == [_SPARSE]
+
 
 # What Resize and Upsample did before there were these attributes; the converter leaves defaults that do otherwise.
 _RESIZE_ATTRIBUTES = 11
@@ -85,24 +130,22 @@ def _convert_opset(named: ModelProto, version: int) -> ModelProto:
 
 def _keep_resizes(proto: ModelProto) -> None:
     """Say in every Resize what an old one did without saying, in place."""
-    for _, graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            if node.op_type == "Resize" and not node.domain:
-                node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
+    for node in walk_nodes(proto.graph):
+        if node.op_type == "Resize" and not node.domain:
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
 
 
 def _check_scans(named: ModelProto) -> None:
     """onnx takes a Scan of opset 8 for one of opset 9, which has no axis for the batch."""
-    for _, graph in walk_graphs(named.graph):
-        for node in graph.node:
-            if node.op_type == "Scan" and find_opset(named) == _BATCHED_SCAN:
-                cause = f"has batches, as in opset {_BATCHED_SCAN}, which onnx cannot convert"
-                raise ModelError(label_node(node), cause, "export the model at opset 9 or newer", code="Q109")
+    scans = [node for node in walk_nodes(named.graph) if node.op_type == "Scan"]
+    if scans and find_opset(named) == _BATCHED_SCAN:
+        cause = f"has batches, as in opset {_BATCHED_SCAN}, which onnx cannot convert"
+        raise ModelError(label_node(scans[0]), cause, "export the model at opset 9 or newer", code="Q109")
 
 
 def _list_imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
     return [
-        helper.make_opsetid(entry.domain, minimum if entry.domain in ("", "ai.onnx") else entry.version)
+        helper.make_opsetid(entry.domain, minimum if entry.domain in OWN_DOMAINS else entry.version)
         for entry in proto.opset_import
     ]
 
@@ -128,18 +171,19 @@ def _reattach_node(original: NodeProto, node: NodeProto) -> None:
     carried = ("name", "doc_string", "metadata_props", "overload", "device_configurations", "domain")
     for name in carried:
         node.ClearField(name)
-    kept = [field.name for field in original.DESCRIPTOR.fields if field.name not in carried]
-    copy_fields(original, node, tuple(kept))
+    others = [field.name for field in original.DESCRIPTOR.fields if field.name not in carried]
+    copy_fields(original, node, tuple(others))
 
 
 def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> None:
     # The converter's own value_info calls its new tensors scalars.
     cleared = ["name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer", "value_info"]
+    left_out = ["node", "initializer"]
     # Those of a body may be tensors that the converter renamed.
-    interface = ("input", "output")
-    for name in (*cleared, *(interface if main else ())):
+    (cleared if main else left_out).extend(("input", "output"))
+    for name in cleared:
         graph.ClearField(name)
-    copy_fields(source, graph, ("node", "initializer", *(() if main else interface)))
+    copy_fields(source, graph, tuple(left_out))
     # The converter rewrites initializers field by field; those that it made itself stay.
     originals = {tensor.name: tensor for tensor in source.initializer}
     for tensor in graph.initializer:
@@ -148,20 +192,20 @@ def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> Non
 
 
 def _explain_failure(proto: ModelProto, version: int, error: Exception) -> ModelError:
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    message = str(error).strip()
+    text = message.splitlines()[0] if message else type(error).__name__
     # Some messages quote the converter's source: "type_restriction.h:48: isUnallowed: Assertion `…` failed: …".
     text = text.rpartition("` failed: ")[2]
     # The converter names the operator in some of its messages, never the node.
-    words = set(re.findall(r"\w+", str(error)))
-    culprits = [
-        label_node(node) for _, graph in walk_graphs(proto.graph) for node in graph.node if node.op_type in words
-    ]
+    words = set(re.findall(r"\w+", message))
+    culprits = [label_node(node) for node in walk_nodes(proto.graph) if node.op_type in words]
     where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
     cause = f"onnx cannot convert the model: {text}{where}"
+    opset = find_opset(proto)
     fix = f"export it at opset {version}"
-    if version < find_opset(proto):
-        fix = f"{fix}, or take a newer onnxruntime, with kernels for pairs at opset {find_opset(proto)}"
-    return ModelError(f"opset {find_opset(proto)} to {version}", cause, fix, code="Q109")
+    if version < opset:
+        fix = f"{fix}, or take a newer onnxruntime, with kernels for pairs at opset {opset}"
+    return ModelError(f"opset {opset} to {version}", cause, fix, code="Q109")
 
 
 def _settle_names(before: ModelProto, after: ModelProto) -> None:
@@ -183,13 +227,13 @@ def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dic
     makers = {tensor.name: "Constant" for tensor in graph.initializer}
     makers.update((name, node.op_type) for node in graph.node for name in node.output)
     readers: dict[str, NodeProto] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, node)
+    for node in reversed(graph.node):
+        readers.update(dict.fromkeys(node.input, node))
     names: dict[str, str] = {}
-    for name in (name for node in graph.node for name in (*node.input, *node.output)):
-        if name and name in makers and name not in old and name not in names:
-            names[name] = choose_name(f"{_find_owner(name, old, readers)}/{makers[name]}", taken)
+    for node in graph.node:
+        for name in (*node.input, *node.output):
+            if name and name in makers and name not in old and name not in names:
+                names[name] = choose_name(f"{_find_owner(name, old, readers)}/{makers[name]}", taken)
     return names
 
 
@@ -198,18 +242,79 @@ def _find_owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
     while (reader := readers.get(name)) is not None:
         if reader.name:
             return reader.name
-        made = next((output for output in reader.output if output in old), "")
-        if made or not reader.output:
-            return made or name
+        original = next((output for output in reader.output if output in old), "")
+        if original or not reader.output:
+            return original or name
         name = reader.output[0]
     return name
 
 
 def _rename_tensors(graph: GraphProto, names: dict[str, str]) -> None:
-    for tensor in graph.initializer:
-        tensor.name = names.get(tensor.name, tensor.name)
-    for value in graph.output:
+    for value in (*graph.initializer, *graph.output):
         value.name = names.get(value.name, value.name)
-    for node in graph.node:
-        node.output[:] = [names.get(name, name) for name in node.output]
+    rename_made(graph.node, names)
     rename_reads(graph, names)
+
+
+@keep_weights
+def inline_functions(proto: ModelProto) -> ModelProto:
+    """A copy without model-local functions: every call, in every scope, replaced by the function's nodes.
+
+    Names stay unique (onnx numbers the copies). A function written for another opset than the model's is converted.
+    Raises ModelError when a function cannot be inlined.
+    """
+    if not proto.functions:
+        return deepcopy(proto)
+    # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
+    light, omitted = omit_weights(proto, functions=False)
+    _write_defaults(light)
+    own = find_opset(proto)
+    foreign = any(find_opset(function) not in (0, own) for function in proto.functions)
+    declared = {value.name for value in light.graph.value_info}
+    if foreign:
+        _write_types(light)
+    try:
+        inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
+    except Exception as error:
+        cause = f"cannot be inlined: {error}"
+        raise ModelError("model-local functions", cause, "export without functions", code="Q108") from error
+    if inlined.functions:
+        names = ", ".join(sorted(function.name for function in inlined.functions))
+        raise ModelError(names, "this model-local function cannot be inlined", "export without functions", code="Q108")
+    _drop_repeats(inlined)
+    if foreign:
+        # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
+        replace_items(inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared])
+    # Nodes of a function need no names.
+    if not has_unique_names(inlined):
+        assign_names(inlined)
+    return restore_weights(inlined, omitted)
+
+
+def _drop_repeats(proto: ModelProto) -> None:
+    """Take out, in place, Constant nodes that define a tensor again: onnx's inliner doubles them where it converts."""
+    for _, graph in walk_all_graphs(proto):
+        defined: set[str] = set()
+        for node in list(graph.node):
+            if node.op_type == "Constant" and defined.issuperset(node.output):
+                graph.node.remove(node)
+            defined.update(node.output)
+
+
+def _write_types(proto: ModelProto) -> None:
+    """Declare, in place, the types of the main graph's tensors, which the inliner asks for where it converts."""
+    graph = proto.graph
+    known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
+    stored = [tensor for tensor in graph.initializer if tensor.name not in known]
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored)
+    with suppress(Exception):  # the inliner itself says then which type it lacks
+        graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
+
+
+def _write_defaults(proto: ModelProto) -> None:
+    """Give every call, in place, the attributes it leaves at the function's defaults, which onnx's inliner drops."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
+    for node in walk_all_nodes(proto) if defaults else ():
+        written = {attr.name for attr in node.attribute}
+        known = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(attr for attr in known if attr.name not in written)

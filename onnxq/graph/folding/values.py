@@ -1,22 +1,27 @@
-"""Integer tensors computed from shapes, followed element by element: one dynamic axis must not hide the static ones.
+"""Values of tensors that follow from constants and static shapes: by rules, by moving a weight, or by running nodes.
 
-Shape(x)[2:] of x [N, 3, 224, 224] is [224, 224] whatever N is. graphsurgeon's own shape folding is not used: it takes
-no notice of Shape's start and end, and moves casts so that fractions are lost.
+Shapes are followed element by element: one dynamic axis must not hide the static ones. Shape(x)[2:] of x [N, 3, 224,
+224] is [224, 224] whatever N is. graphsurgeon's own shape folding is not used: it takes no notice of Shape's start and
+end, and moves casts so that fractions are lost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.errors import MissingDependencyError
+from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.editing import gs
+from onnxq.graph.index import GraphIndex
+from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.sites import TensorId
 
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
@@ -80,8 +85,8 @@ def _read_parameter(
         return tuple(int(v) for v in np.atleast_1d(node.attrs[name]))
     if k >= len(node.inputs) or not node.inputs[k]:
         return ()
-    found = _read_known(index, node, k, known)
-    return None if found is None or None in found.items else tuple(v for v in found.items if v is not None)
+    parameter = _read_known(index, node, k, known)
+    return None if parameter is None or None in parameter.items else tuple(v for v in parameter.items if v is not None)
 
 
 def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
@@ -116,13 +121,13 @@ def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
 
 def _infer_slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     data = _read_known(index, node, 0, known)
-    given = [
+    parameters = [
         _read_parameter(index, node, k, name, known)
         for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)
     ]
-    if data is None or data.scalar or any(part is None for part in given):
+    if data is None or data.scalar or any(part is None for part in parameters):
         return None
-    starts, ends, axes, steps = (part or () for part in given)
+    starts, ends, axes, steps = (part or () for part in parameters)
     if len(starts) != 1 or len(ends) != 1 or axes not in ((), (0,), (-1,)):
         return None
     return _Known(data.items[starts[0] : ends[0] : steps[0] if steps else 1])
@@ -139,11 +144,11 @@ def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
 
 
 def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    found = _read_known(index, node, 0, known)
+    source = _read_known(index, node, 0, known)
     # Past 2^31 a cast to int32 wraps around.
-    if found is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in found.items if v):
+    if source is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in source.items if v):
         return None
-    return found
+    return source
 
 
 def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
@@ -169,3 +174,78 @@ _RULES: dict[str, Callable[[GraphIndex, NodeRef, dict[TensorId, _Known]], _Known
     "Unsqueeze": _infer_unsqueeze,
     "Squeeze": _infer_squeeze,
 }
+
+
+# Casts in which no value changes: source type -> target types.
+_WIDER: dict[int, tuple[int, ...]] = {
+    TensorProto.FLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
+    TensorProto.BFLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
+    TensorProto.FLOAT: (TensorProto.DOUBLE,),
+}
+_RESHAPES = LAYOUT_OPS - {"Transpose"}
+
+
+def move_constant(
+    node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ...] | None
+) -> NDArray[Any] | None:
+    """Return the output of `node` for a constant first input; None unless it only moves or widens values.
+
+    dtype: of the source. shape: of the output where inferred, None otherwise.
+    """
+    if node.op_type in _RESHAPES and shape is not None and np.prod(shape, dtype=np.int64) == source.size:
+        return source.reshape(shape)
+    if node.op_type == "Transpose":
+        perm = node.attrs.get("perm", tuple(range(source.ndim))[::-1])
+        # Another rank than the model declares: the engine says which node it is.
+        fits = sorted(perm) == list(range(source.ndim))
+        return np.ascontiguousarray(np.transpose(source, perm)) if fits else None
+    if node.op_type == "Cast" and node.attrs.get("to") in _WIDER.get(dtype, ()):
+        return source.astype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+    return None
+
+
+def evaluate_nodes(
+    like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """The values of the `wanted` tensors; those that ONNX Runtime cannot compute are left out.
+
+    nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
+    MissingDependencyError without onnxruntime.
+    """
+    values = _run_part(_make_part(like, nodes, constants, wanted)) if wanted else {}
+    if values is None:
+        # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
+        alone = [_run_part(_make_part(like, nodes, constants, [name])) for name in wanted] if len(wanted) > 1 else []
+        values = {end: value for part in alone if part for end, value in part.items()}
+    return {end[: -len(_END)]: value for end, value in values.items()}
+
+
+# graphsurgeon computes only what nothing foldable reads: every wanted tensor gets an Identity of this name behind it.
+_END = " "
+
+
+def _make_part(
+    like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
+) -> ModelProto:
+    """A model of the nodes and constants that `wanted` needs."""
+    ends = [helper.make_node("Identity", [name], [name + _END], name=name + _END) for name in wanted]
+    outputs = [ValueInfoProto(name=name + _END) for name in wanted]
+    model = assemble_model(like, [*nodes, *ends], (), outputs, constants)
+    remove_unneeded(model.graph)
+    return model
+
+
+def _run_part(model: ModelProto) -> dict[str, NDArray[Any]] | None:
+    """The model's outputs by name, None when ONNX Runtime cannot compute them."""
+    graph = gs.import_onnx(model)
+    try:
+        # Folded as it is: without error_ok=False graphsurgeon would print the fault and go on.
+        graph.fold_constants(
+            fold_shapes=False, recurse_subgraphs=False, flatten_subgraphs=False, recurse_functions=False, error_ok=False
+        )
+    except ModuleNotFoundError as error:
+        cause = "is needed to fold constants"
+        raise MissingDependencyError("onnxruntime", cause, "pip install onnxq[cpu]", code="Q801") from error
+    except Exception:  # whatever ONNX Runtime makes of a model it cannot run
+        return None
+    return {tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)}
