@@ -30,7 +30,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("onnxq", "torch_frontend")
 LIMITS = Path(__file__).with_name("house.json")
-ENTERED = Path(__file__).with_name("house_entered.py")
 PAGE = ROOT / "docs" / "architecture.md"
 MARKS = ("<!-- figures: begin -->\n", "<!-- figures: end -->")
 # Lines that a function and a file may have.
@@ -111,6 +110,11 @@ class Source:
         kinds = (ast.Module, ast.ClassDef, *_FUNCTIONS)
         owners = [node for node in self.nodes if isinstance(node, kinds) and ast.get_docstring(node) is not None]
         return [owner.body[0].value for owner in owners]  # type: ignore[attr-defined]
+
+    @property
+    def docstring_words(self) -> list[str]:
+        """The words of all docstrings."""
+        return [word for doc in self.docstrings for word in re.findall(r"\w+", str(doc.value))]
 
     @cached_property
     def comments(self) -> list[int]:
@@ -308,18 +312,9 @@ def _list_cycle(house: House) -> list[Place]:
 
 def _list_entered(house: House) -> list[Place]:
     """The files of which one `quantize` of a small net calls a function, counted in a process of its own."""
-    child = [sys.executable, str(ENTERED)]
-    paths = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-    return [Place(Path(path), 1, "entered") for path in paths]
-
-
-def _measure_folder(house: House) -> float:
-    folders = Counter(source.path.parent for source in house.sources if source.path.name != "__init__.py")
-    return max(folders.values(), default=0)
-
-
-def _count_words(source: Source) -> int:
-    return sum(len(re.findall(r"\w+", str(doc.value))) for doc in source.docstrings)
+    child = [sys.executable, "-m", "benchmarks.house_entered"]
+    printed = subprocess.run(child, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [Place(Path(path), 1, "entered") for path in printed.splitlines()]
 
 
 # In the order of the table.
@@ -341,7 +336,10 @@ FIGURES: dict[str, Figure] = {
         lambda house: len(house.list_offenders("long-functions")),
         _list_long_functions,
     ),
-    "folder": Figure("most files in one folder", _measure_folder),
+    "folder": Figure(
+        "most files in one folder",
+        lambda house: max(Counter(s.path.parent for s in house.sources if s.path.name != "__init__.py").values()),
+    ),
     "entered": Figure(
         "files entered by one `quantize` of a small net",
         lambda house: len(house.list_offenders("entered")),
@@ -396,7 +394,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "what": Figure(
         '"what" per 1,000 words of docstrings',
-        lambda house: house.measure_share("what", _count_words, scale=1000),
+        lambda house: house.measure_share("what", lambda source: source.docstring_words, scale=1000),
         _list_what,
     ),
     "what-first": Figure(
@@ -451,21 +449,14 @@ def write_limits(limits: dict[str, dict[str, float]]) -> None:
     LIMITS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def format_number(value: float) -> str:
-    """A figure in three digits at most: 1.3, 12.2, 384."""
-    if value >= 100 or value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.2g}" if value < 10 else f"{value:.1f}"
-
-
 def make_table(house: House) -> str:
     """The figures as a table in Markdown, beside limits and goals."""
     rows = ["| figure | now | limit | goal |", "|---|---:|---:|---:|"]
     limits = read_limits()
     for name, value in house.figures.items():
         sign = "≥" if FIGURES[name].at_least else "≤"
-        bounds = " | ".join(f"{sign} {format_number(limits[name][bound])}" for bound in ("limit", "goal"))
-        rows.append(f"| {FIGURES[name].label} | {format_number(value)} | {bounds} |")
+        bounds = " | ".join(f"{sign} {limits[name][bound]:.3g}" for bound in ("limit", "goal"))
+        rows.append(f"| {FIGURES[name].label} | {value:.3g} | {bounds} |")
     return "\n".join(rows) + "\n"
 
 
@@ -478,7 +469,7 @@ def make_rooms(house: House) -> str:
     lines = [f"{'room':32}{'files':>7}{'code':>7}{'expr':>8}" + "".join(f"{kind:>18}" for kind in kinds)]
     for room, sources in [*sorted(rooms.items()), ("all", list(house.sources))]:
         part = House(sources)
-        figures = "".join(f"{format_number(part.figures[kind]):>18}" for kind in kinds)
+        figures = "".join(f"{part.figures[kind]:>18.3g}" for kind in kinds)
         lines.append(f"{room:32}{len(sources):>7}{part.code:>7}{part.expressions:>8}{figures}")
     return "\n".join(lines)
 
