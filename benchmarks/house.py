@@ -58,6 +58,8 @@ _COMMENTS = re.compile(
 _DIRECTIVES = re.compile(r"#\s*(fmt:|noqa|type:|pragma|mypy:|ruff:)")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+# `limit` and `goal` of each figure.
+Limits = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,6 @@ def is_participle(name: str) -> bool:
     return regular or _IRREGULAR.fullmatch(word) is not None
 
 
-def is_one_word(name: str) -> bool:
-    """True for a name without an object: `run`, `_made`."""
-    return "_" not in name.strip("_")
-
-
 def find_cycle(graph: dict[str, set[str]]) -> list[str]:
     """The modules of one circle, the first again at the end; empty without any. graph: module -> its imports."""
     try:
@@ -232,8 +229,8 @@ class House:
 
     @cached_property
     def expressions(self) -> int:
-        """Nodes of the syntax trees that are expressions: the size that squeezing lines does not lower."""
-        return self.sum_sources(lambda source: [node for node in source.nodes if isinstance(node, ast.expr)])
+        """Expressions in the syntax trees: the size that squeezing lines does not lower."""
+        return self.sum_sources(lambda source: sum(isinstance(node, ast.expr) for node in source.nodes))
 
     @cached_property
     def figures(self) -> dict[str, float]:
@@ -370,12 +367,12 @@ FIGURES: dict[str, Figure] = {
     "one-word-methods": Figure(
         "methods with a one-word name, %",
         lambda house: house.measure_share("one-word-methods", lambda source: source.methods),
-        _list_named(lambda source: source.methods, is_one_word),
+        _list_named(lambda source: source.methods, lambda name: "_" not in name.strip("_")),
     ),
     "one-word": Figure(
         "module functions with a one-word name, %",
         lambda house: house.measure_share("one-word", lambda source: source.functions),
-        _list_named(lambda source: source.functions, is_one_word),
+        _list_named(lambda source: source.functions, lambda name: "_" not in name.strip("_")),
     ),
     "participles": Figure(
         "module functions whose first word is a past participle, %",
@@ -423,13 +420,12 @@ def read_house() -> House:
     return House(sources, tests)
 
 
-def read_limits() -> dict[str, dict[str, float]]:
+def read_limits() -> Limits:
     """Limit and goal of each figure."""
-    limits: dict[str, dict[str, float]] = json.loads(LIMITS.read_text(encoding="utf-8"))
-    return limits
+    return json.loads(LIMITS.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def tighten_limits(house: House) -> dict[str, dict[str, float]]:
+def tighten_limits(house: House) -> Limits:
     """The limits, each at its goal where that is reached, and else at today's value where that is nearer."""
     limits = read_limits()
     for name, value in house.figures.items():
@@ -443,7 +439,7 @@ def tighten_limits(house: House) -> dict[str, dict[str, float]]:
     return limits
 
 
-def write_limits(limits: dict[str, dict[str, float]]) -> None:
+def write_limits(limits: Limits) -> None:
     """Write house.json, a line for each figure."""
     lines = [f"  {json.dumps(name)}: {json.dumps(bounds)}" for name, bounds in limits.items()]
     LIMITS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

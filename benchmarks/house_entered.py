@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-ROOT = Path(__file__).resolve().parents[1]
-
 import numpy as np
 from onnx import numpy_helper, parser
 
 import onnxq
+
+ROOT = Path(__file__).resolve().parents[1]
 
 NET = """
     <ir_version: 8, opset_import: ["" : 17]>
