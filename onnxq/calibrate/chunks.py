@@ -16,7 +16,7 @@ from typing import Any
 from onnxq.calibrate.activations import Want, Watch, observe_samples, order_tensors
 from onnxq.calibrate.taps import Taps
 from onnxq.data import Dataset
-from onnxq.data.shared import SharedSamples, share_samples
+from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, silent

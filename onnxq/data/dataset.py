@@ -1,19 +1,20 @@
-"""Dataset: chosen and validated samples of a model's inputs, one by one or in batches."""
+"""Dataset: chosen and validated samples of a model's inputs, one by one or in batches; facts that choices depend on."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.data.cuts import find_batch_axis, find_batch_symbols
 from onnxq.data.fit import Array, fit_array
-from onnxq.data.sources import Source
+from onnxq.data.sources import LazySource, Source, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
+from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 
 # Of a sample's number in its source and its inputs: the inputs, and more.
 Extend = Callable[[int, dict[str, Array]], Mapping[str, Array]]
@@ -207,3 +208,82 @@ def _join_samples(samples: list[dict[str, Array]], first: int, axes: dict[str, i
         return Batch(samples[0], first, 1)
     feeds = {name: np.concatenate([one[name] for one in samples], axis=axis) for name, axis in axes.items()}
     return Batch(feeds, first, len(samples))
+
+
+@dataclass(frozen=True)
+class SharedSamples:
+    """Some samples of a set, in order. names: as the set calls them in messages."""
+
+    inputs: tuple[ValueInfo, ...]
+    feeds: tuple[SharedFeeds, ...]
+    names: tuple[str, ...]
+
+    def open(self) -> Dataset:
+        """Return them as a set of their own; each is read when it is asked for."""
+        items = list(zip(self.feeds, self.names, strict=True))
+        source = LazySource(items, lambda item: read_feeds(item[0]), lambda item: str(item[1]))
+        return Dataset(source, self.inputs, range(len(items)))
+
+
+def share_samples(crew: Crew, dataset: Dataset, positions: Sequence[int]) -> SharedSamples:
+    """Put the samples at some positions into the crew's folder."""
+    feeds = tuple(crew.share_feeds(dataset[position]) for position in positions)
+    return SharedSamples(dataset.inputs, feeds, tuple(map(dataset.name, positions)))
+
+
+Array = NDArray[Any]
+# Of each extreme the samples that calibration keeps must reach so much: a range a tenth too short clips little.
+_REACH = 0.9
+
+
+def find_extremes(samples: Iterable[Mapping[str, Array]], wanted: int = 0) -> frozenset[int]:
+    """Find the samples with the least or greatest value, the most energy or the most elements of an input.
+
+    samples: inputs by name, any shapes. Integer inputs count by their size only, because their values are indices.
+    Of equal samples the first counts. An input that is the same in all samples is ignored.
+    wanted: so many others are wanted. Where fewer are left, as with many inputs, those extremes are left out, too,
+    without which all others still reach nine tenths as far.
+    Returns the samples' positions.
+    """
+    table = np.array([[x for name in sorted(sample) for x in _measure_array(sample[name])] for sample in samples])
+    peaks = table.max(axis=0)
+    varying = peaks > table.min(axis=0)
+    extremes = np.unique(table[:, varying].argmax(axis=0))
+    if len(table) - len(extremes) >= wanted:
+        return frozenset(extremes.tolist())
+    least = peaks * np.where(peaks > 0, _REACH, 2 - _REACH)
+    kept = set(range(len(table)))
+    # Others first, none of which is missed; then the extremes that lead by least.
+    leads = (table - least).max(axis=1)
+    for position in sorted(kept, key=lambda one: (one in extremes, leads[one])):
+        rest = sorted(kept - {position})
+        if len(table) - len(kept) < wanted and rest and (table[rest].max(axis=0) >= least).all():
+            kept.discard(position)
+    return frozenset(kept)
+
+
+def _measure_array(value: Array) -> tuple[float, ...]:
+    """Measure an array: size; of floats also negated minimum, maximum and mean square. Larger is more extreme."""
+    if value.dtype.kind != "f" or not value.size:
+        return float(value.size), 0.0, 0.0, 0.0
+    wide = value.astype(np.float32, copy=False)
+    if not np.isfinite(wide.min()):
+        # A mask's -inf is in no range.
+        wide = wide[np.isfinite(wide)]
+    with np.errstate(over="ignore"):
+        power = float(np.mean(np.square(wide))) if wide.size else 0.0
+    return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power
+
+
+def read_mask(feeds: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
+
+    The network computes values for padding, too, and no output depends on them. In samples with much padding they would
+    outweigh the text.
+    """
+    masks = [value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"]
+    if len(masks) != 1 or masks[0].ndim != 2 or shape[:2] != masks[0].shape or len(shape) != 3:
+        return None
+    mask = masks[0] != 0
+    # Other values than 0 and 1 make it something else, e.g. an additive mask; a mask without ones hides everything.
+    return mask if bool(np.isin(masks[0], (0, 1)).all()) and bool(mask.any()) else None

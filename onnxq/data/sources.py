@@ -1,16 +1,133 @@
-"""Sources of samples. A source reads one sample at a time, by number, and nothing in advance."""
+"""Sources of samples. A source reads one sample at a time, by number, and nothing in advance.
+
+Samples lie in an array stacked along an extra axis or joined along the batch axis, or it is one for all. Those of an
+iterable come only once: few are kept in memory, many in a temporary folder."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Protocol
 
-from onnxq.data.cuts import Cut, find_batch_symbols, find_cut, fits_whole
-from onnxq.data.fit import Array, Arrays, check_dtype, match_inputs
+import numpy as np
+
+from onnxq.data.fit import (
+    Array,
+    Arrays,
+    check_dims,
+    check_dtype,
+    format_shape,
+    make_input_error,
+    make_rank_error,
+    match_inputs,
+)
+from onnxq.data.scripts import guard_user_code
 from onnxq.errors import DataError
+from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Division of an array into samples."""
+
+    # Number of samples; None: the whole array is used for every sample.
+    count: int | None
+    axis: int = 0
+    # Rows of a sample along `axis`.
+    size: int = 1
+    # One sample per leading index; `axis` and `size` do not apply.
+    stacked: bool = False
+    # Rows that fill no sample and are not used.
+    left_over: int = 0
+
+    def take(self, array: Array, i: int) -> Array:
+        """Return sample i of the array, a view."""
+        if self.count is None:
+            return np.asarray(array)
+        if self.stacked:
+            return np.asarray(array[i])
+        rows = slice(i * self.size, (i + 1) * self.size)
+        return np.asarray(array[(slice(None),) * self.axis + (rows,)])
+
+
+def find_batch_symbols(inputs: Sequence[ValueInfo]) -> frozenset[str]:
+    """Collect the symbols of dynamic axes 0."""
+    return frozenset(value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str))
+
+
+def find_batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
+    """Find the dynamic axis along which samples are joined.
+
+    Axis 0 if it is dynamic, else the axis with one of `symbols`; None for a scalar or a fixed batch.
+    """
+    if not value.shape:
+        return None
+    if not isinstance(value.shape[0], int):
+        return 0
+    return next((axis for axis, dim in enumerate(value.shape) if dim in symbols), None)
+
+
+def find_cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool) -> Cut:
+    """Find the samples in an array of this shape.
+
+    One dimension more than the input: one sample per leading index. The input's own rank: samples along the batch
+    axis, of size 1 if that is dynamic, else of the model's own size. feed: the array was given for one run, so a
+    dynamic axis is divided only if its symbol names a batch.
+    Raises DataError for any other rank, a fixed dim that differs, no sample at all, or less than the model's batch.
+    """
+    rank = len(shape) if value.shape is None else len(value.shape)
+    if len(shape) == rank + 1:
+        check_dims(shape, value, where, offset=1)
+        return _require_samples(Cut(shape[0], stacked=True), value, where)
+    if len(shape) != rank:
+        raise make_rank_error(shape, value, where)
+    if rank == 0:
+        return Cut(None)
+    axis = 0 if value.shape is None else find_batch_axis(value, symbols)
+    if axis is None:
+        check_dims(shape, value, where, skip=1)
+        return _cut_fixed_batch(shape[0], value, where)
+    check_dims(shape, value, where)
+    # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
+    if feed and not (value.shape is not None and is_batch_symbol(value.shape[axis])):
+        return Cut(None)
+    return _require_samples(Cut(shape[axis], axis), value, where)
+
+
+def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
+    """True if the whole array can be fed."""
+    if value.shape is None:
+        return True
+    return len(shape) == len(value.shape) and all(
+        got == want for got, want in zip(shape, value.shape, strict=True) if isinstance(want, int)
+    )
+
+
+def is_batch_symbol(symbol: object) -> bool:
+    """True if the name of a dynamic axis can only mean the batch."""
+    # The names that exporters write: "batch_size" (Hugging Face), "batch", "N", "bs".
+    name = str(symbol or "").lower()
+    return name in ("n", "b", "bs") or "batch" in name
+
+
+def _require_samples(found: Cut, value: ValueInfo, where: str) -> Cut:
+    if found.count == 0:
+        raise make_input_error(where, value, "is empty: it has no samples", "give it at least one", code="Q203")
+    return found
+
+
+def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
+    size = value.shape[0] if value.shape else 1
+    if rows == size or not isinstance(size, int):
+        return Cut(None)
+    if rows < size or size < 1:
+        cause = f"has {rows} rows; the model takes {size} at a time, {format_shape(value)}" if rows else "is empty"
+        raise make_input_error(where, value, cause, f"give at least {size}")
+    return Cut(rows // size, size=size, left_over=rows % size)
 
 
 class Source(Protocol):
@@ -31,7 +148,7 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """Arrays by input name, divided into samples (see `onnxq.data.cuts`).
+    """Arrays by input name, divided into samples (see `onnxq.data.sources`).
 
     feed: the arrays were given for one run of the model, so they are divided only along axes that are surely batches.
     """
@@ -117,3 +234,131 @@ class LazySource:
 
     def name(self, i: int) -> str:
         return self._label(self._items[i])
+
+
+# Bytes kept in memory. One item more may be alive while it is written.
+_IN_MEMORY = 256 * 2**20
+
+
+def name_arrays(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array]:
+    """Convert one item to {input name: array}: a mapping, or a bare array if the model has one input.
+
+    Raises DataError for anything else, and for values that are no arrays.
+    """
+    if isinstance(item, np.ndarray) or (hasattr(item, "__array__") and not isinstance(item, dict)):
+        if len(inputs) != 1:
+            names = ", ".join(value.name for value in inputs)
+            raise DataError(where, "is one array without a name", f"the model has several inputs: {names}", code="Q207")
+        return {inputs[0].name: np.asarray(item)}
+    if not hasattr(item, "keys"):
+        cause = f"is a {type(item).__name__}, not a mapping"
+        raise DataError(where, cause, "give {input name: array} for each sample", code="Q206")
+    return {str(name): _to_array(item[name], f"{where}, array {name!r}") for name in item}
+
+
+def _to_array(value: Any, where: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(where, f"cannot become an array ({error})", "give numeric arrays", code="Q206") from error
+    # Strings are objects, too, and a legitimate input.
+    if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
+        raise DataError(where, "holds Python objects", "give numeric arrays", code="Q206")
+    return array
+
+
+def spool_samples(
+    items: Iterable[Any],
+    inputs: Sequence[ValueInfo],
+    where: str,
+    limit: int | None,
+    tick: Callable[[], None] = lambda: None,
+) -> JoinedSource:
+    """Iterate once over the items and keep at most `limit` samples, so that endless streams are possible.
+
+    tick: called for each item.
+    Raises DataError for an item that does not fit, for an error in the code of the iterable, or without any item.
+    """
+    parts: list[Source] = []
+    store = _Store()
+    count = 0
+    for k, item in enumerate(_guard_items(items, where)):
+        label = f"{where}, item {k}"
+        parts.append(_KeptSource(store.keep(name_arrays(item, inputs, label)), inputs, label))
+        count += len(parts[-1])
+        tick()
+        if limit is not None and count >= limit:
+            break
+    if not parts:
+        raise DataError(where, "is empty: it gave no samples", "give it at least one sample", code="Q203")
+    return JoinedSource(parts, keep=store)
+
+
+def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
+    """Yield the items; errors of their code become DataErrors that name it."""
+    with guard_user_code(where):
+        iterator = iter(items)
+    while True:
+        with guard_user_code(where):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
+
+
+class _KeptSource:
+    """The samples of one item. Arrays in files are mapped while a sample is read: mapped pages count as memory."""
+
+    def __init__(self, kept: Mapping[str, Array | Path], inputs: Sequence[ValueInfo], where: str) -> None:
+        self._kept, self._inputs, self._where = kept, inputs, where
+        source = self._open()
+        self._count, self.notes = len(source), source.notes
+        # Without files there is nothing to close.
+        self._source = None if any(isinstance(one, Path) for one in kept.values()) else source
+
+    def __len__(self) -> int:
+        return self._count
+
+    def sample(self, i: int) -> dict[str, Array]:
+        return (self._source or self._open()).sample(i)
+
+    def name(self, i: int) -> str:
+        return self._where if self._count == 1 else f"{self._where}, sample {i}"
+
+    def _open(self) -> ArraySource:
+        arrays = {
+            name: np.asarray(np.load(one, mmap_mode="r", allow_pickle=False)) if isinstance(one, Path) else one
+            for name, one in self._kept.items()
+        }
+        return ArraySource(arrays, self._inputs, self._where, feed=True)
+
+
+class _Store:
+    """Copies of arrays, because an iterable may reuse its buffer for the next item. Its folder is removed with it."""
+
+    def __init__(self) -> None:
+        self.folder: ScratchFolder | None = None
+        self._used = 0
+        self._files = 0
+
+    def keep(self, arrays: Arrays) -> dict[str, Array | Path]:
+        """Copies of the arrays, or the files that hold them."""
+        return {name: self._one(array) for name, array in arrays.items()}
+
+    def _one(self, array: Array) -> Array | Path:
+        # Empty arrays and strings cannot be mapped from a file.
+        if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
+            self._used += array.nbytes
+            return np.array(array)
+        if self.folder is None:
+            self.folder = ScratchFolder()
+        path = self.folder.path / f"{self._files}.npy"
+        self._files += 1
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:
+            cause = f"the samples do not fit into the temporary folder ({error.strerror or error})"
+            fix = "free space, set TMPDIR, or take fewer with `samples=…`"
+            raise DataError(path, cause, fix, code="Q215") from error
+        return path

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from onnxq.data import Dataset
-from onnxq.data.shared import SharedSamples, share_samples
+from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.accumulator import Array, ErrorAccumulator
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs

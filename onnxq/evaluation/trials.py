@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import islice
 
 from onnxq.calibrate.chunks import split_evenly
-from onnxq.data.shared import SharedSamples, share_samples
+from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.compare import ModelErrors, SampleErrors, measure_sample
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import NO_SELECTIONS, Selections

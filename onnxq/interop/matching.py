@@ -231,7 +231,9 @@ def _explain_leftovers(
         name = entry.name
         if name in used:
             continue
-        source, nearest, why = _find_tensor(before, name), (), None
+        source = _find_tensor(before, name)
+        nearest: tuple[str, ...] = ()
+        why: UnmatchedKind | None = None
         if name in now:
             reason = _explain_unused(prepared, name)
         elif source is not None and before.is_constant(source):
