@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-from onnxq.data.fit import Array
+from onnxq.data.fit import Array, DType, Feeds, Shape
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, shorten_error
 
@@ -40,7 +40,7 @@ class DeflatedArray:
     """
 
     def __init__(
-        self, path: Path, member: zipfile.ZipInfo, start: int, header: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+        self, path: Path, member: zipfile.ZipInfo, start: int, header: int, dtype: DType, shape: Shape
     ) -> None:
         self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
         name = member.filename.removesuffix(".npy")
@@ -91,7 +91,7 @@ class ScatteredArray:
     a piece of the file at a time, and the pages of a piece are given back behind it.
     """
 
-    def __init__(self, file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, file: IO[bytes], dtype: DType, shape: Shape) -> None:
         self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
         # The mapping outlives the file object.
         self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -201,7 +201,7 @@ def load_npy(path: Path) -> Array:
         return _map_array(path, dtype, shape, order, stream.tell(), str(path))
 
 
-def load_npz(path: Path) -> dict[str, Array]:
+def load_npz(path: Path) -> Feeds:
     """Load the arrays of a .npz file by name.
 
     Stored arrays are mapped in place. Compressed ones are unpacked: up to 64 MiB in memory, beyond that row by row on
@@ -259,7 +259,7 @@ def _verify_checksum(stream: IO[bytes]) -> None:
         pass
 
 
-def _read_header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+def _read_header(stream: Any, where: str) -> tuple[DType, Shape, bool]:
     """Read dtype, shape and Fortran order of the .npy data in a stream, and leave the stream at the values."""
     # numpy's own np.load would read the values as well; this leaves them where they are.
     version = npy.read_magic(stream)
@@ -284,12 +284,12 @@ def _read_header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...
     return dtype, shape, order
 
 
-def _count_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+def _count_bytes(dtype: DType, shape: Shape) -> int:
     # math.prod: exact for the sizes that a damaged header may claim, where np.prod overflows.
     return math.prod(shape) * dtype.itemsize
 
 
-def _map_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool, offset: int, where: str) -> Array:
+def _map_array(path: Path, dtype: DType, shape: Shape, order: bool, offset: int, where: str) -> Array:
     size, left = _count_bytes(dtype, shape), path.stat().st_size - offset
     if size > left:
         raise DataError(where, f"is truncated: {left} of {size} bytes are there", _DAMAGED, code="Q204")

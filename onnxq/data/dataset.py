@@ -10,14 +10,14 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.fit import Array, fit_array
+from onnxq.data.fit import Array, Feeds, Inputs, Shape, fit_array
 from onnxq.data.sources import LazySource, Source, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 
 # Of a sample's number in its source and its inputs: the inputs, and more.
-Extend = Callable[[int, dict[str, Array]], Mapping[str, Array]]
+Extend = Callable[[int, Feeds], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Batch:
     """Neighbouring samples for one run."""
 
     # Inputs by name, joined along their batch axes.
-    feeds: dict[str, Array]
+    feeds: Feeds
     # Position of the first sample in its dataset.
     first_index: int
     # Number of samples; 1: one sample as it is.
@@ -67,7 +67,7 @@ class Dataset:
     def __init__(
         self,
         source: Source,
-        inputs: Sequence[ValueInfo],
+        inputs: Inputs,
         indices: Sequence[int],
         *,
         spare: Sequence[int] = (),
@@ -90,7 +90,7 @@ class Dataset:
         """Number of samples that a split may hold back without taking any of the selection."""
         return len(self._spare)
 
-    def samples(self) -> Iterator[dict[str, Array]]:
+    def samples(self) -> Iterator[Feeds]:
         """Yield every sample by input name, with the model's own ranks and dtypes.
 
         Raises DataError with input and sample for arrays that do not fit the model, and for NaN and inf.
@@ -98,7 +98,7 @@ class Dataset:
         for position in range(len(self)):
             yield self[position]
 
-    def __getitem__(self, position: int) -> dict[str, Array]:
+    def __getitem__(self, position: int) -> Feeds:
         """Read one sample. Raises IndexError past the end."""
         i = self._indices[position]
         raw, where = self._source.sample(i), self._source.name(i)
@@ -116,7 +116,7 @@ class Dataset:
         else they come one by one.
         """
         axes = self._batch_axes() if n is not None and n > 1 else None
-        waiting: list[dict[str, Array]] = []
+        waiting: list[Feeds] = []
         first = 0
         for position, sample in enumerate(self.samples()):
             if waiting and (axes is None or len(waiting) == n or not _can_join(waiting[0], sample, axes)):
@@ -199,11 +199,11 @@ def _choose_items(rng: np.random.Generator, items: Sequence[int], count: int) ->
     return [items[k] for k in sorted(rng.choice(len(items), size=count, replace=False))]
 
 
-def _can_join(a: dict[str, Array], b: dict[str, Array], axes: dict[str, int]) -> bool:
+def _can_join(a: Feeds, b: Feeds, axes: dict[str, int]) -> bool:
     return all(a[name].shape == b[name].shape and a[name].shape[axis] == 1 for name, axis in axes.items())
 
 
-def _join_samples(samples: list[dict[str, Array]], first: int, axes: dict[str, int] | None) -> Batch:
+def _join_samples(samples: list[Feeds], first: int, axes: dict[str, int] | None) -> Batch:
     if len(samples) == 1 or axes is None:
         return Batch(samples[0], first, 1)
     feeds = {name: np.concatenate([one[name] for one in samples], axis=axis) for name, axis in axes.items()}
@@ -275,7 +275,7 @@ def _measure_array(value: Array) -> tuple[float, ...]:
     return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power
 
 
-def read_mask(feeds: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+def read_mask(feeds: Mapping[str, NDArray[Any]], shape: Shape) -> NDArray[np.bool_] | None:
     """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
 
     The network computes values for padding, too, and no output depends on them. In samples with much padding they would

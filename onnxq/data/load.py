@@ -14,7 +14,7 @@ import onnx
 from onnxq.config import DataConfig
 from onnxq.data.arrays import load_npy, load_npz
 from onnxq.data.dataset import Dataset, Unchosen
-from onnxq.data.fit import Array, check_dtype
+from onnxq.data.fit import Array, Feeds, Inputs, check_dtype
 from onnxq.data.images import SUFFIXES, find_images, open_images
 from onnxq.data.scripts import DEFAULT_FUNCTION, call_function, guard_user_code, read_json_feeds, suggest_files
 from onnxq.data.sources import ArraySource, JoinedSource, LazySource, Source, name_arrays, spool_samples
@@ -22,7 +22,7 @@ from onnxq.data.synthetic import SAMPLES, make_synthetic
 from onnxq.data.text import make_generated_samples, make_text_samples
 from onnxq.errors import DataError
 from onnxq.files import check_input_kind, read_input
-from onnxq.graph import ModelLike, ValueInfo
+from onnxq.graph import ModelLike
 from onnxq.progress import Progress, silent
 
 # Bytes; protobuf's limit for one message.
@@ -38,7 +38,7 @@ def find_sets(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path.name)])
 
 
-def read_set(folder: Path, inputs: Sequence[ValueInfo]) -> dict[str, Array]:
+def read_set(folder: Path, inputs: Inputs) -> Feeds:
     """Read one sample: tensors by their own names if these are the inputs' names, else in the order of the inputs.
 
     Raises DataError for a damaged file or if files and inputs do not match.
@@ -91,7 +91,7 @@ _KINDS = (
 
 def open_path(
     path: Path,
-    inputs: Sequence[ValueInfo],
+    inputs: Inputs,
     config: DataConfig,
     model: ModelLike | None = None,
     tick: Callable[[], None] = lambda: None,
@@ -113,7 +113,7 @@ def open_path(
 
 
 def _open_any(
-    path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
+    path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> Source:
     if os.path.isdir(path):
         return _open_folder(path, inputs, config)
@@ -131,30 +131,30 @@ def _open_any(
     raise DataError(path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206")
 
 
-def _open_npz(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_npz(path: Path, inputs: Inputs) -> Source:
     return ArraySource(load_npz(path), inputs, path.name)
 
 
-def _open_npy(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_npy(path: Path, inputs: Inputs) -> Source:
     if len(inputs) != 1:
         cause = f"holds one array, the model has {len(inputs)} inputs: {', '.join(value.name for value in inputs)}"
         raise DataError(path, cause, "use a .npz file", code="Q207")
     return ArraySource({inputs[0].name: load_npy(path)}, inputs, path.name)
 
 
-def _open_pb(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_pb(path: Path, inputs: Inputs) -> Source:
     name, array = read_tensor(path)
     alone = name if len(inputs) != 1 else inputs[0].name
     return ArraySource({alone: array}, inputs, path.name, feed=True)
 
 
-def _open_json(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_json(path: Path, inputs: Inputs) -> Source:
     feeds = read_json_feeds(path)
     named = ((f"{path.name}, item {k}", feed) for k, feed in enumerate(feeds))
     return JoinedSource([ArraySource(feed, inputs, where, feed=True) for where, feed in named])
 
 
-_READERS: dict[str, Callable[[Path, Sequence[ValueInfo]], Source]] = {
+_READERS: dict[str, Callable[[Path, Inputs], Source]] = {
     ".npz": _open_npz,
     ".npy": _open_npy,
     ".pb": _open_pb,
@@ -162,7 +162,7 @@ _READERS: dict[str, Callable[[Path, Sequence[ValueInfo]], Source]] = {
 }
 
 
-def _open_folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
+def _open_folder(folder: Path, inputs: Inputs, config: DataConfig) -> Source:
     sets = find_sets(folder)
     files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_make_sort_key)
     kinds = {suffix: [p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json")}
@@ -201,15 +201,15 @@ def _open_folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) 
     return found[0][1]()
 
 
-def _open_sets(sets: Sequence[Path], inputs: Sequence[ValueInfo]) -> Source:
+def _open_sets(sets: Sequence[Path], inputs: Inputs) -> Source:
     return LazySource(sets, lambda path: read_set(path, inputs), lambda path: str(path.name))
 
 
-def _open_npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueInfo]) -> Source:
+def _open_npy_files(folder: Path, files: Sequence[Path], inputs: Inputs) -> Source:
     """Open .npy files: one array per input if they are named after the inputs, else all samples of the only input."""
     named = {_to_file_name(value.name): value.name for value in inputs}
     if all(stem in {p.stem for p in files} for stem in named):
-        arrays: dict[str, Array] = {named.get(path.stem, path.stem): load_npy(path) for path in files}
+        arrays: Feeds = {named.get(path.stem, path.stem): load_npy(path) for path in files}
         return ArraySource(arrays, inputs, folder.name)
     if len(inputs) != 1:
         cause = f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in named)})"
@@ -218,7 +218,7 @@ def _open_npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueI
     return JoinedSource([_open_npy(path, inputs) for path in files])
 
 
-def _open_input_folders(by_input: dict[str, Path], inputs: Sequence[ValueInfo], where: str) -> Source:
+def _open_input_folders(by_input: dict[str, Path], inputs: Inputs, where: str) -> Source:
     """Open input_name/0001.npy …: the k-th files of all folders form one item."""
     listed = {name: sorted(path.glob("*.npy"), key=_make_sort_key) for name, path in by_input.items()}
     counts = {name: len(files) for name, files in listed.items()}
@@ -247,7 +247,7 @@ GENERATED = "self-generated"
 
 def load_data(
     source: Any,
-    inputs: Sequence[ValueInfo],
+    inputs: Inputs,
     config: DataConfig | None = None,
     model: ModelLike | None = None,
     *,
@@ -282,7 +282,7 @@ def load_data(
 
 
 def _open_source(
-    source: Any, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
+    source: Any, inputs: Inputs, config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> tuple[Source, str]:
     if isinstance(source, (str, os.PathLike)):
         return _open_path(str(source), inputs, config, model, tick)
@@ -305,7 +305,7 @@ def _open_source(
 
 
 def _open_path(
-    text: str, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
+    text: str, inputs: Inputs, config: DataConfig, model: ModelLike | None, tick: Callable[[], None]
 ) -> tuple[Source, str]:
     if text == GENERATED and model is not None and not os.path.exists(text):
         return spool_samples(
@@ -328,7 +328,7 @@ def _open_path(
     return _open_source(given, inputs, config, model, tick)[0], title
 
 
-def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], config: DataConfig) -> Dataset:
+def _choose_samples(source: Source, title: str, inputs: Inputs, config: DataConfig) -> Dataset:
     """Choose the requested samples. The first one is read now, so that errors show before work begins."""
     total = len(source)
     if total == 0:
@@ -348,7 +348,7 @@ def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], con
     return dataset
 
 
-def _check_same_inputs(dataset: Dataset, inputs: Sequence[ValueInfo]) -> Dataset:
+def _check_same_inputs(dataset: Dataset, inputs: Inputs) -> Dataset:
     theirs, ours = ([value.name for value in some] for some in (dataset.inputs, inputs))
     if set(theirs) != set(ours):
         cause = f"was loaded for inputs {', '.join(theirs)}; the model has {', '.join(ours)}"

@@ -17,6 +17,8 @@ import numpy as np
 from onnxq.data.fit import (
     Array,
     Arrays,
+    Feeds,
+    Inputs,
     check_dims,
     check_dtype,
     format_shape,
@@ -54,7 +56,7 @@ class Cut:
         return np.asarray(array[(slice(None),) * self.axis + (rows,)])
 
 
-def find_batch_symbols(inputs: Sequence[ValueInfo]) -> frozenset[str]:
+def find_batch_symbols(inputs: Inputs) -> frozenset[str]:
     """Collect the symbols of dynamic axes 0."""
     return frozenset(value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str))
 
@@ -138,7 +140,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def sample(self, i: int) -> Feeds:
         """Read the arrays of sample i by input name, with the input's rank, before conversion of dtypes."""
         ...
 
@@ -153,7 +155,7 @@ class ArraySource:
     feed: the arrays were given for one run of the model, so they are divided only along axes that are surely batches.
     """
 
-    def __init__(self, given: Arrays, inputs: Sequence[ValueInfo], where: str, *, feed: bool = False) -> None:
+    def __init__(self, given: Arrays, inputs: Inputs, where: str, *, feed: bool = False) -> None:
         self._where = where
         self._arrays, extra = match_inputs(inputs, given, where)
         notes = [f"array {name!r} is no input of the model: not used" for name in extra]
@@ -181,7 +183,7 @@ class ArraySource:
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def sample(self, i: int) -> Feeds:
         return {name: self._cuts[name].take(array, i) for name, array in self._arrays.items()}
 
     def name(self, i: int) -> str:
@@ -204,7 +206,7 @@ class JoinedSource:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def sample(self, i: int) -> Feeds:
         part, k = self._find(i)
         return part.sample(k)
 
@@ -220,16 +222,14 @@ class JoinedSource:
 class LazySource:
     """One sample per item, read on request."""
 
-    def __init__(
-        self, items: Sequence[Any], read: Callable[[Any], dict[str, Array]], label: Callable[[Any], str]
-    ) -> None:
+    def __init__(self, items: Sequence[Any], read: Callable[[Any], Feeds], label: Callable[[Any], str]) -> None:
         self._items, self._read, self._label = tuple(items), read, label
         self.notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def sample(self, i: int) -> Feeds:
         return self._read(self._items[i])
 
     def name(self, i: int) -> str:
@@ -240,7 +240,7 @@ class LazySource:
 _IN_MEMORY = 256 * 2**20
 
 
-def name_arrays(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array]:
+def name_arrays(item: Any, inputs: Inputs, where: str) -> Feeds:
     """Convert one item to {input name: array}: a mapping, or a bare array if the model has one input.
 
     Raises DataError for anything else, and for values that are no arrays.
@@ -269,7 +269,7 @@ def _to_array(value: Any, where: str) -> Array:
 
 def spool_samples(
     items: Iterable[Any],
-    inputs: Sequence[ValueInfo],
+    inputs: Inputs,
     where: str,
     limit: int | None,
     tick: Callable[[], None] = lambda: None,
@@ -310,7 +310,7 @@ def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
 class _KeptSource:
     """The samples of one item. Arrays in files are mapped while a sample is read: mapped pages count as memory."""
 
-    def __init__(self, kept: Mapping[str, Array | Path], inputs: Sequence[ValueInfo], where: str) -> None:
+    def __init__(self, kept: Mapping[str, Array | Path], inputs: Inputs, where: str) -> None:
         self._kept, self._inputs, self._where = kept, inputs, where
         source = self._open()
         self._count, self.notes = len(source), source.notes
@@ -320,7 +320,7 @@ class _KeptSource:
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def sample(self, i: int) -> Feeds:
         return (self._source or self._open()).sample(i)
 
     def name(self, i: int) -> str:

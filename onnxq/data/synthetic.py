@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from onnxq.data.augment import CHANNELS
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import Array, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Array, Feeds, Inputs, Shape, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index
 from onnxq.runtime import Session
@@ -42,7 +42,7 @@ def name_axis(value: ValueInfo, axis: int) -> str:
     return dim if isinstance(dim, str) else f"{value.name}:{axis}"
 
 
-def find_decoder(inputs: Sequence[ValueInfo]) -> DecoderInputs | None:
+def find_decoder(inputs: Inputs) -> DecoderInputs | None:
     """The inputs of a decoder with caches of any length; None for other models."""
     past = frozenset(found for value in inputs if (found := _find_past(value)) is not None)
     ids = next((v for v in inputs if _has_tokens(v) and not _is_called(v, "mask", "position", "past")), None)
@@ -106,7 +106,7 @@ _OTHER_GUESSES = (32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 
 
 def make_synthetic(
-    inputs: Sequence[ValueInfo],
+    inputs: Inputs,
     *,
     samples: int = SAMPLES,
     seed: int = 0,
@@ -140,7 +140,7 @@ def make_synthetic(
     return made(None) if model is None or not run else _find_running(made, Session(model, optimize=False))
 
 
-def count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[str, int]:
+def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
     """Count the rows of the smallest constant table that each input holds the indices of."""
     rows: dict[str, int] = {}
     for value in inputs:
@@ -178,9 +178,7 @@ def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Da
     raise DataError("synthetic inputs", cause, "give `data=…`", code="Q216")
 
 
-def _choose_shapes(
-    inputs: Sequence[ValueInfo], dims: Mapping[str, int], other: int | None
-) -> dict[str, tuple[int, ...]]:
+def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -> dict[str, Shape]:
     sizes = dict(dims)
     decoder = find_decoder(inputs)
     if decoder is not None:
@@ -191,7 +189,7 @@ def _choose_shapes(
     }
 
 
-def _add_lengths(inputs: Sequence[ValueInfo], decoder: DecoderInputs, sizes: dict[str, int], other: int | None) -> None:
+def _add_lengths(inputs: Inputs, decoder: DecoderInputs, sizes: dict[str, int], other: int | None) -> None:
     """Choose the lengths of a decoder's tokens, caches and masks, in place, so that they fit each other."""
 
     def choose(keys: Iterable[str], part: str) -> int:
@@ -237,8 +235,8 @@ class _RandomSource:
 
     def __init__(
         self,
-        inputs: Sequence[ValueInfo],
-        shapes: Mapping[str, tuple[int, ...]],
+        inputs: Inputs,
+        shapes: Mapping[str, Shape],
         samples: int,
         seed: int,
         rows: Mapping[str, int],
@@ -265,13 +263,13 @@ class _RandomSource:
     def __len__(self) -> int:
         return self._samples
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def sample(self, i: int) -> Feeds:
         # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
         made = {value.name: self._values(rng, value) for value in self._inputs}
         return made if self._decoder is None else self._join(made, self._decoder, cached=i % 2 == 0)
 
-    def _join(self, made: dict[str, Array], decoder: DecoderInputs, *, cached: bool) -> dict[str, Array]:
+    def _join(self, made: Feeds, decoder: DecoderInputs, *, cached: bool) -> Feeds:
         """A decoder's inputs made one sample: positions behind the caches, which a prompt has none of."""
         prompt = bool(decoder.switches) and not cached
         for name, value in made.items():

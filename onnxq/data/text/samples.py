@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,13 +14,13 @@ import numpy as np
 
 from onnxq.config import DataConfig
 from onnxq.config.data import BYTES
-from onnxq.data.fit import Array
+from onnxq.data.fit import Array, Feeds, Inputs
 from onnxq.data.scripts import suggest_files
 from onnxq.data.synthetic import count_table_rows
 from onnxq.data.text.generate import TextInputs, find_text_inputs, generate_texts
 from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import check_input_kind, shorten_error
-from onnxq.graph import ModelLike, ValueInfo, get_index
+from onnxq.graph import ModelLike, get_index
 from onnxq.runtime import Session
 
 
@@ -63,8 +63,8 @@ class FileTokenizer:
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         whole = tokenizer.encode("a", add_special_tokens=True).ids
         start = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
-        self.prefix: tuple[int, ...] = tuple(whole[:start])
-        self.suffix: tuple[int, ...] = tuple(whole[start + len(plain) :])
+        self.prefix = tuple(whole[:start])
+        self.suffix = tuple(whole[start + len(plain) :])
 
     def encode(self, text: bytes, where: str) -> list[int]:
         """Tokens of UTF-8."""
@@ -124,18 +124,18 @@ class Window:
 
 def read_windows(path: Path, tokenizer: Tokenizer, length: int) -> Iterator[Window]:
     """Read a text from its beginning: windows of `length` tokens, one behind the other; the last may be shorter."""
-    kept: list[int] = []
+    waiting: list[int] = []
     count = _count_tokens(tokenizer, length, path)
     for piece in _read_pieces(path):
         ids = tokenizer.encode(piece, str(path))
-        kept += ids
+        waiting += ids
         # Bytes of a window as its tokens' share of the piece: tokens do not say where they end.
         share = len(piece) / max(len(ids), 1)
-        while len(kept) >= count:
-            yield _wrap_tokens(kept[:count], tokenizer, share)
-            kept = kept[count:]
-    if len(kept) > 1:
-        yield _wrap_tokens(kept, tokenizer, share)
+        while len(waiting) >= count:
+            yield _wrap_tokens(waiting[:count], tokenizer, share)
+            waiting = waiting[count:]
+    if len(waiting) > 1:
+        yield _wrap_tokens(waiting, tokenizer, share)
 
 
 def choose_windows(path: Path, tokenizer: Tokenizer, length: int, count: int, seed: int) -> Iterator[Window]:
@@ -144,23 +144,23 @@ def choose_windows(path: Path, tokenizer: Tokenizer, length: int, count: int, se
     The seed chooses the place within each of `count` equal parts. A window at the end begins earlier, so that all are
     of one length, and windows may overlap. Fewer where the text has fewer tokens, but one at least.
     """
-    wanted, size, rng = _count_tokens(tokenizer, length, path), path.stat().st_size, np.random.default_rng(seed)
+    most, size, rng = _count_tokens(tokenizer, length, path), path.stat().st_size, np.random.default_rng(seed)
     starts = (np.arange(count) + rng.random(count)) * size / count
     with path.open("rb") as file:
         for start in np.unique(starts.astype(np.int64)):
             # As if each token were a byte, and more until there are enough.
-            reach = wanted
+            reach = most
             while True:
                 # Moved to the front where too little text follows.
                 first = max(0, min(int(start), size - reach))
                 file.seek(first)
                 piece = _drop_broken_line(file.read(reach + _LINE)) if first else file.read(reach)
                 ids = tokenizer.encode(piece, str(path))
-                if len(ids) >= wanted or reach >= size:
+                if len(ids) >= most or reach >= size:
                     break
                 reach *= 2
-            yield _wrap_tokens(ids[:wanted], tokenizer, len(piece) / max(len(ids), 1))
-            if len(ids) < wanted:  # these are all
+            yield _wrap_tokens(ids[:most], tokenizer, len(piece) / max(len(ids), 1))
+            if len(ids) < most:  # these are all
                 return
 
 
@@ -208,9 +208,7 @@ _STEPS = (1, 8)
 _EVERY = 4
 
 
-def make_text_samples(
-    path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None
-) -> Iterator[dict[str, Array]]:
+def make_text_samples(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> Iterator[Feeds]:
     """Make the samples of a text file: windows spread over it.
 
     Of a decoder with caches most samples are prompts, before which nothing is known; every fourth is one or some
@@ -224,9 +222,7 @@ def make_text_samples(
     return _fit_texts(map(text.shape_ids, windows), text.parts, session, text.length, config.seed)
 
 
-def make_generated_samples(
-    inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike
-) -> Iterator[dict[str, Array]]:
+def make_generated_samples(inputs: Inputs, config: DataConfig, model: ModelLike) -> Iterator[Feeds]:
     """Make the samples of texts that the model writes itself, like those of `make_text_samples`.
 
     Raises DataError for a model that tokens do not feed, or that gives no logits.
@@ -240,7 +236,7 @@ def make_generated_samples(
 
 def _fit_texts(
     texts: Iterable[Array], parts: TextInputs, session: Session | None, length: int, seed: int
-) -> Iterator[dict[str, Array]]:
+) -> Iterator[Feeds]:
     """Make samples of tokens [N, T]. session: fills caches; None where there are none."""
     rng, step = np.random.default_rng(seed), 0
     for k, ids in enumerate(texts):
@@ -275,16 +271,14 @@ class Text:
         return window.ids[: count * batch].reshape(batch, count)
 
 
-def open_text(path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None) -> Text:
+def open_text(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> Text:
     """Open a text file for a model. Raises DataError without a tokenizer, and for a model that tokens do not feed."""
     tokenizer = find_tokenizer(path, config)
     parts, rows, length = _describe_inputs(inputs, config, model)
     return Text(path, parts, tokenizer, length, rows)
 
 
-def _describe_inputs(
-    inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None
-) -> tuple[TextInputs, int | None, int]:
+def _describe_inputs(inputs: Inputs, config: DataConfig, model: ModelLike | None) -> tuple[TextInputs, int | None, int]:
     """The inputs by their roles, the rows of the table of tokens where one is known, and the tokens of a window."""
     index = None if model is None else get_index(model)
     parts = find_text_inputs(inputs, [] if index is None else [value.name for value in index.outputs])
