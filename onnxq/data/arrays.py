@@ -148,7 +148,7 @@ class _Inflater:
                 self._advance(file)
 
     def _go_to(self, position: int) -> None:
-        self._source, self._at, state = next(one for one in reversed(self._checkpoints) if one[1] <= position)
+        self._source, self._at, state = next(point for point in reversed(self._checkpoints) if point[1] <= position)
         self._state, self._pending, self._block = state.copy(), b"", b""
 
     def _advance(self, file: BinaryIO) -> None:
@@ -158,10 +158,10 @@ class _Inflater:
             file.seek(self._source)
             self._pending = file.read(min(_BLOCK_BYTES, self._end - self._source))
             self._source += len(self._pending)
-        given = len(self._pending)
+        packed = len(self._pending)
         block = self._state.decompress(self._pending, _BLOCK_BYTES)
         self._pending = self._state.unconsumed_tail
-        if not block and not given:
+        if not block and not packed:
             raise EOFError("it ends too early")
         if at == self._summed:
             self._sum = zlib.crc32(block, self._sum)
@@ -208,8 +208,8 @@ def load_npz(path: Path) -> Feeds:
     request into temporary files that are removed with the arrays. Raises DataError for a damaged file (with the name of
     the array, if one is damaged), for Python objects, and for an empty file.
     """
-    found: dict[str, Any] = {}
-    left = _IN_MEMORY
+    arrays: dict[str, Any] = {}
+    memory = _IN_MEMORY
     with _explain_failures(str(path)):
         check_input_kind(path, DataError)
     with _explain_failures(str(path)), zipfile.ZipFile(path) as archive:
@@ -220,12 +220,12 @@ def load_npz(path: Path) -> Feeds:
                 cause = "is compressed in a way that cannot be unpacked a piece at a time: it may take any memory"
                 raise DataError(where, cause, "save it by np.savez or np.savez_compressed", code="Q206")
             with _explain_failures(where), archive.open(info) as stream:
-                found[name] = _read_member(path, info, stream, where, left)
-            if info.compress_type != zipfile.ZIP_STORED and info.file_size <= left:
-                left -= info.file_size
-    if not found:
+                arrays[name] = _read_member(path, info, stream, where, memory)
+            if info.compress_type != zipfile.ZIP_STORED and info.file_size <= memory:
+                memory -= info.file_size
+    if not arrays:
         raise DataError(path, "is empty: it holds no arrays", "save at least one array per model input", code="Q203")
-    return found
+    return arrays
 
 
 def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, left: int) -> Any:

@@ -101,13 +101,13 @@ class Dataset:
     def __getitem__(self, position: int) -> Feeds:
         """Read one sample. Raises IndexError past the end."""
         i = self._indices[position]
-        raw, where = self._source.sample(i), self._source.name(i)
+        raw, where = self._source.read_sample(i), self._source.name_sample(i)
         feeds = {value.name: fit_array(raw[value.name], value, where) for value in self.inputs}
         return feeds if self._extend is None else dict(self._extend(i, feeds))
 
     def name(self, position: int) -> str:
         """Name a sample for messages: file and number in it."""
-        return self._source.name(self._indices[position])
+        return self._source.name_sample(self._indices[position])
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Yield batches of up to n neighbouring samples of equal shapes, in order.
@@ -131,66 +131,60 @@ class Dataset:
         At least one sample stays for calibration. holdout 0, or no sample that may be held back: both parts are the
         whole set. keep: positions that calibration needs and that are never held back; fewer may then be.
         """
-        if holdout > 0:
-            rng = np.random.default_rng(seed)
-            spare = _choose_items(rng, self._spare, holdout)
-            free = [i for position, i in enumerate(self._indices) if position not in keep]
-            mine = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
-            if spare or mine:
-                kept = [i for i in self._indices if i not in frozenset(mine)]
-                return self._of(kept), self._of(sorted([*spare, *mine]))
-        return self._of(self._indices), self._of(self._indices)
+        if holdout <= 0:
+            return self._choose(self._indices), self._choose(self._indices)
+        rng = np.random.default_rng(seed)
+        spare = _choose_items(rng, self._spare, holdout)
+        free = [i for position, i in enumerate(self._indices) if position not in keep]
+        own = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
+        validation = sorted([*spare, *own]) or self._indices
+        return self._choose([i for i in self._indices if i not in frozenset(own)]), self._choose(validation)
 
     def take(self, count: int, seed: int = 0) -> Dataset:
         """Choose at most `count` of the samples by the seed, in order."""
-        return self._of(_choose_items(np.random.default_rng(seed), self._indices, max(count, 1)))
+        return self._choose(_choose_items(np.random.default_rng(seed), self._indices, max(count, 1)))
 
     def joined(self, other: Dataset) -> Dataset:
         """Join two parts of one set; a sample of both counts once."""
-        return self._of(sorted({*self._indices, *other._indices}))
+        return self._choose(sorted({*self._indices, *other._indices}))
 
     def without(self, other: Dataset) -> Dataset:
         """Leave out the samples of another part of the same set; at least one must remain."""
         taken = frozenset(other._indices)
-        return self._of([i for i in self._indices if i not in taken])
+        return self._choose([i for i in self._indices if i not in taken])
 
     def extended(self, extend: Extend) -> Dataset:
         """Return the same samples with further inputs, each as `extend` gives it when it is read."""
-        return Dataset(
-            self._source, self.inputs, self._indices, title=self._title, synthetic=self.synthetic, extend=extend
-        )
+        return self._choose(self._indices, extend)
 
     def describe(self) -> str:
         """Describe the set in one line for reports and plans: number, source and conversions of the samples."""
-        total = len(self._source)
-        count = f"{len(self)} samples" if len(self) == total else f"{len(self)} of {total} samples"
-        count = count.replace("1 samples", "1 sample") if len(self) == total == 1 else count
-        text = f"{self._title}: {count}"
-        return "; ".join([text, *self._source.notes])
+        count, total = len(self), len(self._source)
+        text = f"{count} of {total} samples" if count != total else "1 sample" if count == 1 else f"{count} samples"
+        return "; ".join([f"{self._title}: {text}", *self._source.notes])
 
     def part(self, positions: Sequence[int]) -> Dataset:
         """Return the samples at some positions."""
-        return self._of([self._indices[position] for position in positions])
+        return self._choose([self._indices[position] for position in positions])
 
-    def _of(self, indices: Sequence[int]) -> Dataset:
-        return Dataset(
-            self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic, extend=self._extend
-        )
+    def _choose(self, indices: Sequence[int], extend: Extend | None = None) -> Dataset:
+        extend = extend or self._extend
+        return Dataset(self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic, extend=extend)
 
     def _batch_axes(self) -> dict[str, int] | None:
         """Find each input's axis for joining samples; None if an input has none."""
         symbols = find_batch_symbols(self.inputs)
-        found: dict[str, int] = {}
+        axes: dict[str, int] = {}
         for value in self.inputs:
             axis = find_batch_axis(value, symbols)
             if axis is None or value.shape is None:
                 return None
-            found[value.name] = axis
+            axes[value.name] = axis
             # A symbol that sizes two axes of a tensor is not the batch.
             if isinstance(value.shape[axis], str) and value.shape.count(value.shape[axis]) > 1:
                 return None
         # Two symbols on axes 0 may have to differ, e.g. for images and boxes.
-        return found if len(symbols) < 2 else None
+        return axes if len(symbols) < 2 else None
 
 
 def _choose_items(rng: np.random.Generator, items: Sequence[int], count: int) -> list[int]:
@@ -206,7 +200,7 @@ def _can_join(a: Feeds, b: Feeds, axes: dict[str, int]) -> bool:
 def _join_samples(samples: list[Feeds], first: int, axes: dict[str, int] | None) -> Batch:
     if len(samples) == 1 or axes is None:
         return Batch(samples[0], first, 1)
-    feeds = {name: np.concatenate([one[name] for one in samples], axis=axis) for name, axis in axes.items()}
+    feeds = {name: np.concatenate([sample[name] for sample in samples], axis=axis) for name, axis in axes.items()}
     return Batch(feeds, first, len(samples))
 
 
@@ -231,7 +225,6 @@ def share_samples(crew: Crew, dataset: Dataset, positions: Sequence[int]) -> Sha
     return SharedSamples(dataset.inputs, feeds, tuple(map(dataset.name, positions)))
 
 
-Array = NDArray[Any]
 # Of each extreme the samples that calibration keeps must reach so much: a range a tenth too short clips little.
 _REACH = 0.9
 
@@ -252,14 +245,14 @@ def find_extremes(samples: Iterable[Mapping[str, Array]], wanted: int = 0) -> fr
     if len(table) - len(extremes) >= wanted:
         return frozenset(extremes.tolist())
     least = peaks * np.where(peaks > 0, _REACH, 2 - _REACH)
-    kept = set(range(len(table)))
+    left = set(range(len(table)))
     # Others first, none of which is missed; then the extremes that lead by least.
     leads = (table - least).max(axis=1)
-    for position in sorted(kept, key=lambda one: (one in extremes, leads[one])):
-        rest = sorted(kept - {position})
-        if len(table) - len(kept) < wanted and rest and (table[rest].max(axis=0) >= least).all():
-            kept.discard(position)
-    return frozenset(kept)
+    for position in sorted(left, key=lambda k: (k in extremes, leads[k])):
+        rest = sorted(left - {position})
+        if len(table) - len(left) < wanted and rest and (table[rest].max(axis=0) >= least).all():
+            left.discard(position)
+    return frozenset(left)
 
 
 def _measure_array(value: Array) -> tuple[float, ...]:

@@ -49,23 +49,23 @@ def format_shape(value: ValueInfo) -> str:
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in value.shape) + "]"
 
 
-def match_inputs(inputs: Inputs, given: Arrays, where: str) -> tuple[Feeds, tuple[str, ...]]:
+def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, tuple[str, ...]]:
     """Return the arrays in the order of the model's inputs, and the names of arrays that are no inputs.
 
     A model with one input accepts a single array without a name, which numpy calls arr_0.
-    Raises DataError for an input without an array, with the nearest name given.
+    Raises DataError for an input without an array, with the nearest name arrays.
     """
     names = [value.name for value in inputs]
-    if len(names) == 1 and names[0] not in given and len(given) == 1 and next(iter(given)) in ("", "arr_0"):
-        return {names[0]: next(iter(given.values()))}, ()
-    extra = tuple(name for name in given if name not in names)
+    if len(names) == 1 and names[0] not in arrays and len(arrays) == 1 and next(iter(arrays)) in ("", "arr_0"):
+        return {names[0]: next(iter(arrays.values()))}, ()
+    extra = tuple(name for name in arrays if name not in names)
     for name in names:
-        if name not in given:
-            has = f" (it has {_join_names(given)})" if given else ""
+        if name not in arrays:
+            has = f" (it has {_join_names(arrays)})" if arrays else ""
             near = f"{suggest_names(name, extra)} Name" if extra else "name"
             fix = f"{near} the arrays after the inputs: {_join_names(names)}"
             raise DataError(where, f"has no array for the model's input {name!r}{has}", fix, code="Q207")
-    return {name: given[name] for name in names}, extra
+    return {name: arrays[name] for name in names}, extra
 
 
 def _join_names(names: Iterable[str]) -> str:

@@ -116,10 +116,10 @@ def is_batch_symbol(symbol: object) -> bool:
     return name in ("n", "b", "bs") or "batch" in name
 
 
-def _require_samples(found: Cut, value: ValueInfo, where: str) -> Cut:
-    if found.count == 0:
+def _require_samples(cut: Cut, value: ValueInfo, where: str) -> Cut:
+    if cut.count == 0:
         raise make_input_error(where, value, "is empty: it has no samples", "give it at least one", code="Q203")
-    return found
+    return cut
 
 
 def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
@@ -140,11 +140,11 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def sample(self, i: int) -> Feeds:
+    def read_sample(self, i: int) -> Feeds:
         """Read the arrays of sample i by input name, with the input's rank, before conversion of dtypes."""
         ...
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         """Name sample i for messages."""
         ...
 
@@ -155,17 +155,19 @@ class ArraySource:
     feed: the arrays were given for one run of the model, so they are divided only along axes that are surely batches.
     """
 
-    def __init__(self, given: Arrays, inputs: Inputs, where: str, *, feed: bool = False) -> None:
+    def __init__(self, arrays: Arrays, inputs: Inputs, where: str, *, feed: bool = False) -> None:
         self._where = where
-        self._arrays, extra = match_inputs(inputs, given, where)
+        self._arrays, extra = match_inputs(inputs, arrays, where)
         notes = [f"array {name!r} is no input of the model: not used" for name in extra]
         notes += [check_dtype(self._arrays[value.name].dtype, value, where) for value in inputs]
         symbols = find_batch_symbols(inputs)
         shapes = {value.name: self._arrays[value.name].shape for value in inputs}
         self._cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
-        uneven = _describe_uneven(self._cuts)
-        same = [name for name, one in self._cuts.items() if one.count is None and len(shapes[name]) > 0]
-        several = any((one.count or 1) > 1 for one in self._cuts.values())
+        counts = {name: cut.count for name, cut in self._cuts.items() if cut.count is not None}
+        uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        uneven = uneven if len(set(counts.values())) > 1 else ""
+        same = [name for name, shape in shapes.items() if name not in counts and shape]
+        several = any(count > 1 for count in counts.values())
         # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
         if feed and (uneven or (several and same)) and all(fits_whole(shapes[v.name], v) for v in inputs):
             self._cuts = {value.name: Cut(None) for value in inputs}
@@ -173,8 +175,8 @@ class ArraySource:
             raise DataError(
                 where, f"the inputs disagree on the number of samples: {uneven}", "give each as many", code="Q212"
             )
-        self._count = next((one.count for one in self._cuts.values() if one.count is not None), 1)
-        left = {one.left_over for one in self._cuts.values()} - {0}
+        self._count = next((cut.count for cut in self._cuts.values() if cut.count is not None), 1)
+        left = {cut.left_over for cut in self._cuts.values()} - {0}
         notes += [f"{rows} rows left over that do not fill the model's batch: not used" for rows in sorted(left)]
         if self._count > 1:
             notes += [f"input {name}: one array, used for every sample" for name in same]
@@ -183,16 +185,11 @@ class ArraySource:
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, i: int) -> Feeds:
+    def read_sample(self, i: int) -> Feeds:
         return {name: self._cuts[name].take(array, i) for name, array in self._arrays.items()}
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         return self._where if self._count == 1 else f"{self._where}, sample {i}"
-
-
-def _describe_uneven(cuts: Mapping[str, Cut]) -> str:
-    counts = {name: one.count for name, one in cuts.items() if one.count is not None}
-    return ", ".join(f"{name!r} has {n}" for name, n in counts.items()) if len(set(counts.values())) > 1 else ""
 
 
 class JoinedSource:
@@ -206,13 +203,13 @@ class JoinedSource:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def sample(self, i: int) -> Feeds:
+    def read_sample(self, i: int) -> Feeds:
         part, k = self._find(i)
-        return part.sample(k)
+        return part.read_sample(k)
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         part, k = self._find(i)
-        return part.name(k)
+        return part.name_sample(k)
 
     def _find(self, i: int) -> tuple[Source, int]:
         p = bisect_right(self._ends, i)
@@ -229,10 +226,10 @@ class LazySource:
     def __len__(self) -> int:
         return len(self._items)
 
-    def sample(self, i: int) -> Feeds:
+    def read_sample(self, i: int) -> Feeds:
         return self._read(self._items[i])
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         return self._label(self._items[i])
 
 
@@ -262,7 +259,7 @@ def _to_array(value: Any, where: str) -> Array:
     except (ValueError, TypeError) as error:
         raise DataError(where, f"cannot become an array ({error})", "give numeric arrays", code="Q206") from error
     # Strings are objects, too, and a legitimate input.
-    if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
+    if array.dtype.kind == "O" and not all(isinstance(item, (str, bytes)) for item in array.flat):
         raise DataError(where, "holds Python objects", "give numeric arrays", code="Q206")
     return array
 
@@ -284,7 +281,8 @@ def spool_samples(
     count = 0
     for k, item in enumerate(_guard_items(items, where)):
         label = f"{where}, item {k}"
-        parts.append(_KeptSource(store.keep(name_arrays(item, inputs, label)), inputs, label))
+        stored = {name: store.store_array(array) for name, array in name_arrays(item, inputs, label).items()}
+        parts.append(_StoredSource(stored, inputs, label))
         count += len(parts[-1])
         tick()
         if limit is not None and count >= limit:
@@ -307,30 +305,33 @@ def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
         yield item
 
 
-class _KeptSource:
+# Arrays by input name, or the files that hold them.
+_Stored = Mapping[str, Array | Path]
+
+
+class _StoredSource:
     """The samples of one item. Arrays in files are mapped while a sample is read: mapped pages count as memory."""
 
-    def __init__(self, kept: Mapping[str, Array | Path], inputs: Inputs, where: str) -> None:
-        self._kept, self._inputs, self._where = kept, inputs, where
+    def __init__(self, stored: _Stored, inputs: Inputs, where: str) -> None:
+        self._stored, self._inputs, self._where = stored, inputs, where
         source = self._open()
         self._count, self.notes = len(source), source.notes
         # Without files there is nothing to close.
-        self._source = None if any(isinstance(one, Path) for one in kept.values()) else source
+        self._source = None if any(isinstance(value, Path) for value in stored.values()) else source
 
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, i: int) -> Feeds:
-        return (self._source or self._open()).sample(i)
+    def read_sample(self, i: int) -> Feeds:
+        return (self._source or self._open()).read_sample(i)
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         return self._where if self._count == 1 else f"{self._where}, sample {i}"
 
     def _open(self) -> ArraySource:
-        arrays = {
-            name: np.asarray(np.load(one, mmap_mode="r", allow_pickle=False)) if isinstance(one, Path) else one
-            for name, one in self._kept.items()
-        }
+        arrays = {}
+        for name, value in self._stored.items():
+            arrays[name] = np.load(value, mmap_mode="r", allow_pickle=False) if isinstance(value, Path) else value
         return ArraySource(arrays, self._inputs, self._where, feed=True)
 
 
@@ -342,11 +343,8 @@ class _Store:
         self._used = 0
         self._files = 0
 
-    def keep(self, arrays: Arrays) -> dict[str, Array | Path]:
-        """Copies of the arrays, or the files that hold them."""
-        return {name: self._one(array) for name, array in arrays.items()}
-
-    def _one(self, array: Array) -> Array | Path:
+    def store_array(self, array: Array) -> Array | Path:
+        """A copy of the array, or the file that holds it."""
         # Empty arrays and strings cannot be mapped from a file.
         if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
             self._used += array.nbytes

@@ -44,7 +44,7 @@ def name_axis(value: ValueInfo, axis: int) -> str:
 
 def find_decoder(inputs: Inputs) -> DecoderInputs | None:
     """The inputs of a decoder with caches of any length; None for other models."""
-    past = frozenset(found for value in inputs if (found := _find_past(value)) is not None)
+    past = frozenset(axis for value in inputs if (axis := _find_past(value)) is not None)
     ids = next((v for v in inputs if _has_tokens(v) and not _is_called(v, "mask", "position", "past")), None)
     if not past or ids is None:
         return None
@@ -133,23 +133,23 @@ def make_synthetic(
     # Without the last rows: the model may look up indices moved by some as well.
     rows = {name: count - count // 8 for name, count in rows.items()}
 
-    def made(other: int | None) -> Dataset:
+    def draw(other: int | None) -> Dataset:
         source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows)
         return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
 
-    return made(None) if model is None or not run else _find_running(made, Session(model, optimize=False))
+    return draw(None) if model is None or not run else _find_running(draw, Session(model, optimize=False))
 
 
 def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
     """Count the rows of the smallest constant table that each input holds the indices of."""
     rows: dict[str, int] = {}
     for value in inputs:
-        pending, seen = [TensorId(value.name)], set[str]()
+        pending, visited = [TensorId(value.name)], set[str]()
         while pending:
             for edge in index.consumers(pending.pop()):
                 node = index.node(edge.node)
-                if node.op_type in _PASSED and node.name not in seen:
-                    seen.add(node.name)
+                if node.op_type in _PASSED and node.name not in visited:
+                    visited.add(node.name)
                     pending.append(node.result)
                 table = index.input(node, 0) if node.op_type == "Gather" and edge.index == 1 else None
                 # A table in fewer bits is behind a Cast or DequantizeLinear.
@@ -161,11 +161,11 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
     return rows
 
 
-def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Dataset:
+def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Dataset:
     """Find the first dataset whose first sample the model can run."""
     failure = ""
     for guess in (None, *_OTHER_GUESSES):
-        dataset = made(guess)
+        dataset = draw(guess)
         try:
             # Of an If decoder every second sample runs the other branch.
             for k in range(min(2, len(dataset))) if find_decoder(session.inputs) else (0,):
@@ -247,15 +247,9 @@ class _RandomSource:
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.
         self._axes = {v.name: [name_axis(v, axis) for axis in range(len(v.shape or ()))] for v in inputs}
-        self._past = next(
-            (
-                size
-                for name, shape in shapes.items()
-                for key, size in zip(self._axes[name], shape, strict=True)
-                if self._decoder is not None and key in self._decoder.past
-            ),
-            0,
-        )
+        sizes = {key: size for name, shape in shapes.items() for key, size in zip(self._axes[name], shape, strict=True)}
+        past = () if self._decoder is None else self._decoder.past
+        self._past = next((size for key, size in sizes.items() if key in past), 0)
         self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
         if self._decoder is not None:
             self.notes += ("a decoder writes text itself where its data is `self-generated`",)
@@ -263,32 +257,32 @@ class _RandomSource:
     def __len__(self) -> int:
         return self._samples
 
-    def sample(self, i: int) -> Feeds:
+    def read_sample(self, i: int) -> Feeds:
         # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
-        made = {value.name: self._values(rng, value) for value in self._inputs}
-        return made if self._decoder is None else self._join(made, self._decoder, cached=i % 2 == 0)
+        feeds = {value.name: self._draw_values(rng, value) for value in self._inputs}
+        return feeds if self._decoder is None else self._join_parts(feeds, self._decoder, cached=i % 2 == 0)
 
-    def _join(self, made: Feeds, decoder: DecoderInputs, *, cached: bool) -> Feeds:
+    def _join_parts(self, feeds: Feeds, decoder: DecoderInputs, *, cached: bool) -> Feeds:
         """A decoder's inputs made one sample: positions behind the caches, which a prompt has none of."""
         prompt = bool(decoder.switches) and not cached
-        for name, value in made.items():
+        for name, value in feeds.items():
             if name in decoder.switches:
-                made[name] = np.full_like(value, cached)
+                feeds[name] = np.full_like(value, cached)
             for axis, key in enumerate(self._axes[name]) if prompt else ():
                 if key in decoder.past | decoder.whole:
                     length = 0 if key in decoder.past else value.shape[axis] - self._past
-                    made[name] = np.take(value, range(length), axis)
+                    feeds[name] = np.take(value, range(length), axis)
         start = 0 if prompt else self._past
         for name in decoder.positions:
-            shape = made[name].shape
-            made[name] = np.broadcast_to(np.arange(start, start + shape[1], dtype=made[name].dtype), shape).copy()
-        return made
+            shape = feeds[name].shape
+            feeds[name] = np.broadcast_to(np.arange(start, start + shape[1], dtype=feeds[name].dtype), shape).copy()
+        return feeds
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         return f"synthetic sample {i}"
 
-    def _values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
+    def _draw_values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
         shape, want = self._shapes[value.name], find_input_dtype(value) or np.dtype(np.float32)
         if classify_dtype(want) == "float":
             return np.asarray(rng.standard_normal(shape)).astype(want)
