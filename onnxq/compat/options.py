@@ -142,14 +142,14 @@ def name_value(value: Any) -> Any:
     return getattr(value, "name", value)
 
 
-def convert_options(given: Mapping[str, Any], table: Mapping[str, Option]) -> tuple[Overrides, list[Caution]]:
+def convert_options(arguments: Mapping[str, Any], table: Mapping[str, Option]) -> tuple[Overrides, list[Caution]]:
     """Overrides for our configuration, and a warning for each argument that means nothing here.
 
-    given: by name; table: of all names there are.
+    arguments: by name; table: of all names there are.
     """
     overrides: Overrides = {}
     cautions = []
-    for name, raw in given.items():
+    for name, raw in arguments.items():
         value, option = name_value(raw), table.get(name)
         if option is None:
             cautions.append(warn_meaningless(name, f"no option is called so; {suggest_names(name, table)}"))

@@ -56,8 +56,8 @@ def quant_pre_process(
     if source is None or output_model_path is None:
         name = "input_model" if source is None else "output_model_path"
         raise ConfigError(name, "is not given", "give the path of a model", code="Q304")
-    given = {name: value for name, value in locals().items() if name in _OPTIONS}
-    for caution in convert_options({**given, **deprecated_kwargs}, _OPTIONS)[1]:
+    arguments = {name: value for name, value in locals().items() if name in _OPTIONS}
+    for caution in convert_options({**arguments, **deprecated_kwargs}, _OPTIONS)[1]:
         warnings.warn(CompatWarning(caution), stacklevel=2)
     proto = name_nodes(load_model(source).proto)
     save_model(infer_shapes(proto), output_model_path, external=save_as_external_data or None, overwrite=True)

@@ -97,17 +97,27 @@ class RuntimeConfig(Section):
 
     # Paths in a file are relative to its folder.
     libraries: Files = option(
-        (), "A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
-        _LOADING, name="ort_library", metavar="FILE.so", code=True,
-    )  # fmt: skip
+        (),
+        "A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
+        _LOADING,
+        name="ort_library",
+        metavar="FILE.so",
+        code=True,
+    )
     plugins: Files = option(
-        (), "A shared library with plugins, for TensorRT; repeatable.",
-        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so", code=True,
-    )  # fmt: skip
+        (),
+        "A shared library with plugins, for TensorRT; repeatable.",
+        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH,
+        name="plugin",
+        metavar="FILE.so",
+        code=True,
+    )
     provider: str = option(
-        "", "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
-        _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, metavar="NAME",
-    )  # fmt: skip
+        "",
+        "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
+        _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
+        metavar="NAME",
+    )
 
 
 class ScaleConfig(Section):
@@ -124,9 +134,11 @@ class ScaleConfig(Section):
     dask: str = option("", "Spread them over the workers of this Dask scheduler.", metavar="ADDRESS", code=True)
     # A folder; "": none; "auto": beside the model.
     resume: File = option(
-        "", "Keep finished pieces in a folder, and go on from those there. [default: MODEL.resume]", metavar="[DIR]",
+        "",
+        "Keep finished pieces in a folder, and go on from those there. [default: MODEL.resume]",
+        metavar="[DIR]",
         bare="auto",
-    )  # fmt: skip
+    )
     # "": observed in this run.
     ranges: File = option(
         "", "Take the ranges of activations from a file of `onnxq merge`.", Command.QUANTIZE, metavar="RANGES.json"
@@ -142,9 +154,12 @@ class VerifyConfig(Section):
     # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
     optimized: bool = False
     threads: int = option(
-        1, "Threads for checking, comparing and timing; 0: all.",
-        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, ge=0, le=_MOST_THREADS,
-    )  # fmt: skip
+        1,
+        "Threads for checking, comparing and timing; 0: all.",
+        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
+        ge=0,
+        le=_MOST_THREADS,
+    )
 
 
 class OutputConfig(Section):
@@ -152,18 +167,26 @@ class OutputConfig(Section):
 
     # "": none.
     plan: File = option(
-        "", "Also write the plan with its numbers, for `onnxq apply`.", _WRITING, name="plan_out", flags="plan",
+        "",
+        "Also write the plan with its numbers, for `onnxq apply`.",
+        _WRITING,
+        name="plan_out",
+        flags="plan",
         metavar="OUT.json",
-    )  # fmt: skip
+    )
     bits_attribute: bool = option(
-        False, "Also write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",
-        _WRITING | Command.ANNOTATE, flags="emit-bits-attribute bits-attribute",
-    )  # fmt: skip
+        False,
+        "Also write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",
+        _WRITING | Command.ANNOTATE,
+        flags="emit-bits-attribute bits-attribute",
+    )
     external_data: bool = option(
         False, "Write the weights to a file of their own beside the model.", _WRITING | Command.ANNOTATE
     )
     notes: Literal["full", "names", "none"] = option(
-        "full", "Left in the file. full: the plan and each site's record; names: names of nodes and the bits of sites; "
-        "none: neither. Doc strings and metadata of nodes stay with full.", _CHECKING,
-    )  # fmt: skip
+        "full",
+        "Left in the file. full: the plan and each site's record; names: names of nodes and the bits of sites; "
+        "none: neither. Doc strings and metadata of nodes stay with full.",
+        _CHECKING,
+    )
     rename: bool = option(False, "Also name the pairs' nodes after their sites.", Command.ANNOTATE)

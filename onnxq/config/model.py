@@ -48,14 +48,18 @@ class Config(Section):
     source: str = ""
     # Never from a file, which could trust itself.
     trust: Files = option(
-        (), "A configuration that may run the code it names (libraries, metrics); repeatable.", ~Command(0),
+        (),
+        "A configuration that may run the code it names (libraries, metrics); repeatable.",
+        ~Command(0),
         metavar="FILE.yaml",
-    )  # fmt: skip
+    )
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
-        "ort", "The engine that will run the result; virtual: none.", _PLANNING | Command.PROFILE | Command.IMPORT,
+        "ort",
+        "The engine that will run the result; virtual: none.",
+        _PLANNING | Command.PROFILE | Command.IMPORT,
         metavar="[ort|trt|virtual]",
-    )  # fmt: skip
+    )
     # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
     # only float types are chosen.
     mode: Literal["static", "dynamic", "auto", "weight-only", "float"] = "static"
@@ -78,16 +82,19 @@ class Config(Section):
     attention: Literal["float", "quantized", "auto"] = "float"
     # Constants that Gather looks rows up in: int8 with one scale a row, or 4 bits in blocks of a row.
     embeddings: Literal["auto", "int8", "int4", "float"] = option(
-        "auto", "Tables of embeddings; auto: int8 in weight-only mode or as most of the file, if outputs bear it.",
+        "auto",
+        "Tables of embeddings; auto: int8 in weight-only mode or as most of the file, if outputs bear it.",
         _PLANNING | Command.VARIANTS,
-    )  # fmt: skip
+    )
     projection_bits: Bits | None = option(
-        None, "Bits of a weight that makes an output of the model, where weights alone are quantized, as in the scores "
-        "of a vocabulary; by default those of all weights.", _PLANNING,
-    )  # fmt: skip
+        None,
+        "Bits of a weight that makes an output of the model, where weights alone are quantized, as in the scores "
+        "of a vocabulary; by default those of all weights.",
+        _PLANNING,
+    )
     emit: Literal["qdq", "nbits"] = option(
         "qdq", "Weights in blocks: as pairs, or as com.microsoft's MatMulNBits, for ONNX Runtime alone.", _PLANNING
-    )  # fmt: skip
+    )
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
     accuracy_level: Literal[0, 1, 2, 3, 4] = option(
         0, "Of MatMulNBits. 1: float32; 4: int8 inside, faster where few tokens are computed at a time.", _PLANNING
@@ -100,18 +107,23 @@ class Config(Section):
         None, "The type of float inputs and outputs: by default the model's.", _PLANNING
     )
     effort: Literal["fast", "balanced", "high"] = option(
-        "balanced", "Time spent on accuracy. fast: ranges only; balanced, high: rewrite channels and weights.",
+        "balanced",
+        "Time spent on accuracy. fast: ranges only; balanced, high: rewrite channels and weights.",
         Command.QUANTIZE | Command.VARIANTS,
-    )  # fmt: skip
+    )
     # Passes get a share of it, or are left out.
     budget: Seconds | None = option(
         None, "Wall-clock time to keep to, e.g. 90s or 10m; passes get less.", Command.QUANTIZE, metavar="TIME"
     )
     # On average over their elements.
     weight_bits_budget: float | None = option(
-        None, "Bits that weights may have on average; those get more than the configuration's that need them.",
-        Command.QUANTIZE, metavar="BITS", ge=2, le=16,
-    )  # fmt: skip
+        None,
+        "Bits that weights may have on average; those get more than the configuration's that need them.",
+        Command.QUANTIZE,
+        metavar="BITS",
+        ge=2,
+        le=16,
+    )
     # The widths to choose from for that; () for all.
     weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)] = ()
     # Names of passes to leave out.

@@ -180,4 +180,4 @@ __all__ = [
     "check_values",
     "find_line",
     "shorten_value",
-]  # fmt: skip
+]

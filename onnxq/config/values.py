@@ -70,9 +70,17 @@ class Section(Frozen):
 
 
 def option(
-    default: Any, text: str, commands: Command | None = None, *, name: str = "", flags: str = "", metavar: str = "",
-    bare: str = "", code: bool = False, **bounds: Any,
-) -> Any:  # fmt: skip
+    default: Any,
+    text: str,
+    commands: Command | None = None,
+    *,
+    name: str = "",
+    flags: str = "",
+    metavar: str = "",
+    bare: str = "",
+    code: bool = False,
+    **bounds: Any,
+) -> Any:
     """Make a field that commands take as an option, and Python functions as an override.
 
     text: for --help. commands: None for those of the section. name: for overrides, "" for the field's own. flags: of
@@ -81,8 +89,13 @@ def option(
     is run. bounds: ge, gt, le, as of pydantic's Field.
     """
     extra: dict[str, Any] = {
-        "commands": commands, "name": name, "flags": flags, "metavar": metavar, "bare": bare, "code": code,
-    }  # fmt: skip
+        "commands": commands,
+        "name": name,
+        "flags": flags,
+        "metavar": metavar,
+        "bare": bare,
+        "code": code,
+    }
     return Field(default, description=text, json_schema_extra=extra, **bounds)
 
 

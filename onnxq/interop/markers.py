@@ -220,9 +220,15 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
         spec = _choose_storage(spec, engine, index.node(placed.consumers[0].node).op_type)
     reason = f"quantizer {', '.join(group.sites)}"
     return SitePlan(
-        site=placed.site, role=role, spec=spec, qparams=numbers, rule=RULE, reason=reason, consumers=placed.consumers,
+        site=placed.site,
+        role=role,
+        spec=spec,
+        qparams=numbers,
+        rule=RULE,
+        reason=reason,
+        consumers=placed.consumers,
         tensor=placed.tensor,
-    )  # fmt: skip
+    )
 
 
 def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
@@ -284,10 +290,11 @@ def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
     """The plan of a network that was trained in a narrow type: its levels are those of scales of that type."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.onnx_type)
     sites = tuple(
-        site if (held := site.qparams) is None else
-        replace(site, qparams=replace(held, scale=held.scale.astype(dtype).astype(np.float32)))
+        site
+        if (held := site.qparams) is None
+        else replace(site, qparams=replace(held, scale=held.scale.astype(dtype).astype(np.float32)))
         for site in plan.sites
-    )  # fmt: skip
+    )
     return add_precision(plan.with_sites(sites), PrecisionPlan(type=kind), None)
 
 

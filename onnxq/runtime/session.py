@@ -71,9 +71,14 @@ class Session:
     ) -> None:
         ort = import_onnxruntime()
         options = make_session_options(
-            optimize=optimize, layout=layout, threads=threads, arena=arena, shapes_first=shapes_first,
-            prepack=not _is_large(model), save=save_optimized,
-        )  # fmt: skip
+            optimize=optimize,
+            layout=layout,
+            threads=threads,
+            arena=arena,
+            shapes_first=shapes_first,
+            prepack=not _is_large(model),
+            save=save_optimized,
+        )
         own = model.libraries if isinstance(model, LightModel) else ()
         register_libraries(options, (*own, *libraries))
         held = model.provider if isinstance(model, LightModel) else ""
