@@ -59,8 +59,8 @@ def parse_yaml(text: str, source: str) -> Document:
         ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        found = chr(error.character) if isinstance(error.character, int) else str(error.character)
-        cause = f"holds the character {found!r}, which no YAML may"
+        character = chr(error.character) if isinstance(error.character, int) else str(error.character)
+        cause = f"holds the character {character!r}, which no YAML may"
         raise ConfigError(
             f"{source}:{line}", cause, "remove it: the file may be damaged, or no YAML at all", code="Q302"
         ) from error
