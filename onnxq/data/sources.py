@@ -186,9 +186,11 @@ class ArraySource:
         return self._count
 
     def read_sample(self, i: int) -> Feeds:
+        """The arrays of sample i."""
         return {name: self._cuts[name].take(array, i) for name, array in self._arrays.items()}
 
     def name_sample(self, i: int) -> str:
+        """The place of the arrays, with the number of the sample where there are several."""
         return self._where if self._count == 1 else f"{self._where}, sample {i}"
 
 
@@ -204,10 +206,12 @@ class JoinedSource:
         return self._ends[-1] if self._ends else 0
 
     def read_sample(self, i: int) -> Feeds:
+        """The arrays of sample i, of the part that has it."""
         part, k = self._find(i)
         return part.read_sample(k)
 
     def name_sample(self, i: int) -> str:
+        """The name that its part gives to the sample."""
         part, k = self._find(i)
         return part.name_sample(k)
 
@@ -227,9 +231,11 @@ class LazySource:
         return len(self._items)
 
     def read_sample(self, i: int) -> Feeds:
+        """Read item i."""
         return self._read(self._items[i])
 
     def name_sample(self, i: int) -> str:
+        """The label of item i."""
         return self._label(self._items[i])
 
 

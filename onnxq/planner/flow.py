@@ -16,12 +16,14 @@ class FlowNetwork:
     cap: list[float] = field(default_factory=list)
 
     def vertex(self, name: Hashable) -> int:
+        """The number of a vertex, which is added with its first use."""
         if name not in self.names:
             self.names[name] = len(self.heads)
             self.heads.append([])
         return self.names[name]
 
     def edge(self, a: Hashable, b: Hashable, capacity: float) -> None:
+        """Add an edge; one without capacity is left out."""
         if capacity <= 0:
             return
         u, v = self.vertex(a), self.vertex(b)

@@ -33,10 +33,12 @@ class QuantizableOp:
 
     @property
     def name(self) -> str:
+        """The name of the node."""
         return self.node.name
 
     @property
     def weight(self) -> Edge | None:
+        """The input that is the weight; None without one."""
         return None if self.rule.weight is None else Edge(self.node.name, self.rule.weight, self.node.scope)
 
     @property
@@ -47,6 +49,7 @@ class QuantizableOp:
 
     @property
     def bias(self) -> Edge | None:
+        """The input that is the bias; None without one."""
         k = self.rule.bias
         if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
             return None
