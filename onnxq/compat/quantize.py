@@ -31,7 +31,7 @@ from onnxq.sites import Caution
 if TYPE_CHECKING:
     import onnx
 
-    from onnxq.compat.selection import Selection
+    from onnxq.compat.selection import CallLists
     from onnxq.pipeline import Result
 
     Model = str | Path | onnx.ModelProto
@@ -82,10 +82,10 @@ def quantize_static(
     for more, further in (convert_options(extra, STATIC_EXTRAS), choose_observer(calibrate_method, extra)):
         overrides |= more
         cautions += further
-    from onnxq.compat.selection import Selection
+    from onnxq.compat.selection import CallLists
 
     tensors = extra.get("TensorQuantOverrides")
-    selection = Selection(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
+    selection = CallLists(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
     plan = None if calibration_cache_path is None else Path(calibration_cache_path)
     if plan is not None and os.path.exists(plan):
@@ -115,11 +115,11 @@ def quantize_dynamic(
     """
     overrides, cautions = convert_options(_keep_converted(locals()), ARGUMENTS)
     more, further = convert_options(extra_options or {}, DYNAMIC_EXTRAS)
-    from onnxq.compat.selection import Selection
+    from onnxq.compat.selection import CallLists
 
     ops = list(op_types_to_quantize or ())
     ops += [_DYNAMIC_ALSO[op] for op in ops if op in _DYNAMIC_ALSO]
-    selection = Selection(ops, nodes_to_quantize, nodes_to_exclude)
+    selection = CallLists(ops, nodes_to_quantize, nodes_to_exclude)
     return _quantize(model_input, model_output, None, "ort-dynamic", overrides | more, [*cautions, *further], selection)
 
 
@@ -135,7 +135,7 @@ def _quantize(
     config: str | None,
     overrides: Overrides,
     cautions: Iterable[Caution],
-    selection: Selection,
+    selection: CallLists,
 ) -> Result:
     from onnxq.compat.selection import describe_floats, read_selection
     from onnxq.pipeline import quantize as quantize_model
@@ -155,14 +155,14 @@ def _apply_plan(
     data: Any,
     overrides: Overrides,
     cautions: list[Caution],
-    selection: Selection,
+    selection: CallLists,
 ) -> Result:
     """Carry out a plan, which says already all that arguments could; it is read, and never written."""
-    from onnxq.compat.selection import Selection
+    from onnxq.compat.selection import CallLists
     from onnxq.pipeline import apply
 
     allowed = {key: value for key, value in overrides.items() if key in ("external_data", "provider")}
-    if allowed != overrides or selection != Selection():
+    if allowed != overrides or selection != CallLists():
         reason = f"{plan} is a plan, in which it stands what is quantized and how"
         cautions = [*cautions, warn_meaningless("all that says so beside calibration_cache_path", reason)]
     _warn_caller(cautions)

@@ -41,7 +41,7 @@ _INTEGERS = {
 
 
 @dataclass(frozen=True)
-class Selection:
+class CallLists:
     """The lists of a call that say what to quantize; None or empty: everything."""
 
     op_types: Sequence[str] | None = None
@@ -62,7 +62,7 @@ class Wish:
     cautions: Sequence[Caution] = ()
 
 
-def read_selection(model: str | Path | onnx.ModelProto, selection: Selection) -> Wish:
+def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) -> Wish:
     """Make rules that force what the lists name, and leave float the rest."""
     if not (selection.op_types or selection.nodes or selection.excluded or selection.tensors):
         return Wish()
@@ -98,7 +98,7 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: Selection) ->
     return Wish(rules, named, cautions)
 
 
-def _is_named(selection: Selection, node: onnx.NodeProto) -> bool:
+def _is_named(selection: CallLists, node: onnx.NodeProto) -> bool:
     chosen = not selection.nodes or node.name in selection.nodes
     return chosen and (not selection.op_types or node.op_type in selection.op_types)
 

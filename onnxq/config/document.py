@@ -47,7 +47,7 @@ def parse_yaml(text: str, source: str) -> Document:
     try:
         loader = yaml.SafeLoader(text.removeprefix("\ufeff"))
         root = loader.get_single_node()
-        reader = _Reader(loader, source)
+        reader = _ValueReader(loader, source)
         values = {} if root is None else reader.read(root, (), ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -79,7 +79,7 @@ def parse_yaml(text: str, source: str) -> Document:
     return Document(source, values, reader.lines if root is not None else {})
 
 
-class _Reader:
+class _ValueReader:
     """Converts nodes to values and expands aliases. Limited, because a few aliases of aliases expand without end."""
 
     def __init__(self, loader: yaml.SafeLoader, source: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.data.fit import Array, Feeds, Inputs, Shape, fit_array
-from onnxq.data.sources import LazySource, Source, find_batch_axis, find_batch_symbols
+from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
@@ -66,7 +66,7 @@ class Dataset:
 
     def __init__(
         self,
-        source: Source,
+        source: SampleSource,
         inputs: Inputs,
         indices: Sequence[int],
         *,

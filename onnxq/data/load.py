@@ -19,7 +19,7 @@ from onnxq.data.dataset import Dataset, Unchosen
 from onnxq.data.fit import Array, Arrays, Feeds, Inputs, check_dtype
 from onnxq.data.images import SUFFIXES, find_images, open_images
 from onnxq.data.scripts import DEFAULT_FUNCTION, call_function, guard_user_code, read_json_feeds, suggest_files
-from onnxq.data.sources import ArraySource, JoinedSource, LazySource, Source, name_arrays, spool_samples
+from onnxq.data.sources import ArraySource, JoinedSource, LazySource, SampleSource, name_arrays, spool_samples
 from onnxq.data.synthetic import SAMPLES, make_synthetic
 from onnxq.data.text import make_generated_samples, make_text_samples
 from onnxq.errors import DataError
@@ -103,7 +103,7 @@ class _Opener:
     model: ModelLike | None
     tick: Callable[[], None]
 
-    def open_source(self, source: Any) -> tuple[Source, str]:
+    def open_source(self, source: Any) -> tuple[SampleSource, str]:
         """The samples of any kind of data, and their title."""
         if isinstance(source, (str, os.PathLike)):
             return self.open_text(str(source))
@@ -124,7 +124,7 @@ class _Opener:
         fix = "give a path, arrays by input name, or an iterable of {name: array}"
         raise DataError("data", f"is a {type(source).__name__}", fix, code="Q206")
 
-    def open_text(self, text: str) -> tuple[Source, str]:
+    def open_text(self, text: str) -> tuple[SampleSource, str]:
         """The samples of a path, a function in a script, or the word for generated texts."""
         if text == GENERATED and self.model is not None and not os.path.exists(text):
             texts = make_generated_samples(self.inputs, self.config, self.model)
@@ -147,7 +147,7 @@ class _Opener:
             return spool_samples(result, self.inputs, title, self.config.samples, self.tick), title
         return self.open_source(result)[0], title
 
-    def open_path(self, path: Path) -> Source:
+    def open_path(self, path: Path) -> SampleSource:
         """The samples of a file or folder.
 
         Raises DataError for a path that does not exist, is unreadable or of unknown kind, and inputs that hold no
@@ -163,11 +163,11 @@ class _Opener:
             cause = f"cannot be read ({error.strerror or error})"
             raise DataError(path, cause, "check its permissions", code="Q202") from error
 
-    def join_feeds(self, feeds: Mapping[str, Arrays]) -> Source:
+    def join_feeds(self, feeds: Mapping[str, Arrays]) -> SampleSource:
         """Arrays for one run each, by their names in messages."""
         return JoinedSource([ArraySource(feed, self.inputs, where, feed=True) for where, feed in feeds.items()])
 
-    def _open_file(self, path: Path) -> Source:
+    def _open_file(self, path: Path) -> SampleSource:
         if not os.path.exists(path):
             raise DataError(path, "there is no such file or folder", suggest_files(path), code="Q201")
         if not os.path.isfile(path):
@@ -190,14 +190,14 @@ class _Opener:
             return spool_samples(texts, self.inputs, path.name, None, self.tick)
         raise DataError(path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206")
 
-    def _open_npy(self, path: Path) -> Source:
+    def _open_npy(self, path: Path) -> SampleSource:
         if len(self.inputs) != 1:
             names = ", ".join(value.name for value in self.inputs)
             cause = f"holds one array, the model has {len(self.inputs)} inputs: {names}"
             raise DataError(path, cause, "use a .npz file", code="Q207")
         return ArraySource({self.inputs[0].name: load_npy(path)}, self.inputs, path.name)
 
-    def _open_folder(self, folder: Path) -> Source:
+    def _open_folder(self, folder: Path) -> SampleSource:
         sets = find_sets(folder)
         files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_make_sort_key)
         npz, npy, json = ([p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json"))
@@ -205,7 +205,7 @@ class _Opener:
         by_input = {value.name: folder / _to_file_name(value.name) for value in self.inputs}
         images = find_images(folder)
         arrays = bool(sets or npz or npy)
-        layouts: dict[str, Callable[[], Source]] = {}
+        layouts: dict[str, Callable[[], SampleSource]] = {}
         if sets:
             layouts["ONNX test data (input_*.pb)"] = partial(
                 LazySource, sets, lambda path: read_set(path, self.inputs), lambda path: str(path.name)
@@ -229,10 +229,10 @@ class _Opener:
             raise DataError(folder, cause, "keep one kind of samples in a folder", code="Q206")
         return next(iter(layouts.values()))()
 
-    def _join_files(self, paths: Sequence[Path]) -> Source:
+    def _join_files(self, paths: Sequence[Path]) -> SampleSource:
         return JoinedSource([self._open_file(path) for path in paths])
 
-    def _open_npy_files(self, folder: Path, files: Sequence[Path]) -> Source:
+    def _open_npy_files(self, folder: Path, files: Sequence[Path]) -> SampleSource:
         """Open .npy files: one array per input if they are named after them, else all samples of the only input."""
         names = {_to_file_name(value.name): value.name for value in self.inputs}
         if names.keys() <= {path.stem for path in files}:
@@ -244,7 +244,7 @@ class _Opener:
             raise DataError(folder, cause, fix, code="Q207")
         return self._join_files(files)
 
-    def _open_input_folders(self, by_input: dict[str, Path], where: str) -> Source:
+    def _open_input_folders(self, by_input: dict[str, Path], where: str) -> SampleSource:
         """Open input_name/0001.npy …: the k-th files of all folders form one item."""
         files = {name: sorted(path.glob("*.npy"), key=_make_sort_key) for name, path in by_input.items()}
         counts = {name: len(paths) for name, paths in files.items()}
@@ -252,7 +252,7 @@ class _Opener:
             text = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
             cause = f"the inputs' folders do not hold the same number of .npy files: {text}"
             raise DataError(where, cause, code="Q212")
-        sources: list[Source] = []
+        sources: list[SampleSource] = []
         for paths in zip(*files.values(), strict=True):
             arrays = {name: load_npy(path) for name, path in zip(files, paths, strict=True)}
             sources.append(ArraySource(arrays, self.inputs, paths[0].name))
@@ -310,7 +310,7 @@ def load_data(
         return _choose_samples(opened, title, inputs, config)
 
 
-def _choose_samples(source: Source, title: str, inputs: Inputs, config: DataConfig) -> Dataset:
+def _choose_samples(source: SampleSource, title: str, inputs: Inputs, config: DataConfig) -> Dataset:
     """Choose the requested samples. The first one is read now, so that errors show before work begins."""
     total = len(source)
     if total == 0:

@@ -132,7 +132,7 @@ def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
     return Cut(rows // size, size=size, left_over=rows % size)
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Samples by number."""
 
     # Remarks for reports on how the samples are read.
@@ -197,7 +197,7 @@ class ArraySource:
 class JoinedSource:
     """Several sources in sequence. keep: an object that must live as long as they do."""
 
-    def __init__(self, parts: Sequence[Source], keep: object = None) -> None:
+    def __init__(self, parts: Sequence[SampleSource], keep: object = None) -> None:
         self._parts, self._keep = tuple(parts), keep
         self._ends = list(accumulate(len(part) for part in self._parts))
         self.notes: tuple[str, ...] = tuple(dict.fromkeys(note for part in self._parts for note in part.notes))
@@ -215,7 +215,7 @@ class JoinedSource:
         part, k = self._find(i)
         return part.name_sample(k)
 
-    def _find(self, i: int) -> tuple[Source, int]:
+    def _find(self, i: int) -> tuple[SampleSource, int]:
         p = bisect_right(self._ends, i)
         return self._parts[p], i - (self._ends[p - 1] if p else 0)
 
@@ -282,7 +282,7 @@ def spool_samples(
     tick: called for each item.
     Raises DataError for an item that does not fit, for an error in the code of the iterable, or without any item.
     """
-    parts: list[Source] = []
+    parts: list[SampleSource] = []
     store = _Store()
     count = 0
     for k, item in enumerate(_guard_items(items, where)):

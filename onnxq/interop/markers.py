@@ -215,8 +215,8 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
         role = Role.WEIGHT
     spec, qparams = group.spec, group.first.qparams
     if group.perm and isinstance(spec.granularity, PerBlock) and qparams is not None:
-        scale, zero = (part.transpose(group.perm) for part in (qparams.scale, qparams.zero_point))
-        qparams = QParams(scale, zero, qparams.origin)
+        scale = qparams.scale.transpose(group.perm)
+        qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)
     if role is Role.WEIGHT and placed.consumers:
         spec = _choose_storage(spec, engine, index.node(placed.consumers[0].node).op_type)
     reason = f"quantizer {', '.join(group.sites)}"

@@ -15,7 +15,7 @@ from onnxq.graph import ValueInfo
 from onnxq.runtime import Session
 
 
-class Role(Enum):
+class InputRole(Enum):
     """The part of an input."""
 
     # Keys or values, of attention, of the tokens before.
@@ -33,25 +33,25 @@ class Role(Enum):
 
 # A part of the input's name -> its role; the first match wins.
 _NAMES = (
-    ("past", Role.CACHE),
-    ("use_cache", Role.BRANCH),
-    ("logits_to_keep", Role.KEPT),
-    ("mask", Role.MASK),
-    ("position", Role.POSITIONS),
-    ("token_type", Role.SENTENCE),
-    ("segment", Role.SENTENCE),
-    ("ids", Role.IDS),
-    ("tokens", Role.IDS),
+    ("past", InputRole.CACHE),
+    ("use_cache", InputRole.BRANCH),
+    ("logits_to_keep", InputRole.KEPT),
+    ("mask", InputRole.MASK),
+    ("position", InputRole.POSITIONS),
+    ("token_type", InputRole.SENTENCE),
+    ("segment", InputRole.SENTENCE),
+    ("ids", InputRole.IDS),
+    ("tokens", InputRole.IDS),
 )
 # Ranks that each role may have; of a mask 2, since those of scores are exporters' own.
 _RANKS = {
-    Role.CACHE: (3, 4, 5),
-    Role.BRANCH: (0, 1),
-    Role.KEPT: (0, 1),
-    Role.MASK: (2,),
-    Role.POSITIONS: (1, 2),
-    Role.SENTENCE: (2,),
-    Role.IDS: (2,),
+    InputRole.CACHE: (3, 4, 5),
+    InputRole.BRANCH: (0, 1),
+    InputRole.KEPT: (0, 1),
+    InputRole.MASK: (2,),
+    InputRole.POSITIONS: (1, 2),
+    InputRole.SENTENCE: (2,),
+    InputRole.IDS: (2,),
 }
 # Of the name of a cache, what its input and its output have in common.
 _PREFIXES = re.compile(r"past_key_values?|present_key_values?|past|present")
@@ -73,7 +73,7 @@ class TextInputs:
     batch, length: of the tokens; None for any length. free_batch: True where `batch` is 1 for want of a fixed one.
     """
 
-    roles: Mapping[str, Role]
+    roles: Mapping[str, InputRole]
     inputs: tuple[ValueInfo, ...]
     caches: tuple[CacheInput, ...]
     batch: int
@@ -90,19 +90,19 @@ class TextInputs:
             rank = len(value.shape or ())
             array: Array
             match self.roles[value.name]:
-                case Role.CACHE:
+                case InputRole.CACHE:
                     array = caches[value.name]
-                case Role.BRANCH:
+                case InputRole.BRANCH:
                     array = np.full(rank * (1,), known > 0)
-                case Role.KEPT:
+                case InputRole.KEPT:
                     array = np.zeros(rank * (1,))
-                case Role.MASK:
+                case InputRole.MASK:
                     array = np.ones((rows, known + count))
-                case Role.POSITIONS:
+                case InputRole.POSITIONS:
                     array = np.broadcast_to(np.arange(known, known + count), ids.shape[-rank:])
-                case Role.SENTENCE:
+                case InputRole.SENTENCE:
                     array = np.zeros(ids.shape)
-                case Role.IDS:
+                case InputRole.IDS:
                     array = ids
             feeds[value.name] = np.array(array, find_input_dtype(value), order="C")
         return feeds
@@ -138,22 +138,26 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
     Raises DataError for an input that tokens do not give, and for caches of one fixed length.
     """
     whole = [value for value in inputs if _is_integer(value) and len(value.shape or ()) == 2]
-    roles: dict[str, Role] = {}
+    roles: dict[str, InputRole] = {}
     for value in inputs:
         role = next((role for part, role in _NAMES if part in value.name.lower()), None)
         if role is None and whole == [value]:
-            role = Role.IDS
-        if role is None or len(value.shape or ()) not in _RANKS[role] or (role is Role.IDS and not _is_integer(value)):
+            role = InputRole.IDS
+        if (
+            role is None
+            or len(value.shape or ()) not in _RANKS[role]
+            or (role is InputRole.IDS and not _is_integer(value))
+        ):
             cause = f"no text gives its values ({format_shape(value)})"
             raise _make_error(value, cause, "give samples with all inputs, e.g. as .npz")
         roles[value.name] = role
-    ids = [value for value in inputs if roles[value.name] is Role.IDS]
+    ids = [value for value in inputs if roles[value.name] is InputRole.IDS]
     if len(ids) != 1:
         cause = f"the model has {len(ids)} inputs for tokens"
         names = ", ".join(value.name for value in inputs)
         raise DataError("text", cause, f"give samples with all inputs, e.g. as .npz ({names})", code="Q223")
     batch, length = ids[0].shape or (None, None)
-    pairs = _pair_caches([value for value in inputs if roles[value.name] is Role.CACHE], outputs)
+    pairs = _pair_caches([value for value in inputs if roles[value.name] is InputRole.CACHE], outputs)
     caches = tuple(CacheInput(value, output, _find_axis(value, batch)) for value, output in pairs)
     fixed = isinstance(batch, int)
     return TextInputs(

@@ -250,7 +250,7 @@ def _fit_texts(
         yield parts.make_feeds(ids[:, known : known + count], parts.run_prompt(session, ids[:, :known]))
 
 
-class Text:
+class TextFile:
     """A text file for one model. length: tokens of a window for each row of a batch."""
 
     def __init__(self, path: Path, parts: TextInputs, tokenizer: Tokenizer, length: int, rows: int | None) -> None:
@@ -271,11 +271,11 @@ class Text:
         return window.ids[: count * batch].reshape(batch, count)
 
 
-def open_text(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> Text:
+def open_text(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> TextFile:
     """Open a text file for a model. Raises DataError without a tokenizer, and for a model that tokens do not feed."""
     tokenizer = find_tokenizer(path, config)
     parts, rows, length = _describe_inputs(inputs, config, model)
-    return Text(path, parts, tokenizer, length, rows)
+    return TextFile(path, parts, tokenizer, length, rows)
 
 
 def _describe_inputs(inputs: Inputs, config: DataConfig, model: ModelLike | None) -> tuple[TextInputs, int | None, int]:
