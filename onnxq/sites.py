@@ -125,6 +125,7 @@ class Caution(str):
     code: str
 
     def __new__(cls, code: str, text: str) -> Caution:
+        """The text, which knows its code."""
         caution = super().__new__(cls, text)
         caution.code = code
         return caution

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from itertools import islice
 
 from onnxq.calibrate.parts import split_evenly
-from onnxq.data.shared import SharedSamples, share_samples
+from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.accumulator import Array, AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import ModelErrors, SampleErrors
 from onnxq.evaluation.float_outputs import FloatOutputs

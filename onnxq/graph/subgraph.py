@@ -179,10 +179,14 @@ class Valued(Protocol):
     """An array, or a stand-in for one."""
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        ...
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        ...
 
 
 def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype: int = 0) -> ValueInfoProto:

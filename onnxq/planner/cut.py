@@ -34,12 +34,14 @@ class FlowNetwork:
     cap: list[float] = field(default_factory=list)
 
     def add_vertex(self, name: Hashable) -> int:
+        """The number of a vertex, which is added with its first use."""
         if name not in self.names:
             self.names[name] = len(self.heads)
             self.heads.append([])
         return self.names[name]
 
     def add_edge(self, a: Hashable, b: Hashable, capacity: float) -> None:
+        """Add an edge; one without capacity is left out."""
         if capacity <= 0:
             return
         u, v = self.add_vertex(a), self.add_vertex(b)

@@ -132,10 +132,12 @@ class QuantizableOp:
 
     @property
     def name(self) -> str:
+        """The name of the node."""
         return self.node.name
 
     @property
     def weight(self) -> Edge | None:
+        """The input that is the weight; None without one."""
         return None if self.rule.weight is None else self.node.make_edge(self.rule.weight)
 
     @property
@@ -146,6 +148,7 @@ class QuantizableOp:
 
     @property
     def bias(self) -> Edge | None:
+        """The input that is the bias; None without one."""
         k = self.rule.bias
         if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
             return None

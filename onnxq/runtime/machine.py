@@ -1,9 +1,12 @@
-"""Which kind of CPU this process runs on, as the costs of placement tell them apart."""
+"""This machine: its kind of CPU, as the costs of placement tell them apart, and freed memory back to the system."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -44,3 +47,23 @@ def classify_cpu(machine: str, cpuinfo: str) -> str:
     if flags & {"avx512_vnni", "avx_vnni"}:
         return "vnni"
     return "avx2" if "avx2" in flags else "x86"
+
+
+def trim_memory() -> None:
+    """Return the freed memory that the C library keeps to the system; does nothing where it has no such call.
+
+    glibc learns from large freed buffers to keep their like, and fragmentation then makes the peak of the next run
+    add to that of the last (measured: 208 MiB in place of 143 for 52 MB of taps).
+    """
+    _find_trim()(0)
+
+
+@lru_cache(maxsize=1)
+def _find_trim() -> Callable[[int], object]:
+    if not sys.platform.startswith("linux"):
+        return lambda _: None
+    try:
+        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):  # another C library than glibc
+        return lambda _: None
+    return trim
