@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxq.compat.selection import Selection
-    from onnxq.pipeline import Result
+    from onnxq.pipeline.result import Result
 
     Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None
@@ -151,8 +151,8 @@ def _quantize(
     cautions: Iterable[Caution],
     selection: Selection,
 ) -> Result:
+    from onnxq.commands.quantize import quantize as quantize_model
     from onnxq.compat.selection import describe_floats, read_selection
-    from onnxq.pipeline import quantize as quantize_model
 
     wish = read_selection(model, selection)
     _warn_caller([*cautions, *wish.cautions])
@@ -172,8 +172,8 @@ def _apply_plan(
     selection: Selection,
 ) -> Result:
     """Carry out a plan, which says already all that arguments could; it is read, and never written."""
+    from onnxq.commands.apply import apply
     from onnxq.compat.selection import Selection
-    from onnxq.pipeline import apply
 
     kept = {key: value for key, value in overrides.items() if key in ("external_data", "provider")}
     if kept != overrides or selection != Selection():

@@ -22,7 +22,7 @@ from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
 from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan
-from onnxq.report import Latency, OpCount, OutputCheck
+from onnxq.report.model import Latency, OpCount, OutputCheck
 from onnxq.runtime import KernelError, Session, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 

@@ -13,7 +13,7 @@ from onnxq.graph.weights import count_tensor_bytes
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import State
 from onnxq.pipeline.check import ModelCheck
-from onnxq.report import OutputCheck
+from onnxq.report.model import OutputCheck
 from onnxq.sites import Caution
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.

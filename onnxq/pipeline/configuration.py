@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,14 @@ from onnxq.runtime import check_libraries, check_provider
 ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None
 Overrides = Mapping[str, Any] | None
+
+
+def list_models(models: Sequence[ModelSource] | ModelSource) -> list[ModelSource]:
+    """Models given as one or as many. Raises ConfigError for none."""
+    sources = [models] if isinstance(models, (str, Path, onnx.ModelProto)) else list(models)
+    if not sources:
+        raise ConfigError("models", "none was given", "give at least one", code="Q304")
+    return sources
 
 
 def make_config(config: Configuration, overrides: Overrides, command: Command, *, usual: str | None = None) -> Config:

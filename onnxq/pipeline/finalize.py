@@ -23,15 +23,21 @@ from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_f
 from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.check_segments import check_segments
+from onnxq.pipeline.crews import describe_journal
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.pipeline.result import Result
-from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
-from onnxq.report import Latency, Report, make_site_line, placement_text
-from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
-from onnxq.report.sums import saturation_summary
+from onnxq.report.model import Latency, Report
+from onnxq.report.sentences import (
+    describe_pass,
+    describe_rewrite,
+    describe_shortage,
+    make_site_line,
+    placement_text,
+    saturation_summary,
+)
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution
 

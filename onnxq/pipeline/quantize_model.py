@@ -35,12 +35,12 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
+from onnxq.pipeline.crews import open_crew
 from onnxq.pipeline.finalize import describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
-from onnxq.pipeline.scale.crews import open_crew
 from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, quantize_unrun, rounds_alone
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement

@@ -16,7 +16,7 @@ from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.result import Result
 from onnxq.plan import Plan
 from onnxq.planner import state_placement
-from onnxq.report import Report
+from onnxq.report.model import Report
 from onnxq.runtime import Session, UnknownOperatorError, has_custom
 from onnxq.sites import Caution
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
+
+# Results are made of these; nobody else imports rich.
+from rich.console import Group as Group
+from rich.console import RenderableType as RenderableType
 from rich.table import Table
 
 from onnxq.escapes import escape_line, escape_lines
@@ -43,7 +47,7 @@ class View:
     width: int | None = None
 
 
-def show_result(
+def print_result(
     view: View, document: Callable[[], str], parts: Iterable[RenderableType], warnings: Iterable[RenderableType]
 ) -> None:
     """Print a result: its parts, and behind them, where they stay on the screen, its warnings.
@@ -120,6 +124,11 @@ def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tupl
     return rows[:most], f"and {len(rows) - most} more; {translate_text(hint)}"
 
 
+def list_more(more: str) -> list[Text]:
+    """The line of `select_rows` that counts the rows left out; [] for none."""
+    return [Text(more, style="dim")] if more else []
+
+
 def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "\n") -> Text:
     """Join lines or names, and the count of the others. usual: their number without `verbose`."""
     shown, more = select_rows(lines, View(verbose=verbose), usual)
@@ -142,9 +151,29 @@ def format_warning(warning: Caution, style: str = "yellow") -> Text:
     return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
 
 
+def format_warnings(warnings: Iterable[Caution]) -> Iterator[Text]:
+    """Format each of the warnings."""
+    return map(format_warning, warnings)
+
+
 def format_verdict(word: str, style: str, text: str) -> Text:
     """Format a verdict, `good: text`, of which the word stands out."""
     return Text(word, style=style).join_text(f": {text}" if text else "")
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format a number of things: 1 model, 2 models."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_counts(counts: Mapping[Any, int]) -> str:
+    """Format numbers of things by their names: 3 Conv, 1 Gemm."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def format_figure(value: float | None, form: str, unit: str = "", *, before: str = "") -> str:
+    """Format a figure by `form` with its unit; "" for None and nan. before: a text in front of it."""
+    return "" if value is None or math.isnan(value) else f"{before}{value:{form}}{unit}"
 
 
 def format_bytes(count: int) -> str:

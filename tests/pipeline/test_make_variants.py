@@ -13,10 +13,11 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
+from onnxq.commands.results import write_json
+from onnxq.commands.variants.result import VariantState
 from onnxq.errors import ConfigError, ModelError, OutputError
 from onnxq.graph import save
 from onnxq.pipeline import make_variants
-from onnxq.report.variants import State, variants_json
 from tests.pipeline.models import images, residual
 
 FAST = {"effort": "fast", "latency": False}
@@ -199,7 +200,7 @@ def test_the_record_is_what_was_found_and_makes_the_files_again(tmp_path: Path) 
     onnx.save(residual(), tmp_path / "cnn.onnx")
     found = onnxq.variants(tmp_path / "cnn.onnx", images(8), overrides={**FAST, "seed": 3}, out=tmp_path / "hub")
     record = (tmp_path / "hub" / "onnx" / "cnn_quantize_config.json").read_text()
-    assert record == variants_json(found)
+    assert record == write_json(found)
     document = json.loads(record)
     assert (document["seed"], document["versions"]["onnxq"]) == (3, onnxq.__version__)
     entries = {key: one for key, one in document["variants"].items() if one["preset"] and one["file"]}
@@ -235,12 +236,12 @@ def test_weights_too_large_for_one_file_lie_where_transformers_js_looks(tmp_path
 def test_without_samples_the_rest_is_made() -> None:
     found = onnxq.variants(residual(), overrides=FAST)
     assert {one.dtype: (one.state, one.preset) for one in found.variants} == {
-        "fp16": (State.MADE, "ort-int8"),
-        "int8": (State.NO_SAMPLES, "ort-int8"),
+        "fp16": (VariantState.MADE, "ort-int8"),
+        "int8": (VariantState.NO_SAMPLES, "ort-int8"),
         # Nothing in it can be dynamic, nor in blocks of 4 bits.
-        "q8": (State.MADE, "ort-int8-weights"),
-        "q4": (State.NOTHING, "ort-int4-weights"),
-        "q4f16": (State.NOTHING, "ort-int4-weights"),
+        "q8": (VariantState.MADE, "ort-int8-weights"),
+        "q4": (VariantState.NOTHING, "ort-int4-weights"),
+        "q4f16": (VariantState.NOTHING, "ort-int4-weights"),
     }
     assert found.synthetic
     assert not any(one.file for one in found.variants)
@@ -250,12 +251,12 @@ def test_lost_answers_are_marked_and_left_out(tmp_path: Path) -> None:
     model, samples = spiked()
     options = {**FAST, "only": "fp16,q4,q4f16"}
     found = onnxq.variants(model, samples, overrides=options, out=tmp_path)
-    assert [one.state for one in found.variants] == [State.MADE, State.LOST, State.LOST]
+    assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST, VariantState.LOST]
     assert all(one.worst_db < 10 and one.file == "" for one in found.variants[1:])
     there = sorted(path.name for path in (tmp_path / "onnx").iterdir())
     assert there == ["model.onnx", "model_fp16.onnx", "model_quantize_config.json"]
     found = onnxq.variants(model, samples, overrides={**options, "keep_broken": True}, out=tmp_path, force=True)
-    assert [one.state for one in found.variants] == [State.MADE, State.LOST, State.LOST]
+    assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST, VariantState.LOST]
     assert all(Path(one.file).is_file() for one in found.variants)
 
 
@@ -267,15 +268,15 @@ def test_a_metric_is_measured_on_every_file_and_can_say_that_answers_are_lost() 
     found = onnxq.variants(residual(), overrides=options)
     assert (found.metric, found.original.metric) == ("count_floats", 0)
     assert [one.metric for one in found.variants] == [0, -4]
-    assert [one.state for one in found.variants] == [State.MADE, State.MADE]
+    assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.MADE]
     found = onnxq.variants(residual(), overrides={**options, "max_drop": 3})
-    assert [one.state for one in found.variants] == [State.MADE, State.LOST]
+    assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST]
 
 
 def test_samples_from_a_generator_serve_all() -> None:
     samples = ({"x": one[None]} for one in images(8)["x"])
     found = onnxq.variants(residual(), samples, overrides={**FAST, "only": "int8,q8"})
-    assert [one.state for one in found.variants] == [State.MADE, State.MADE]
+    assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.MADE]
     assert [one.preset for one in found.variants] == ["ort-int8", "ort-int8"]
     assert found.checked == 1
 
@@ -285,7 +286,7 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, forced: Path) -
     model = build(body, w=np.random.default_rng(0).standard_normal((64, 64)))
     samples = {"x": np.random.default_rng(0).standard_normal((8, 1, 64)).astype(np.float32)}
     found = onnxq.variants(model, samples, forced, overrides={**FAST, "only": "int8,q4"})
-    assert found.variants[0].state is State.FAILED
+    assert found.variants[0].state is VariantState.FAILED
     assert "NaN" in found.variants[0].reason
     with pytest.raises(onnxq.OnnxqError, match="NaN"):
         onnxq.variants(model, samples, forced, overrides={**FAST, "only": "int8"}, out=tmp_path / "hub")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from onnxq.commands.results import show, write_json
 from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
-from onnxq.report.benches import bench_json, show_bench
 from onnxq.runtime import Latency
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
@@ -45,21 +45,21 @@ warning[W112]: sizes were guessed
 
 
 def test_the_table() -> None:
-    assert shown(show_bench, FOUND, width=None) == TABLE
+    assert shown(show, FOUND, width=None) == TABLE
 
 
 def test_kernels_alone_where_nothing_was_timed() -> None:
     bare = tuple(BenchedModel(name=one.name, proof=PROOF) for one in FOUND.models)
-    text = shown(show_bench, replace(FOUND, models=bare, untimed=Untimed.NO_GPU, device=""), width=None, verbose=True)
+    text = shown(show, replace(FOUND, models=bare, untimed=Untimed.NO_GPU, device=""), width=None, verbose=True)
     assert "median" not in text
     assert "not timed  this machine has no NVIDIA GPU" in text
     assert "kernels    m.onnx: built in 0.3 s" in text
 
 
 def test_json_has_times_in_milliseconds() -> None:
-    document = json.loads(bench_json(FOUND))
+    document = json.loads(write_json(FOUND))
     first, second = document["models"]
     assert (first["eager"]["median_ms"], first["graph"]["per_second"], first["ratio"]) == (2.0, 625.0, 1.0)
     assert (second["graph"], second["ratio"], second["moving"]) == (None, 1.6, 0)
     assert "times_ms" not in first["eager"]
-    assert warned(show_bench, FOUND, as_json=True)[1].startswith("warning[W112]")
+    assert warned(show, FOUND, as_json=True)[1].startswith("warning[W112]")

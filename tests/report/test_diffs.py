@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from onnxq.commands.diff import describe_unmet, find_unmet_tolerance
+from onnxq.commands.results import show, write_json
 from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run, Unmet
-from onnxq.report.diffs import describe_unmet, difference_json, find_unmet_tolerance, show_difference
 from onnxq.sites import Refusal
 from tests.report.kit import shown, warned
 
@@ -76,7 +77,7 @@ tensor                        op       says  drop     says  levels
 
 
 def test_the_tables_at_80_columns() -> None:
-    text = shown(show_difference, FOUND)
+    text = shown(show, FOUND)
     assert text == TABLE
     assert max(map(len, text.splitlines())) <= 80
 
@@ -89,9 +90,7 @@ def test_one_engine_has_nothing_to_be_compared_with() -> None:
         layers=(),
         worst=(),
     )
-    assert "only one engine ran (as the file says): nothing to compare it with" in shown(
-        show_difference, alone, width=None
-    )
+    assert "only one engine ran (as the file says): nothing to compare it with" in shown(show, alone, width=None)
 
 
 def test_an_unmet_tolerance_and_made_up_inputs_are_told_in_every_form() -> None:
@@ -101,19 +100,19 @@ def test_an_unmet_tolerance_and_made_up_inputs_are_told_in_every_form() -> None:
         "unmet: output y: as ORT runs it: SQNR is 31.5, at least 35 is wanted",
         "the models were compared on made-up inputs",
     ]
-    assert all(one in shown(show_difference, found, width=None) for one in said)
-    out, err = warned(show_difference, found, quiet=True)
+    assert all(one in shown(show, found, width=None) for one in said)
+    out, err = warned(show, found, quiet=True)
     assert out == ""
     assert all(one in err.replace("\n", " ") for one in said)
 
 
 def test_json_says_whether_it_holds() -> None:
-    found = json.loads(difference_json(FOUND, {"code": "Q115"}))
+    found = json.loads(write_json(FOUND, {"code": "Q115"}))
     assert (found["verdict"]["grade"], found["verdict"]["worst"]["run"]) == ("good", "as ORT runs it")
     assert (found["schema"], found["holds"], found["error"], found["messages"]) == (1, True, {"code": "Q115"}, [])
     assert set(found) == {*Difference.__dataclass_fields__, "schema", "holds", "error", "messages", "verdict"}
     nothing = replace(FOUND, outputs=(replace(OUTPUT, accuracy=(error(OFF, "float", math.inf),)),))
-    assert json.loads(difference_json(nothing))["outputs"][0]["accuracy"][0]["sqnr_db"] == "inf"
+    assert json.loads(write_json(nothing))["outputs"][0]["accuracy"][0]["sqnr_db"] == "inf"
 
 
 LOW = Unmet(output="y", run=ON, measure="SQNR in dB", value=31.5, wanted=40)

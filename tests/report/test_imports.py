@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from onnxq.commands.results import show, write_json
 from onnxq.interop import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.plan import Plan
-from onnxq.report.imports import import_json, show_import
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 
@@ -54,21 +54,21 @@ warning[W118]: two scales were joined
 
 
 def test_the_sheet_at_80_columns() -> None:
-    assert shown(show_import, FOUND) == TABLE
+    assert shown(show, FOUND) == TABLE
 
 
 def test_verbose_lists_every_line_of_the_cache() -> None:
-    text = shown(show_import, FOUND, width=None, verbose=True)
+    text = shown(show, FOUND, width=None, verbose=True)
     for word in ("h_old", "Relu_1 keeps it", "0.0125", "gone_4", "2 are not quantized: a, b", "fused into conv1"):
         assert word in text
 
 
 def test_quiet_leaves_only_the_notes() -> None:
-    assert warned(show_import, FOUND, quiet=True) == ("", "warning[W118]: two scales were joined\n")
+    assert warned(show, FOUND, quiet=True) == ("", "warning[W118]: two scales were joined\n")
 
 
 def test_json_leaves_out_the_plan_but_counts_it() -> None:
-    found = json.loads(import_json(FOUND))
+    found = json.loads(write_json(FOUND))
     assert set(found) == (set(Imported.__dataclass_fields__) - {"plan"}) | {
         "schema",
         "target",

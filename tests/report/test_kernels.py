@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from onnxq.commands.kernels import Kernels, find_missing_kernels
+from onnxq.commands.results import show, write_json
 from onnxq.kernels import Built
-from onnxq.report.kernels import find_missing_kernels, kernels_json, show_kernels
 from tests.report.kit import shown, warned
 
 BUILT = (
@@ -36,20 +37,20 @@ no CUDA kernels: there is no nvcc; install the CUDA toolkit
 
 
 def test_the_table_at_80_columns() -> None:
-    assert shown(show_kernels, (*BUILT, MISSING)) == TABLE
+    assert shown(show, Kernels((*BUILT, MISSING))) == TABLE
 
 
 def test_quiet_says_only_what_is_missing() -> None:
-    assert warned(show_kernels, (*BUILT, MISSING), quiet=True) == (
+    assert warned(show, Kernels((*BUILT, MISSING)), quiet=True) == (
         "",
         "no CUDA kernels: there is no nvcc; install the CUDA toolkit\n",
     )
-    assert warned(show_kernels, BUILT, quiet=True) == ("", "")
+    assert warned(show, Kernels(BUILT), quiet=True) == ("", "")
 
 
 def test_json_holds_every_field() -> None:
-    found = json.loads(shown(show_kernels, (*BUILT, MISSING), as_json=True, error={"code": "Q806"}))
-    assert found == json.loads(kernels_json((*BUILT, MISSING), {"code": "Q806"}))
+    found = json.loads(shown(show, Kernels((*BUILT, MISSING)), as_json=True, error={"code": "Q806"}))
+    assert found == json.loads(write_json(Kernels((*BUILT, MISSING)), {"code": "Q806"}))
     assert (found["schema"], found["error"]) == (1, {"code": "Q806"})
     assert [one["state"] for one in found["kernels"]] == ["built", "there", "missing"]
     assert set(found["kernels"][0]) == set(Built.__dataclass_fields__)
@@ -70,6 +71,6 @@ def test_json_holds_every_field() -> None:
 def test_what_is_missing_is_a_fault_where_it_was_asked_for_or_nothing_is_there(
     built: tuple[Built, ...], asked: bool, subject: str
 ) -> None:
-    found = find_missing_kernels(built, asked=asked)
+    found = find_missing_kernels(Kernels(built, asked))
     assert (found.subject if found else "") == subject
     assert found is None or found.cause in ("no g++", MISSING.reason)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
-from onnxq.annotate import OperatorInfo, Origin, PairInfo, WeightSums
-from onnxq.plan import PrecisionPlan
-from onnxq.report.pairs import inspection_json, show_inspection
+from onnx import ModelProto
+
+from onnxq.annotate import Inspection, OperatorInfo, Origin, PairInfo
+from onnxq.commands.results import show, write_json
 from onnxq.sites import Caution, Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from tests.report.kit import shown, warned
 
 
-@dataclass(frozen=True)
-class Found:
-    pairs: tuple[PairInfo, ...] = ()
-    source: str = "m.onnx"
-    output: str = ""
-    warnings: tuple[Caution, ...] = ()
-    operators: tuple[OperatorInfo, ...] = ()
-    weights: tuple[WeightSums, ...] = ()
-    float_types: PrecisionPlan | None = None
+def found(**values: Any) -> Inspection:
+    return Inspection(**{"model": ModelProto(), "pairs": (), "source": "m.onnx", **values})
 
 
 X = PairInfo(
@@ -65,8 +60,8 @@ DYNAMIC = replace(
     scale_min=math.nan,
     scale_max=math.nan,
 )
-FOUND = Found(
-    (X, W, B, DYNAMIC),
+FOUND = found(
+    pairs=(X, W, B, DYNAMIC),
     warnings=(Caution("W106", "a note of bits was damaged"),),
     operators=(OperatorInfo(node="QLinearConv_0", op="QLinearConv", bits=8, types=("uint8", "int8", "uint8")),),
 )
@@ -94,35 +89,35 @@ warning[W106]: a note of bits was damaged
 
 
 def test_the_tables_at_80_columns() -> None:
-    assert shown(show_inspection, FOUND) == TABLE
+    assert shown(show, FOUND) == TABLE
 
 
 def test_verbose_names_role_type_and_nodes() -> None:
-    text = shown(show_inspection, FOUND, width=None, verbose=True)
+    text = shown(show, FOUND, width=None, verbose=True)
     for word in ("weight", "int4", "x/QuantizeLinear x/DequantizeLinear", "w/DequantizeLinear"):
         assert word in text
 
 
 def test_a_model_without_pairs_says_so() -> None:
-    assert shown(show_inspection, Found()) == "m.onnx holds no quantize/dequantize pair\n"
-    assert shown(show_inspection, Found(source="")).startswith("the model holds no")
+    assert shown(show, found()) == "m.onnx holds no quantize/dequantize pair\n"
+    assert shown(show, found(source="")).startswith("the model holds no")
 
 
 def test_top_and_the_written_file() -> None:
-    text = shown(show_inspection, replace(FOUND, output="m.bits.onnx"), top=1)
+    text = shown(show, replace(FOUND, output="m.bits.onnx"), top=1)
     assert "and 3 more; a larger `top=…` shows them" in text
     assert "4 pairs: 1 of 4 bits, 1 of 5 bits, 2 of 8 bits" in text
     assert "written: m.bits.onnx" in text
 
 
 def test_quiet_and_json_leave_warnings_on_the_other_stream() -> None:
-    assert warned(show_inspection, FOUND, quiet=True) == ("", "warning[W106]: a note of bits was damaged\n")
-    out, err = warned(show_inspection, FOUND, as_json=True)
-    assert (out, err) == (inspection_json(FOUND), "warning[W106]: a note of bits was damaged\n")
+    assert warned(show, FOUND, quiet=True) == ("", "warning[W106]: a note of bits was damaged\n")
+    out, err = warned(show, FOUND, as_json=True)
+    assert (out, err) == (write_json(FOUND), "warning[W106]: a note of bits was damaged\n")
 
 
 def test_json_says_where_scales_lie() -> None:
-    found = json.loads(inspection_json(FOUND))["pairs"]
+    found = json.loads(write_json(FOUND))["pairs"]
     assert [one["granularity"] for one in found] == ["tensor", "channel", "block", "tensor"]
     assert ("axis" in found[0], found[1]["axis"], found[2]["axis"], found[2]["block_size"]) == (False, 0, 0, 32)
     assert [one["site"] for one in found] == ["x", "layers.0.weight", "MatMul_3/in1", "If_0.then_branch::h"]

@@ -6,9 +6,9 @@ import io
 import json
 from dataclasses import replace
 
+from onnxq.commands.results import show, write_json
 from onnxq.evaluation.perplexity import LanguageScore, Perplexity
-from onnxq.report import View
-from onnxq.report.perplexities import perplexity_json, show_perplexity
+from onnxq.report.terminal import View
 
 FOUND = Perplexity(
     models=(
@@ -27,7 +27,7 @@ FOUND = Perplexity(
 
 def shown(found: Perplexity) -> str:
     stream = io.StringIO()
-    show_perplexity(found, View(stream=stream))
+    show(found, View(stream=stream))
     return stream.getvalue()
 
 
@@ -49,6 +49,6 @@ def test_what_was_not_measured_has_no_column() -> None:
 
 
 def test_json_is_strict() -> None:
-    found = json.loads(perplexity_json(FOUND))
+    found = json.loads(write_json(FOUND))
     assert found["schema"] == 1
     assert found["models"][1]["perplexity"] == "inf"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxq.commands.results import show
 from onnxq.plan import PlacementChoice, Plan, SitePlan, from_json, to_json
-from onnxq.report import format_spec, make_site_line, show_plan
+from onnxq.report.sentences import format_spec, make_site_line
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 from tests.report.kit import shown
@@ -75,23 +76,23 @@ warning[W103]: other CPUs could be served better
 
 
 def test_the_table_at_80_columns() -> None:
-    assert shown(show_plan, PLAN) == TABLE
+    assert shown(show, PLAN) == TABLE
 
 
 def test_verbose_gives_reasons_and_all_names() -> None:
-    text = shown(show_plan, PLAN, width=None, verbose=True)
+    text = shown(show, PLAN, width=None, verbose=True)
     assert "input of Conv_0" in text
     assert "a, b, c, d, e, f" in text
 
 
 def test_top_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "and 1 more; a larger `top=…` shows them" in shown(show_plan, PLAN, top=1)
-    assert shown(show_plan, PLAN, quiet=True) == ""
+    assert "and 1 more; a larger `top=…` shows them" in shown(show, PLAN, top=1)
+    assert shown(show, PLAN, quiet=True) == ""
     assert capsys.readouterr().err == "warning[W103]: other CPUs could be served better\n"
 
 
 def test_json_is_the_plan_itself() -> None:
-    text = shown(show_plan, PLAN, as_json=True)
+    text = shown(show, PLAN, as_json=True)
     assert text == to_json(PLAN)
     assert [site.site for site in from_json(text).sites] == [X.site, W.site]
 

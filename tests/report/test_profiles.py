@@ -6,8 +6,8 @@ import json
 import math
 from dataclasses import replace
 
+from onnxq.commands.results import show, write_json
 from onnxq.evaluation.profile import GroupCost, OutputCost, Profile
-from onnxq.report.profiles import profile_json, show_profile
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 
@@ -66,28 +66,28 @@ warning[W117]: two pairs could not be switched off
 
 
 def test_the_tables_at_80_columns() -> None:
-    assert shown(show_profile, FOUND) == TABLE
+    assert shown(show, FOUND) == TABLE
 
 
 def test_long_lists_are_cut_unless_verbose() -> None:
     many = replace(FOUND, groups=tuple(replace(NODE, name=f"node_{k}") for k in range(15)))
-    assert "and 3 more; `verbose=True` lists them all" in shown(show_profile, many)
-    assert "node_14" in shown(show_profile, many, verbose=True)
-    assert "and 14 more; a larger `top=…` shows them" in shown(show_profile, many, top=1)
+    assert "and 3 more; `verbose=True` lists them all" in shown(show, many)
+    assert "node_14" in shown(show, many, verbose=True)
+    assert "and 14 more; a larger `top=…` shows them" in shown(show, many, top=1)
 
 
 def test_made_up_inputs_are_a_warning_in_every_form() -> None:
     made_up = replace(FOUND, synthetic=True)
     said = "warning[W101]: no samples were given: costs were measured on made-up inputs"
-    assert said in shown(show_profile, made_up, width=None)
+    assert said in shown(show, made_up, width=None)
     for form in ({"quiet": True}, {"as_json": True}):
-        out, err = warned(show_profile, made_up, **form)
+        out, err = warned(show, made_up, **form)
         assert said in err.replace("\n", " ")
         assert (out == "") == ("quiet" in form)
 
 
 def test_json_is_strict() -> None:
-    found = json.loads(profile_json(FOUND))
+    found = json.loads(write_json(FOUND))
     assert set(found) == {*Profile.__dataclass_fields__, "schema"}
     assert (found["groups"][0]["leave_one_out_db"], found["groups"][1]["gain_db"]) == ("inf", None)
     assert found["outputs"][1] == {"name": "z", "sqnr_db": 20.0, "float_db": "inf", "part": ""}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onnxq.commands.quantize import describe_promotion, find_unmet_accuracy, make_promotion
 from onnxq.passes.journal import Promotion, PromotionStep
-from onnxq.report import Report
-from onnxq.report.promotions import describe_promotion, find_unmet_accuracy, make_promotion
+from onnxq.report.model import Report
 from tests.report.kit import printed
 
 STEPS = (

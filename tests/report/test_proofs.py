@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from onnxq.annotate import WeightSums
+from onnxq.commands.prove import find_unmet_requirement
+from onnxq.commands.results import show, write_json
 from onnxq.engines.prove.proof import (
     Build,
     BuildState,
@@ -20,7 +22,6 @@ from onnxq.engines.prove.proof import (
     SiteState,
     Tensor,
 )
-from onnxq.report.proofs import find_unmet_requirement, proof_json, show_proof
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 
@@ -87,20 +88,20 @@ without VNNI: Conv_0; `data=…` says how often they do
 
 
 def test_the_tables_at_80_columns() -> None:
-    text = shown(show_proof, PROOF)
+    text = shown(show, PROOF)
     assert text == TABLE
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_weights_alone_are_counted_by_the_type_that_kernels_read() -> None:
     product = replace(NODES[1], type="uint4 weights, float32", computed=("float32",), stored="uint4", reason="")
-    text = shown(show_proof, replace(PROOF, nodes=(product, replace(NODES[1], node="other"))), width=None)
+    text = shown(show, replace(PROOF, nodes=(product, replace(NODES[1], node="other"))), width=None)
     assert "weights   MatMul 1/2 in uint4\n" in text
     assert "\nint8 " not in text
 
 
 def test_verbose_lists_fused_pairs_and_kernels() -> None:
-    text = shown(show_proof, PROOF, width=None, verbose=True)
+    text = shown(show, PROOF, width=None, verbose=True)
     assert "int8, 2 float32" in text
     assert SiteState.FUSED in text
 
@@ -113,28 +114,28 @@ def test_a_refused_build_says_why_and_shows_the_last_lines() -> None:
         node="Foo_1",
         log=tuple(f"line {k}" for k in range(9)),
     )
-    text = shown(show_proof, Proof(source="m.onnx", build=build))
+    text = shown(show, Proof(source="m.onnx", build=build))
     assert "refused     node Foo_1: no plugin Foo" in text
     assert "line 3" in text
     assert "line 2" not in text
-    assert "line 0" in shown(show_proof, Proof(source="m.onnx", build=build), verbose=True)
+    assert "line 0" in shown(show, Proof(source="m.onnx", build=build), verbose=True)
 
 
 def test_warnings_name_weights_that_saturate_unless_exact_sums_are_required() -> None:
-    out, err = warned(show_proof, PROOF, quiet=True)
+    out, err = warned(show, PROOF, quiet=True)
     assert out == ""
     assert "warning[W112]: sizes were guessed" in err
     assert "warning[W107]: 1 of 8 rows of 1 weight can overflow" in err
-    assert "W107" not in warned(show_proof, replace(PROOF, require_exact=True), quiet=True)[1]
+    assert "W107" not in warned(show, replace(PROOF, require_exact=True), quiet=True)[1]
 
 
 def test_json_is_keyed_by_name() -> None:
-    found = json.loads(proof_json(PROOF))
+    found = json.loads(write_json(PROOF))
     assert (found["schema"], found["holds"], set(found["nodes"])) == (1, True, {"Conv_0", "/head/attention/MatMul_7"})
     assert found["sites"]["h"]["state"] == SiteState.UNFUSED
     assert found["counts"]["kernels"] == 1
     assert [one["code"] for one in found["warnings"]] == ["W112", "W107"]
-    assert not json.loads(proof_json(replace(PROOF, require_exact=True)))["holds"]
+    assert not json.loads(write_json(replace(PROOF, require_exact=True)))["holds"]
 
 
 REFUSED = replace(PROOF, build=replace(PROOF.build, state=BuildState.REFUSED, reason="no plugin Foo", node="Foo_1"))

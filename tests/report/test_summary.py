@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from onnxq.commands.results import show
 from onnxq.passes.journal import StageCost
 from onnxq.planner import Forced
-from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, View, show_report, to_json
-from onnxq.report.model import group_reasons
-from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
+from onnxq.report.document import to_json
+from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, group_reasons
+from onnxq.report.terminal import View, format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
 from onnxq.sites import Caution, LeftFloat, Refusal, Role
 from tests.report.kit import make_view
 
@@ -50,7 +51,7 @@ class Terminal(io.StringIO):
 
 def shown(report: Report, **how) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
-    show_report(report, make_view(how, stream=out, errors=err), **how)
+    show(report, make_view(how, stream=out, errors=err), **how)
     return out.getvalue(), err.getvalue()
 
 
@@ -104,7 +105,7 @@ def test_pipe_gets_plain_text_and_a_terminal_colours():
     assert "\x1b" not in plain
     assert all(line == line.rstrip() for line in plain.splitlines())
     terminal = Terminal()
-    show_report(replace(REPORT, synthetic=True), View(stream=terminal))
+    show(replace(REPORT, synthetic=True), View(stream=terminal))
     assert "\x1b[" in terminal.getvalue()
 
 
@@ -203,7 +204,7 @@ def test_an_empty_report_is_shown():
 def test_letters_the_stream_cannot_encode_do_no_harm():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    show_report(replace(REPORT, source="größe.onnx"), View(stream=stream))
+    show(replace(REPORT, source="größe.onnx"), View(stream=stream))
     stream.flush()
     assert b"gr??e.onnx" in raw.getvalue()
 

@@ -6,7 +6,8 @@ import json
 import math
 from dataclasses import replace
 
-from onnxq.report.variants import FLOAT, State, Variant, Variants, find_no_variant, show_variants, variants_json
+from onnxq.commands.results import show, write_json
+from onnxq.commands.variants.result import FLOAT, Variant, Variants, VariantState, find_no_variant
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 from tests.report.test_benches import latency
@@ -21,12 +22,12 @@ FOUND = Variants(
     original=ORIGINAL,
     variants=(
         HALF,
-        Variant(dtype="int8", state=State.NO_SAMPLES),
+        Variant(dtype="int8", state=VariantState.NO_SAMPLES),
         Variant(
-            dtype="q4", state=State.LOST, size_bytes=1_000_000, sqnr_db=(8.0, 7.5), latency=latency(1.0),
+            dtype="q4", state=VariantState.LOST, size_bytes=1_000_000, sqnr_db=(8.0, 7.5), latency=latency(1.0),
             metric=0.125, warnings=(Caution("W109", "one output drifts"),),
         ),
-        Variant(dtype="q4f16", state=State.FAILED, reason="node 'a': has no kernel"),
+        Variant(dtype="q4f16", state=VariantState.FAILED, reason="node 'a': has no kernel"),
     ),
     metric="evaluate.py:accuracy",
     checked=2,
@@ -37,7 +38,7 @@ FOUND = Variants(
 
 
 def test_the_table() -> None:
-    text = shown(show_variants, FOUND, width=None)
+    text = shown(show, FOUND, width=None)
     title, columns, *rows = text.splitlines()
     assert title == "m.onnx -> hub/onnx  (x86 with VNNI, all threads, x 1x192, SQNR on 2 samples)"
     assert columns.split() == [
@@ -63,18 +64,18 @@ def test_the_table() -> None:
 
 def test_files_that_are_kept_all_the_same_are_marked() -> None:
     kept = replace(FOUND.variants[2], file="hub/onnx/m_q4.onnx")
-    text = shown(show_variants, replace(FOUND, variants=(kept,)), width=None)
+    text = shown(show, replace(FOUND, variants=(kept,)), width=None)
     assert "ANSWERS LOST\n" in text
 
 
 def test_a_file_of_the_same_bytes_says_so() -> None:
     twin = replace(FOUND.variants[0], dtype="q8", same_as="fp16")
-    text = shown(show_variants, replace(FOUND, variants=(FOUND.variants[0], twin)), width=None)
+    text = shown(show, replace(FOUND, variants=(FOUND.variants[0], twin)), width=None)
     assert text.count("the same file as fp16\n") == 1
 
 
 def test_json_names_files_and_not_places() -> None:
-    document = json.loads(variants_json(FOUND))
+    document = json.loads(write_json(FOUND))
     assert document["source"] == "m.onnx"
     assert list(document["variants"]) == ["fp32", "fp16", "int8", "q4", "q4f16"]
     half = document["variants"]["fp16"]
@@ -95,4 +96,4 @@ def test_one_usable_variant_is_enough() -> None:
 
 
 def test_made_up_inputs_are_told() -> None:
-    assert "warning[W101]" in warned(show_variants, replace(FOUND, synthetic=True), as_json=True)[1]
+    assert "warning[W101]" in warned(show, replace(FOUND, synthetic=True), as_json=True)[1]

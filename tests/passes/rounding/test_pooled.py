@@ -22,7 +22,7 @@ from onnxq.passes.rounding.pooled import find_pooling
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.passes.view import View
 from onnxq.pipeline.prepared import load_state
-from onnxq.report import silent
+from onnxq.progress import silent
 from onnxq.runtime import Session
 
 Array = NDArray[Any]
