@@ -248,7 +248,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
 
 
 def _list_types(proof: Proof) -> Iterator[tuple[str, RenderableType]]:
-    """How many nodes of each operator compute in int8, and how many only store their weights in a narrow type."""
+    """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
     types = proof.by_op()
     stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)
     if types and (not stored or any(node.type == INT8 for node in proof.nodes)):

@@ -34,7 +34,7 @@ _INTERNAL = ("AppliedImport", "Kernels", "WrittenPart")
 
 
 def find_form(result: object) -> Form[Any]:
-    """How a result is shown. Raises ConfigError for anything that no command returns."""
+    """The form of a result. Raises ConfigError for anything that no command returns."""
     kind = type(result).__name__
     if kind not in _MODULES:
         names = ", ".join(sorted({*_MODULES, "Result"}.difference(_INTERNAL)))
@@ -44,7 +44,7 @@ def find_form(result: object) -> Form[Any]:
 
 
 def find_shown(result: object) -> object:
-    """What of a result is shown: of a Result its report."""
+    """The part of a result that is shown: of a Result its report."""
     return result.report if isinstance(result, Result) else result
 
 

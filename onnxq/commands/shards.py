@@ -117,7 +117,7 @@ def _describe_part(part: Part, output: str = "") -> dict[str, Any]:
 
 
 def _make_line(part: Part, output: str = "") -> list[Text]:
-    """How many of the samples a part holds, and how many are still missing."""
+    """A line with the number of samples that a part holds, and of those that are missing."""
     missing = f"; {len(part.missing)} are in other parts" if part.missing else ": it is whole"
     text = f"{len(part.wants)} ranges over {len(part.samples)} of {part.total} samples{missing}"
     return [Text(f"{output}: {text}" if output else text)]

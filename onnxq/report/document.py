@@ -66,7 +66,7 @@ def _to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Form(Generic[R]):
-    """How the result of a command is shown: the text, and the JSON made of the result's fields.
+    """The text of a command's result, and the JSON made of the result's fields.
 
     make_parts: of the text. list_warnings: shown behind it, and wherever the text is not. derive: JSON values beside
     the fields, or in their place. hidden: names of fields that the JSON leaves out. only: all values of a JSON that

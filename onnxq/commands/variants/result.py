@@ -114,10 +114,10 @@ class Variants:
         """Those that were made and whose answers are not lost."""
         return tuple(variant for variant in self.variants if variant.state is VariantState.MADE)
 
-    def speedup(self, variant: Variant) -> float | None:
+    def speedup(self, one: Variant) -> float | None:
         """The float model's time over that of a variant; None where nothing was timed."""
         original = self.original.latency
-        return None if original is None or variant.latency is None else variant.latency.speedup(original)
+        return None if original is None or one.latency is None else one.latency.speedup(original)
 
 
 def _describe_variants(result: Variants) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from onnxq.commands.results import show, write_json
 from onnxq.commands.variants.result import FLOAT, Variant, Variants, VariantState, find_no_variant
 from onnxq.sites import Caution
+from tests.commands.test_bench import latency
 from tests.report.kit import shown, warned
-from tests.report.test_benches import latency
 
 ORIGINAL = Variant(dtype=FLOAT, file="hub/onnx/m.onnx", size_bytes=4_000_000, latency=latency(2.0), metric=0.9)
 HALF = Variant(

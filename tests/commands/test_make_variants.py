@@ -14,10 +14,10 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.commands.results import write_json
+from onnxq.commands.variants import make as make_variants
 from onnxq.commands.variants.result import VariantState
 from onnxq.errors import ConfigError, ModelError, OutputError
 from onnxq.graph import save
-from onnxq.pipeline import make_variants
 from tests.pipeline.models import images, residual
 
 FAST = {"effort": "fast", "latency": False}

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from onnxq.cli.app import cli
+from onnxq.cli import cli
 from tests.pipeline.models import images, residual
 
 

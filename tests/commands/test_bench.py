@@ -9,8 +9,8 @@ from onnxq.commands.results import show, write_json
 from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
 from onnxq.runtime import Latency
 from onnxq.sites import Caution
+from tests.commands.test_prove import PROOF
 from tests.report.kit import shown, warned
-from tests.report.test_proofs import PROOF
 
 
 def latency(milliseconds: float) -> Latency:
