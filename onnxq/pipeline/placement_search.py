@@ -41,7 +41,7 @@ Timer = Callable[[Mapping[str, ModelLike], Mapping[str, Array], int], Mapping[st
 
 
 @dataclass(frozen=True, eq=False)
-class _Trial:
+class _Candidate:
     name: str
     chosen: frozenset[str]
     model: ModelLike
@@ -85,7 +85,8 @@ def choose_measured(
     with progress("timing placements", len(candidates) + 2) as task:
         for name, chosen in count_items(candidates.items(), task):
             trial = _build(problem, state, samples, name, chosen)
-            trials += [] if trial is None else [trial]
+            if trial is not None:
+                trials.append(trial)
         first = _measure_speeds(state, trials, feeds, measure, _ROUNDS)
         task.advance()
         # An engine may refuse a candidate.
@@ -116,7 +117,9 @@ def choose_measured(
     return problem.placed(Choice(best.chosen, left_float), how)
 
 
-def _build(problem: OnnxPlacement, state: State, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
+def _build(
+    problem: OnnxPlacement, state: State, samples: Dataset, name: str, chosen: frozenset[str]
+) -> _Candidate | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
     plan = problem.placed(Choice(chosen), PlacementChoice()) if chosen else None
     if plan is None or not plan.sites:
@@ -125,12 +128,12 @@ def _build(problem: OnnxPlacement, state: State, samples: Dataset, name: str, ch
         model = build_quantized(state, calibrate(state.model, plan, samples))
         reference = ReferenceRunner(state.model)
         other = MatchedRunner(reference, Session(reference.selections.take_choices(model)))
-        found = compare_models({"q": (reference, other)}, samples.samples())["q"]
+        outputs = compare_models({"q": (reference, other)}, samples.samples())["q"]
     except OnnxqError:
         # One candidate fewer is no reason to fail: the others can be timed, and float can.
         return None
-    finite = [min(output.sqnr_db, _PERFECT_DB) for output in found]
-    return _Trial(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
+    finite = [min(output.sqnr_db, _PERFECT_DB) for output in outputs]
+    return _Candidate(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,13 @@ class _Speed:
 
 
 def _measure_speeds(
-    state: State, trials: Sequence[_Trial], feeds: Mapping[str, Array], measure: Timer, rounds: int
+    state: State, trials: Sequence[_Candidate], feeds: Mapping[str, Array], measure: Timer, rounds: int
 ) -> dict[str, _Speed]:
     """The speeds of the candidates that the engine takes. VerificationError where it does not take the float model."""
-    found = dict(measure({_FLOAT: state.named, **{trial.name: trial.model for trial in trials}}, feeds, rounds))
-    base = found.pop(_FLOAT, None)
+    models = {_FLOAT: state.named, **{trial.name: trial.model for trial in trials}}
+    latencies = dict(measure(models, feeds, rounds))
+    base = latencies.pop(_FLOAT, None)
     if base is None:
         cause = "the engine does not take the float model, so nothing can be compared with it"
         raise VerificationError("placement", cause, "see `onnxq prove` for the reason", code="Q710")
-    return {name: _Speed(one.speedup(base), base.min_ms / one.min_ms) for name, one in found.items()}
+    return {name: _Speed(latency.speedup(base), base.min_ms / latency.min_ms) for name, latency in latencies.items()}
