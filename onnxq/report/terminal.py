@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from onnxq.escapes import escape_line, escape_lines
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.report.columns import Rows, Text, fit_renderable
+from onnxq.report.columns import Rows, Text
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
@@ -68,18 +67,18 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, 
 
     width: wrap at so many columns in any case.
     """
-    stream, renderable = sys.stdout if stream is None else stream, fit_renderable(renderable)
-    terminal = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
-    if terminal.is_terminal:
-        terminal.print(renderable)
+    stream = sys.stdout if stream is None else stream
+    console = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
+    # In a group, because rich copies a text that is printed alone, and the copy breaks words.
+    group = Group(renderable)
+    if console.is_terminal:
+        console.print(group)
         return
     # Rendered in memory, because `write_stream` replaces letters that the stream cannot encode.
-    buffer = io.StringIO()
-    plain = Console(
-        file=buffer, highlight=False, emoji=False, markup=False, color_system=None, width=width or _PIPED_WIDTH
-    )
-    plain.print(renderable)
-    write_stream("".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()), stream)
+    console.width = width or _PIPED_WIDTH
+    with console.capture() as capture:
+        console.print(group)
+    write_stream("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), stream)
 
 
 def write_stream(text: str, stream: IO[str] | None = None) -> None:
@@ -142,7 +141,7 @@ def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     out.add_column(no_wrap=True, style="bold")
     out.add_column(overflow="fold")
     for label, content in rows:
-        out.add_row(Text(label), fit_renderable(content))
+        out.add_row(Text(label), content)
     return out
 
 
@@ -202,10 +201,10 @@ def part_text(name: str, part: str, whole_db: float) -> Text:
 
 def list_choices(choices: Sequence[ChoiceAgreement]) -> list[Text]:
     """Lines on how far the quantized model chooses as the float model does, the worst first."""
-    ranked = sorted(choices, key=lambda one: one.share)
-    lines = [Text(_describe_choice(one), style="dim") for one in ranked[:_CHOICES]]
+    ranked = sorted(choices, key=lambda choice: choice.share)
+    lines = [Text(_describe_choice(choice), style="dim") for choice in ranked[:_CHOICES]]
     more = len(ranked) - len(lines)
-    return [*lines, *([Text(f"and {more} more choices, no worse", style="dim")] if more else [])]
+    return [*lines, *list_more(f"and {more} more choices, no worse" if more else "")]
 
 
 def _describe_choice(choice: ChoiceAgreement) -> str:
@@ -236,7 +235,7 @@ def format_seconds(value: float) -> str:
 
 def format_threads(count: int) -> str:
     """Format a number of threads: 1 thread, all threads."""
-    return f"{count or 'all'} thread{'' if count == 1 else 's'}"
+    return format_count(count, "thread") if count else "all threads"
 
 
 def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
@@ -244,11 +243,12 @@ def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
     names: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         names.setdefault("x".join(map(str, shape)) or "scalar", []).append(name)
-    # Caches come by the dozen.
-    return ", ".join(
-        f"{' and '.join(found) if len(found) < 4 else f'{found[0]} and {len(found) - 1} more'} {size}"
-        for size, found in names.items()
-    )
+    parts = []
+    for size, members in names.items():
+        # Caches come by the dozen.
+        listed = members if len(members) < 4 else (members[0], f"{len(members) - 1} more")
+        parts.append(f"{' and '.join(listed)} {size}")
+    return ", ".join(parts)
 
 
 def format_scale(low: float, high: float) -> str:
