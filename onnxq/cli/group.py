@@ -86,8 +86,8 @@ class ModelCommand(click.Command):
         if overrides:
             arguments["config"] = overrides.pop("config")
             settings = dict(overrides.pop("settings"))
-            given = {name: value for name, value in overrides.items() if value not in (None, ())}
-            arguments["overrides"] = given | settings
+            overrides = {name: value for name, value in overrides.items() if value not in (None, ())}
+            arguments["overrides"] = overrides | settings
         arguments["view"] = View(**view)
         try:
             return super().invoke(ctx)

@@ -121,10 +121,10 @@ def name_options(text: str) -> str:
     return _PARAMETER.sub(_name_option, text)
 
 
-def _name_option(found: re.Match[str]) -> str:
+def _name_option(parameter: re.Match[str]) -> str:
     """The option and its value; the text itself for a name that is no parameter."""
-    option, value = list_flags().get(found[1]), found[2]
+    option, value = list_flags().get(parameter[1]), parameter[2]
     if option is None:
-        return found[0]
+        return parameter[0]
     # Flags have no value, and "…" stands for one that the user is to fill in.
     return f"`{option}`" if value in ("True", "…") else f"`{option} {value.strip(chr(39))}`"

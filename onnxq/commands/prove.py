@@ -95,11 +95,11 @@ def prove(
             return prove_model(model, request)
 
 
-def _check_libraries(engine: str | None, given: Mapping[str, Any]) -> None:
+def _check_libraries(engine: str | None, overrides: Mapping[str, Any]) -> None:
     """ConfigError for a library of another engine than the one asked for."""
     for name, title, fits in (("ort_library", "ONNX Runtime", ORT), ("plugin", "TensorRT", None)):
         other = engine not in (fits, None) if fits else engine == ORT
-        if given.get(name) and other:
+        if overrides.get(name) and other:
             raise ConfigError(name, f"is for {title}, and another engine was asked for", "leave it out", code="Q317")
 
 
