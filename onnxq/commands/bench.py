@@ -18,6 +18,7 @@ from onnxq.report.columns import Text
 from onnxq.report.document import Form, pick_fields
 from onnxq.report.terminal import (
     RenderableType,
+    SheetRows,
     View,
     format_bytes,
     format_count,
@@ -171,7 +172,7 @@ def _format_latency(latency: Latency | None) -> Sequence[str]:
     return format_milliseconds(latency.median_ms), format_milliseconds(latency.p99_ms), f"{latency.per_second:.0f}"
 
 
-def _make_lines(bench: Bench, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
     proofs = [(model.name, model.proof) for model in bench.models if model.proof is not None]
     if bench.untimed is not None:
         capability = proofs[0][1].build.capability if proofs else ""

@@ -43,6 +43,7 @@ from onnxq.report.sentences import explain_saturation
 from onnxq.report.terminal import (
     Group,
     RenderableType,
+    SheetRows,
     View,
     format_count,
     format_decibel,
@@ -222,7 +223,7 @@ def _list_figures(difference: Difference) -> list[RunFigure]:
     return figures
 
 
-def _make_rows(difference: Difference, view: View) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(difference: Difference, view: View) -> SheetRows:
     facts = ["on made-up inputs, which are not the task's"] if difference.synthetic else []
     choices = list(chain.from_iterable(difference.choices.values()))
     grade, text = make_verdict(_list_figures(difference), choices, facts)

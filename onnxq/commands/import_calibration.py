@@ -44,6 +44,7 @@ from onnxq.report.document import Form
 from onnxq.report.model import Report
 from onnxq.report.terminal import (
     RenderableType,
+    SheetRows,
     View,
     format_counts,
     format_scale,
@@ -301,7 +302,7 @@ def _make_parts(imported: Imported, view: View) -> Iterator[RenderableType]:
     yield make_sheet(_make_rows(imported, view.verbose))
 
 
-def _make_rows(imported: Imported, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
     used = len({match.line for match in imported.matched})
     yield "cache", Text(f"{imported.entries} scales, {used} of them used")
     text = f"{len(imported.plan.sites)} sites for {imported.plan.target}"

@@ -26,6 +26,7 @@ from onnxq.report.columns import Text
 from onnxq.report.document import Form
 from onnxq.report.terminal import (
     RenderableType,
+    SheetRows,
     View,
     format_bytes,
     format_count,
@@ -167,7 +168,7 @@ def _format_rate(rate: float | None) -> str:
     return format_figure(rate, ".0f" if rate is not None and rate >= 10 else ".2g")
 
 
-def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> SheetRows:
     windows = format_count(comparison.windows, "window")
     yield "text", Text(f"{comparison.data}: {comparison.tokens} tokens in {windows} of at most {comparison.length}")
     first = comparison.models[0].name

@@ -23,6 +23,7 @@ from onnxq.report.sentences import (
 )
 from onnxq.report.terminal import (
     RenderableType,
+    SheetRows,
     View,
     format_warnings,
     join_lines,
@@ -72,7 +73,7 @@ def _make_parts(plan: Plan, view: View) -> Iterator[RenderableType]:
     yield make_sheet(_make_rows(plan, view.verbose))
 
 
-def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(plan: Plan, verbose: bool) -> SheetRows:
     text = f"{len(plan.sites)} sites for {plan.target}"
     if plan.sites:
         state = "with numbers" if plan.calibrated else "without numbers: calibration adds them"

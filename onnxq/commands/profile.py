@@ -35,6 +35,7 @@ from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     Group,
     RenderableType,
+    SheetRows,
     View,
     format_count,
     format_decibel,
@@ -151,7 +152,7 @@ def _make_title(profile: Profile) -> Text:
     return text.join_text(f"  ({profile.quantized})" if profile.quantized else "", style="dim")
 
 
-def _make_rows(profile: Profile) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(profile: Profile) -> SheetRows:
     count = format_count(profile.samples, "sample")
     yield "all", Text(f"{format_decibel(profile.sqnr_db)} with everything quantized, {count}")
     if profile.data:

@@ -24,6 +24,7 @@ from onnxq.report.document import Form, pick_fields
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
     RenderableType,
+    SheetRows,
     View,
     format_bytes,
     format_counts,
@@ -209,7 +210,7 @@ def _format_types(tensors: Sequence[Tensor]) -> str:
     return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
 
 
-def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
     build = proof.build
     if not proof.built:
         blamed = f"node {build.node}: " if build.node else ""
@@ -247,7 +248,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         yield "saved", Text(*build.saved)
 
 
-def _list_types(proof: Proof) -> Iterator[tuple[str, RenderableType]]:
+def _list_types(proof: Proof) -> SheetRows:
     """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
     types = proof.by_op()
     stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)

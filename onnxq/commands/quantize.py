@@ -22,6 +22,7 @@ from onnxq.report.sentences import format_forced, format_precision, format_reaso
 from onnxq.report.terminal import (
     Group,
     RenderableType,
+    SheetRows,
     View,
     format_bytes,
     format_count,
@@ -92,7 +93,7 @@ def _make_title(report: Report) -> Text:
     return text.join_text(f"  ({', '.join(facts)})", style="dim")
 
 
-def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "verdict", _make_verdict(report)
     if change := _describe_size(report):
         yield "size", Text(f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}")

@@ -24,7 +24,6 @@ from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
 from onnxq.passes.state import State
 from onnxq.pipeline import check
-from onnxq.pipeline.check_segments import check_segments
 from onnxq.pipeline.crews import describe_journal
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.pipeline.result import Result
@@ -165,7 +164,7 @@ def _measure(ctx: RunContext, state: State, model: ModelLike, *, here: bool) -> 
     large = is_large_model(state.named)
     with ctx.timers.run("check", "checking the quantized model"):
         if large:
-            trial = check_segments(ctx, state, model)
+            trial = check.check_segments(ctx, state, model)
         elif ctx.samples is None:
             trial = _check_unrun(ctx, state, model, here=here)
         else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text as RichText
 
@@ -45,7 +46,7 @@ class Text(RichText):
         widest = super().__rich_measure__(console, options).maximum
         return Measurement(min(_LEAST, widest), widest)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
         return RichText.__rich_console__(fit_words(self, options.max_width), console, options)
 
 

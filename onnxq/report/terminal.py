@@ -22,6 +22,8 @@ from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 T = TypeVar("T")
+# Labels and contents of a sheet.
+SheetRows = Iterator[tuple[str, RenderableType]]
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
 # Lines on choices.
@@ -135,14 +137,14 @@ def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "
     return Text(*lines) if between == "\n" else Text(between.join(lines))
 
 
-def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+def make_sheet(rows: SheetRows) -> Table:
     """Make a sheet: labels on the left, any contents on the right, indented as one column."""
-    out = Table.grid(padding=(0, 2, 0, 0))
-    out.add_column(no_wrap=True, style="bold")
-    out.add_column(overflow="fold")
+    sheet = Table.grid(padding=(0, 2, 0, 0))
+    sheet.add_column(no_wrap=True, style="bold")
+    sheet.add_column(overflow="fold")
     for label, content in rows:
-        out.add_row(Text(label), content)
-    return out
+        sheet.add_row(Text(label), content)
+    return sheet
 
 
 def format_warning(warning: Caution, style: str = "yellow") -> Text:

@@ -15,6 +15,7 @@ from onnxq.report.document import Form, pick_fields
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     RenderableType,
+    SheetRows,
     View,
     format_bytes,
     format_count,
@@ -196,7 +197,7 @@ def _make_row(result: Variants, variant: Variant) -> list[str]:
     return [*cells, note]
 
 
-def _make_lines(result: Variants) -> Iterator[tuple[str, RenderableType]]:
+def _make_lines(result: Variants) -> SheetRows:
     for variant in result.variants:
         if variant.state is not VariantState.MADE and _explain_state(variant):
             yield "left out", Text(f"{variant.dtype}: {_explain_state(variant)}")
