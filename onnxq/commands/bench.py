@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from onnxq.config import Command
 from onnxq.engines.bench.bench import BenchRequest, bench_models
@@ -15,7 +14,7 @@ from onnxq.errors import ConfigError, VerificationError
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, pick_fields
+from onnxq.report.document import Form, Values, pick_fields
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
@@ -23,6 +22,7 @@ from onnxq.report.terminal import (
     format_bytes,
     format_count,
     format_counts,
+    format_figure,
     format_milliseconds,
     format_seconds,
     format_shapes,
@@ -84,12 +84,12 @@ def bench(
         return bench_models(sources, data, chosen.data, request)
 
 
-def _describe_models(bench: Bench) -> dict[str, Any]:
+def _describe_models(bench: Bench) -> Values:
     """The models for the JSON: times in milliseconds, kernels counted by kind and type."""
     return {"models": [_describe_model(bench, model) for model in bench.models]}
 
 
-def _describe_model(bench: Bench, model: BenchedModel) -> dict[str, Any]:
+def _describe_model(bench: Bench, model: BenchedModel) -> Values:
     proof = model.proof
     values = pick_fields(model, "name types reason") | {
         "build": None,
@@ -106,7 +106,7 @@ def _describe_model(bench: Bench, model: BenchedModel) -> dict[str, Any]:
     return values
 
 
-def _describe_latency(latency: Latency | None) -> dict[str, Any] | None:
+def _describe_latency(latency: Latency | None) -> Values | None:
     if latency is None:
         return None
     values = asdict(latency) | {"per_second": latency.per_second}
@@ -154,14 +154,13 @@ def _make_table(bench: Bench) -> RenderableType:
         columns.append("faster")
     rows = []
     for model in bench.models:
-        cells = [model.name, format_counts(dict(model.types.most_common())), "", ""]
+        cells: list[object] = [model.name, format_counts(dict(model.types.most_common())), "", ""]
         if model.proof is not None:
-            cells[2:] = [str(len(model.proof.kernels)), str(len(model.proof.moving))]
+            cells[2:] = [len(model.proof.kernels), len(model.proof.moving)]
         for way in ways:
             cells += _format_latency(getattr(model, way))
         if ways:
-            ratio = bench.ratio(model)
-            cells.append("" if ratio is None else f"{ratio:.2f}×")
+            cells.append(format_figure(bench.ratio(model), ".2f", "×"))
         rows.append(cells)
     return make_table(columns, rows, right=columns[2:], names=("model",), fold=("heavy nodes",))
 
@@ -176,17 +175,17 @@ def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
     proofs = [(model.name, model.proof) for model in bench.models if model.proof is not None]
     if bench.untimed is not None:
         capability = proofs[0][1].build.capability if proofs else ""
-        yield "not timed", Text(_UNTIMED[bench.untimed].format(capability=capability))
+        yield "not timed", _UNTIMED[bench.untimed].format(capability=capability)
     for model in bench.models:
         if model.proof is not None and not model.built:
             yield str(model.proof.build.state), Text(f"{model.name}: {model.proof.build.reason}", style="bold red")
         elif model.reason:
-            yield "not timed", Text(f"{model.name}: {model.reason}")
+            yield "not timed", f"{model.name}: {model.reason}"
         if verbose and model.proof is not None and model.built:
             build, kinds = model.proof.build, format_counts(dict(model.proof.by_kind().most_common()))
             size = format_bytes(build.engine_bytes)
-            yield "kernels", Text(f"{model.name}: built in {format_seconds(build.seconds)}, {size}; {kinds}")
-    yield "data", Text(bench.data)
+            yield "kernels", f"{model.name}: built in {format_seconds(build.seconds)}, {size}; {kinds}"
+    yield "data", bench.data
 
 
 FORMS = {

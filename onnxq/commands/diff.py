@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any
 
 import onnx
 
@@ -37,7 +36,7 @@ from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_n
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, describe_verdict
+from onnxq.report.document import Form, Values, describe_verdict
 from onnxq.report.model import RunFigure, make_verdict, warn_synthetic
 from onnxq.report.sentences import explain_saturation
 from onnxq.report.terminal import (
@@ -233,7 +232,7 @@ def _make_rows(difference: Difference, view: View) -> SheetRows:
         yield "outputs", _make_output_table(difference)
     for run, agreements in difference.choices.items():
         yield "choices", Group(Text(_label_runs(difference).get(run, run)), *list_choices(agreements))
-    yield "engines", Text(*_describe_engines(difference))
+    yield "engines", _describe_engines(difference)
     for piece in difference.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
         verdict = f"diverge by themselves at {piece.output} ({_describe_size(piece.sqnr_db, piece.levels)})"
@@ -242,7 +241,7 @@ def _make_rows(difference: Difference, view: View) -> SheetRows:
         lines = [f"{label_run(piece.run)}: {len(piece.nodes)} nodes {verdict}: {names}"]
         if piece.path:
             lines.append(f"written to {piece.path}")
-        yield "bisected", Text(*lines)
+        yield "bisected", lines
     layers = {layer.name: layer for layer in difference.layers}
     worst = [layers[name] for name in difference.worst if name in layers]
     if worst:
@@ -250,12 +249,9 @@ def _make_rows(difference: Difference, view: View) -> SheetRows:
         drops = [f"{layer.name} ({layer.op}): drops by {layer.drop_db:.1f} dB" for layer in worst]
         shown, more = select_rows(drops, view, _WORST)
         yield "worst", Text(*shown, *filter(None, (more,)))
-    if difference.skipped:
-        yield "not run", Text(*_list_skipped(difference))
-    if difference.notes:
-        yield "notes", Text(*difference.notes)
-    if difference.saved:
-        yield "saved", Text(*difference.saved)
+    yield "not run", _list_skipped(difference)
+    yield "notes", difference.notes
+    yield "saved", difference.saved
 
 
 def _list_skipped(difference: Difference) -> Iterator[str]:
@@ -266,7 +262,7 @@ def _list_skipped(difference: Difference) -> Iterator[str]:
 
 
 def _make_run_table(difference: Difference) -> RenderableType:
-    rows = ((run.label, run.engine, str(run.samples)) for run in difference.runs)
+    rows = [(run.label, run.engine, run.samples) for run in difference.runs]
     return make_table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
 
 
@@ -370,7 +366,7 @@ def _find_warnings(difference: Difference) -> Iterator[RenderableType]:
         yield format_warning(warn_synthetic("the models were compared"))
 
 
-def _describe_more(difference: Difference) -> dict[str, Any]:
+def _describe_more(difference: Difference) -> Values:
     return {
         "holds": difference.holds,
         "verdict": describe_verdict(_list_figures(difference)),

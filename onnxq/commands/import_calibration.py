@@ -40,7 +40,7 @@ from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form
+from onnxq.report.document import Form, Values
 from onnxq.report.model import Report
 from onnxq.report.terminal import (
     RenderableType,
@@ -136,7 +136,7 @@ def import_and_apply(
     return AppliedImport(**values, applied=report)
 
 
-def _choose_target(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+def _choose_target(overrides: Overrides) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
     options = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
     # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
@@ -304,10 +304,10 @@ def _make_parts(imported: Imported, view: View) -> Iterator[RenderableType]:
 
 def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
     used = len({match.line for match in imported.matched})
-    yield "cache", Text(f"{imported.entries} scales, {used} of them used")
+    yield "cache", f"{imported.entries} scales, {used} of them used"
     text = f"{len(imported.plan.sites)} sites for {imported.plan.target}"
     counts = format_counts(dict(sorted(imported.plan.by_role().items())))
-    yield "plan", Text(f"{text}: {counts}" if counts else text)
+    yield "plan", f"{text}: {counts}" if counts else text
     if imported.missing:
         lines = [f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing]
         yield "no scale", join_lines(lines, verbose, _SHOWN)
@@ -315,14 +315,13 @@ def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
         names = [_describe_line(line, verbose) for line in imported.unmatched if line.why is kind]
         if names:
             yield label, Text(f"{len(names)}: ").append_text(join_lines(names, verbose, _SHOWN))
-    if imported.unused:
-        yield "not used", Text(*_group_reasons(imported.unused, verbose))
+    yield "not used", _group_reasons(imported.unused, verbose)
 
 
-def _make_match(match: MatchedSite) -> tuple[str, ...]:
+def _make_match(match: MatchedSite) -> Sequence[object]:
     # Most names are the site's own; only others are worth a cell.
     name = match.name if match.name != match.site else ""
-    return match.site, format_scale(match.scale, match.scale), str(match.line), name, match.through
+    return match.site, format_scale(match.scale, match.scale), match.line, name, match.through
 
 
 def _describe_line(line: UnusedLine, verbose: bool) -> str:
@@ -341,7 +340,7 @@ def _group_reasons(lines: Sequence[UnusedLine], verbose: bool) -> list[str]:
     return [f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "") for reason, names in ordered]
 
 
-def _describe_plan(imported: Imported) -> dict[str, Any]:
+def _describe_plan(imported: Imported) -> Values:
     plan = imported.plan
     counts = {"target": plan.target, "sites": len(plan.sites)}
     applied = getattr(imported, "applied", None)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from onnxq.annotate import Inspection, PairInfo, annotate_model, inspect_model
 from onnxq.commands.apply import read_plan
@@ -17,7 +16,7 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, pick_fields
+from onnxq.report.document import Form, Values, pick_fields
 from onnxq.report.sentences import format_precision, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
     RenderableType,
@@ -73,7 +72,7 @@ def annotate_bits(
     return inspection
 
 
-def _describe_pair(pair: PairInfo) -> dict[str, Any]:
+def _describe_pair(pair: PairInfo) -> Values:
     grain = pair.granularity
     values = {"site": str(pair.site), **pick_fields(pair, "scope role ops bits origin")}
     values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": GRAIN_NAMES[type(grain)]}
@@ -114,7 +113,7 @@ def _make_table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
     return make_table(columns, rows, right=("bits",), names=("site",), fold=("op", "granularity", "origin", "nodes"))
 
 
-def _make_row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
+def _make_row(pair: PairInfo, verbose: bool) -> Sequence[object]:
     grain = pair.granularity
     where = GRAIN_NAMES[type(grain)]
     if isinstance(grain, PerBlock):
@@ -123,14 +122,14 @@ def _make_row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
         where = f"channel {grain.axis}"
     # Scales that the model computes itself have no value in the file.
     scale = "at run time" if math.isnan(pair.scale_min) else format_scale(pair.scale_min, pair.scale_max)
-    row = (str(pair.site), ",".join(pair.ops), str(pair.bits), pair.scheme, where, scale, str(pair.origin))
-    return (*row, str(pair.role), pair.storage, " ".join(pair.nodes)) if verbose else row
+    row = (pair.site, ",".join(pair.ops), pair.bits, pair.scheme, where, scale, pair.origin)
+    return (*row, pair.role, pair.storage, " ".join(pair.nodes)) if verbose else row
 
 
 def _make_operators(inspection: Inspection) -> RenderableType:
     rows = []
     for operator in inspection.operators:
-        rows.append((operator.node, operator.op, str(operator.bits or "?"), ", ".join(operator.types)))
+        rows.append((operator.node, operator.op, operator.bits or "?", ", ".join(operator.types)))
     return make_table(("node", "operator", "bits", "types"), rows, names=("node",), fold=("types",))
 
 

@@ -170,18 +170,18 @@ def _format_rate(rate: float | None) -> str:
 
 def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> SheetRows:
     windows = format_count(comparison.windows, "window")
-    yield "text", Text(f"{comparison.data}: {comparison.tokens} tokens in {windows} of at most {comparison.length}")
+    yield "text", f"{comparison.data}: {comparison.tokens} tokens in {windows} of at most {comparison.length}"
     first = comparison.models[0].name
-    yield "compared", Text(f"agreement: the same likeliest token as {first}; KL: divergence from it, nats a token")
+    yield "compared", f"agreement: the same likeliest token as {first}; KL: divergence from it, nats a token"
     if generated:
         prompts = format_count(comparison.prompts, "prompt")
-        yield "generated", Text(f"tokens before the first that differs from {first}'s, mean of {prompts}")
+        yield "generated", f"tokens before the first that differs from {first}'s, mean of {prompts}"
     if timed:
         text = f"prompts of {comparison.length} tokens, and one token behind half as many"
         without_caches = ", ".join(score.name for score in comparison.models if not score.caches)
         if without_caches:
             text += f"; without caches, so that each costs a run of all before it: {without_caches}"
-        yield "tokens/s", Text(text)
+        yield "tokens/s", text
 
 
 FORMS = {"Perplexity": Form[Perplexity](make_parts=_make_parts)}

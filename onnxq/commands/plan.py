@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from onnxq.config import Command
 from onnxq.pipeline import quantize_model
@@ -13,7 +12,7 @@ from onnxq.pipeline.result import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form
+from onnxq.report.document import ErrorValues, Form
 from onnxq.report.sentences import (
     format_precision,
     format_reasons,
@@ -78,34 +77,30 @@ def _make_rows(plan: Plan, verbose: bool) -> SheetRows:
     if plan.sites:
         state = "with numbers" if plan.calibrated else "without numbers: calibration adds them"
         text += f": {format_roles(tuple(plan.by_role().items()))} ({state})"
-    yield "plan", Text(text)
+    yield "plan", text
     if plan.existing:
-        yield "existing", Text(f"{len(plan.existing)} pairs that the model came with are kept")
-    if plan.prepare:
-        yield "prepare", Text(", ".join(plan.prepare))
+        yield "existing", f"{len(plan.existing)} pairs that the model came with are kept"
+    yield "prepare", ", ".join(plan.prepare)
     if plan.placement is not None:
         details = [placement_text(plan)]
         if plan.placement.cpu:
             details.append(f"cpu {plan.placement.cpu}")
         details += [f"{name} {ratio:.2f} times as fast as float" for name, ratio in plan.placement.speedups.items()]
-        yield "placement", Text(", ".join(details))
+        yield "placement", ", ".join(details)
     for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
         if names:
             yield label, join_lines(names, verbose, _NAMED, ", ")
-    if plan.refusals:
-        yield "refused", Text(*format_reasons(plan.refusals, verbose))
-    if plan.left_float:
-        yield "left float", Text(*format_reasons(plan.left_float, verbose))
+    yield "refused", format_reasons(plan.refusals, verbose)
+    yield "left float", format_reasons(plan.left_float, verbose)
     if plan.precision is not None:
-        yield "float types", Text(*format_precision(plan.precision, verbose))
-    if plan.data:
-        yield "data", Text(plan.data)
+        yield "float types", format_precision(plan.precision, verbose)
+    yield "data", plan.data
 
 
 class _PlanForm(Form[Plan]):
     """The JSON is the plan itself, as `apply` reads it."""
 
-    def write_json(self, result: Plan, error: Mapping[str, Any] | None = None) -> str:
+    def write_json(self, result: Plan, error: ErrorValues = None) -> str:
         return to_json(result)
 
 

@@ -154,16 +154,15 @@ def _make_title(profile: Profile) -> Text:
 
 def _make_rows(profile: Profile) -> SheetRows:
     count = format_count(profile.samples, "sample")
-    yield "all", Text(f"{format_decibel(profile.sqnr_db)} with everything quantized, {count}")
-    if profile.data:
-        yield "data", Text(profile.data)
+    yield "all", f"{format_decibel(profile.sqnr_db)} with everything quantized, {count}"
+    yield "data", profile.data
     if len(profile.outputs) > 1:
         rows = [(output.name + output.part, format_decibel(output.sqnr_db)) for output in profile.outputs]
         yield "outputs", make_table(("output", "SQNR"), rows, right=("SQNR",), names=("output",))
     if profile.choices:
         yield "choices", Group(*list_choices(profile.choices))
     legend = "isolated: only it is quantized; left out: all but it; gain: what leaving it float would bring back"
-    yield "read", Text(legend)
+    yield "read", legend
 
 
 def _make_costs(costs: Sequence[GroupCost], view: View) -> tuple[RenderableType, ...]:
@@ -175,7 +174,7 @@ def _make_costs(costs: Sequence[GroupCost], view: View) -> tuple[RenderableType,
         ops = "/".join((*cost.ops[:3], *(["…"] if len(cost.ops) > 3 else [])))
         figures = format_decibel(cost.isolated_db), format_decibel(cost.leave_one_out_db)
         gain = format_figure(cost.gain_db, "+.2f", " dB") or "n/a"
-        rows.append((cost.name, ops, str(len(cost.sites)), *figures, gain))
+        rows.append((cost.name, ops, len(cost.sites), *figures, gain))
     return make_table(columns, rows, right=columns[2:], names=("name",)), *list_more(more)
 
 

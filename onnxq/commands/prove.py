@@ -20,7 +20,7 @@ from onnxq.graph import GraphIndex, add_libraries, name_nodes
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, pick_fields
+from onnxq.report.document import Form, Values, pick_fields
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
     RenderableType,
@@ -112,7 +112,7 @@ def _load_samples(model: ModelSource, data: object, config: Config, progress: Pr
     return dataset.take(config.prove.samples, config.data.seed)
 
 
-def _describe_proof(proof: Proof) -> dict[str, Any]:
+def _describe_proof(proof: Proof) -> Values:
     """Values of the JSON; nodes and sites are keyed by name."""
     return {
         "holds": proof.holds,
@@ -190,7 +190,7 @@ def _make_tables(proof: Proof, view: View) -> Iterator[RenderableType]:
     pairs = [site for site in proof.sites if view.verbose or site.state is not SiteState.FUSED]
     if pairs:
         unfused, more = select_rows(pairs, view)
-        rows = [(site.site, site.role, str(site.state), site.rule, site.reason) for site in unfused]
+        rows = [(site.site, site.role, site.state, site.rule, site.reason) for site in unfused]
         yield make_table(("pair", "role", "state", "rule", "why"), rows, names=("pair",), fold=("rule", "why"))
         yield from (*list_more(more), Text(""))
     yield from make_sums_tables(proof.weights, proof.cost, view)
@@ -216,36 +216,35 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
         blamed = f"node {build.node}: " if build.node else ""
         yield str(build.state), Text(f"{blamed}{build.reason}", style="bold red")
         if build.log:
-            yield "last lines", Text(*build.log if verbose else build.log[-6:])
+            yield "last lines", build.log if verbose else build.log[-6:]
     if build.reduced is not None:
         reduced = build.reduced
         names = ", ".join(f"{name} ({op})" for name, op in zip(reduced.nodes, reduced.ops, strict=True))
         effort = f"{reduced.builds} builds, {format_seconds(reduced.seconds)}"
-        yield "smallest", Text(f"{len(reduced.nodes)} nodes that do the same: {names} ({effort})")
+        yield "smallest", f"{len(reduced.nodes)} nodes that do the same: {names} ({effort})"
     yield from _list_types(proof)
     reasons = _list_reasons(proof.nodes)
     if reasons:
         yield "not int8", join_lines(reasons, verbose, _SHOWN)
     if proof.sites:
         states = Counter(site.state for site in proof.sites)
-        yield "pairs", Text(f"{len(proof.sites)}: {format_counts(states)}")
+        yield "pairs", f"{len(proof.sites)}: {format_counts(states)}"
     if proof.kernels:
         kinds = format_counts(dict(proof.by_kind().most_common(None if verbose else _SHOWN)))
         moving = f"; {len(proof.moving)} of them only move or convert data" if proof.moving else ""
-        yield "kernels", Text(f"{len(proof.kernels)}: {kinds}{moving}")
+        yield "kernels", f"{len(proof.kernels)}: {kinds}{moving}"
     if build.engine_bytes:
-        yield "engine", Text(format_bytes(build.engine_bytes))
+        yield "engine", format_bytes(build.engine_bytes)
     for requirement in proof.requirements:
-        yield ("forbidden" if requirement.forbidden else "required"), Text(_describe_requirement(requirement))
+        yield ("forbidden" if requirement.forbidden else "required"), _describe_requirement(requirement)
     if proof.require_exact:
-        yield "required", Text(f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}")
+        yield "required", f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}"
     if proof.cost is not None:
-        yield "saturation", Text(*format_cost(proof.cost))
+        yield "saturation", format_cost(proof.cost)
     if proof.compared:
         lines = [str(change) for change in proof.changes] or ["no difference"]
-        yield f"since {PurePath(proof.compared).name}", Text(*lines)
-    if build.saved:
-        yield "saved", Text(*build.saved)
+        yield f"since {PurePath(proof.compared).name}", lines
+    yield "saved", build.saved
 
 
 def _list_types(proof: Proof) -> SheetRows:
@@ -253,10 +252,10 @@ def _list_types(proof: Proof) -> SheetRows:
     types = proof.by_op()
     stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)
     if types and (not stored or any(node.type == INT8 for node in proof.nodes)):
-        yield "int8", Text(", ".join(f"{op} {counts[INT8]}/{counts.total()}" for op, counts in types.items()))
+        yield "int8", ", ".join(f"{op} {counts[INT8]}/{counts.total()}" for op, counts in types.items())
     if stored:
         shares = (f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items())
-        yield "weights", Text(", ".join(shares))
+        yield "weights", ", ".join(shares)
 
 
 def _describe_requirement(requirement: Requirement) -> str:

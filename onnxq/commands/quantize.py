@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any
 
 from onnxq.config import Command
 from onnxq.engines.diff.model import OFF, ON, label_run
@@ -16,7 +15,7 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.pipeline.result import Result, write_result
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, describe_verdict
+from onnxq.report.document import Form, Values, describe_verdict
 from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, Report, make_verdict, warn_synthetic
 from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
 from onnxq.report.terminal import (
@@ -96,7 +95,7 @@ def _make_title(report: Report) -> Text:
 def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "verdict", _make_verdict(report)
     if change := _describe_size(report):
-        yield "size", Text(f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}")
+        yield "size", f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}"
     if report.latency is not None:
         yield "latency", _make_latency(report)
     if report.checks:
@@ -106,28 +105,22 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
     if report.pairs or report.sites:
         roles = format_roles(report.roles)
         text = f"{report.pairs} Q/DQ pairs: {roles}" if roles else f"{report.pairs} Q/DQ pairs"
-        yield "pairs", Text(f"{text}; {report.dynamic} on scales of each run" if report.dynamic else text)
-    if report.ops:
-        yield "quantized", Text(", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops))
-    if report.accounts:
-        yield "passes", Text(*report.accounts)
+        yield "pairs", f"{text}; {report.dynamic} on scales of each run" if report.dynamic else text
+    yield "quantized", ", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops)
+    yield "passes", report.accounts
     if report.promotion is not None:
         yield "promoted", make_promotion(report.promotion)
     for label, lines in (("prepared", report.rewrites), ("kept", report.kept)):
         if lines:
             yield label, join_lines(lines, verbose, _SHOWN)
     if report.forced is not None:
-        yield "forced", Text(format_forced(report.forced))
-    if report.refusals:
-        yield "refused", Text(*format_reasons(report.refusals, verbose))
-    if report.left_float:
-        yield "left float", Text(*format_reasons(report.left_float, verbose))
+        yield "forced", format_forced(report.forced)
+    yield "refused", format_reasons(report.refusals, verbose)
+    yield "left float", format_reasons(report.left_float, verbose)
     if report.float_types is not None:
-        yield "float types", Text(*format_precision(report.float_types, verbose))
-    if report.data:
-        yield "data", Text(report.data)
-    if report.code:
-        yield "ran", Text(*report.code)
+        yield "float types", format_precision(report.float_types, verbose)
+    yield "data", report.data
+    yield "ran", report.code
     if report.stages:
         yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
@@ -286,7 +279,7 @@ def make_promotion(promotion: Promotion) -> RenderableType:
     rows = []
     for step in promotion.steps:
         figures = _format_value(promotion, step.before), _format_value(promotion, step.after)
-        rows.append((step.name, step.to, str(len(step.nodes)), *figures))
+        rows.append((step.name, step.to, len(step.nodes), *figures))
     columns = ("site", "to", "operators", "before", "after")
     basis = f"before and after on {promotion.samples} samples" if promotion.samples else ""
     if not math.isnan(promotion.spread):
@@ -294,7 +287,7 @@ def make_promotion(promotion: Promotion) -> RenderableType:
     return Group(outcome, make_table(columns, rows, right=columns[2:], names=("site",)), Text(basis, style="dim"))
 
 
-def _derive_values(report: Report) -> dict[str, Any]:
+def _derive_values(report: Report) -> Values:
     verdict = describe_verdict(report.figures, UNCHANGED if report.unchanged else None)
     return {"roles": dict(report.roles), "slower": report.slower, "alarms": report.alarms(), "verdict": verdict}
 

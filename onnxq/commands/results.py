@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.pipeline.result import Result
-from onnxq.report.document import Form
+from onnxq.report.document import ErrorValues, Form
 from onnxq.report.terminal import View
 
 # Class of a result -> the module of its command, which is imported when such a result is shown.
@@ -48,7 +47,7 @@ def find_shown(result: object) -> object:
     return result.report if isinstance(result, Result) else result
 
 
-def show(result: object, view: View = View(), *, error: Mapping[str, Any] | None = None) -> None:
+def show(result: object, view: View = View(), *, error: ErrorValues = None) -> None:
     """Print a result. error: the one that the command ends with in spite of it, as plain values for the JSON."""
     shown = find_shown(result)
     find_form(shown).show(shown, view, error)
@@ -65,7 +64,7 @@ def find_fault(result: object) -> tuple[OnnxqError | None, int]:
     return (None if form.find_fault is None else form.find_fault(shown)), form.exit_code
 
 
-def write_json(result: object, error: Mapping[str, Any] | None = None) -> str:
+def write_json(result: object, error: ErrorValues = None) -> str:
     """The JSON document of a result. error: as for `show`."""
     shown = find_shown(result)
     return find_form(shown).write_json(shown, error)

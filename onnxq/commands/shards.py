@@ -18,7 +18,7 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form
+from onnxq.report.document import Form, Values
 
 
 @use_one_blas_thread()
@@ -110,7 +110,7 @@ def run_merge(parts: Sequence[str], out: str | None, force: bool) -> WrittenPart
     return WrittenPart(merge_parts(parts, out=out, force=force), out or "")
 
 
-def _describe_part(part: Part, output: str = "") -> dict[str, Any]:
+def _describe_part(part: Part, output: str = "") -> Values:
     """The facts of a part, without its numbers."""
     facts = {"output": output, "ranges": len(part.wants), "total": part.total, "samples": sorted(part.samples)}
     return {"error": None, "part": facts, "missing": part.missing, "keys": part.keys}

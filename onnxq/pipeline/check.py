@@ -17,7 +17,7 @@ from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
-from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.matched import Feeds, MatchedRunner, ReferenceRunner
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
@@ -61,9 +61,9 @@ class ModelCheck:
 def check_model(
     before: ModelLike,
     after: ModelLike,
-    samples: Iterable[Mapping[str, Array]],
+    samples: Iterable[Feeds],
     *,
-    other_samples: Iterable[Mapping[str, Array]] = (),
+    other_samples: Iterable[Feeds] = (),
     exact: ModelLike | None = None,
     threads: int = 0,
     optimized: bool = True,
@@ -191,7 +191,7 @@ _EMULATED = "the file itself was not run, a check computes in float32 and rounds
 
 
 def load_file(
-    model: ModelLike, feeds: Mapping[str, Array] | None = None, *, optimized: bool, threads: int = 0
+    model: ModelLike, feeds: Feeds | None = None, *, optimized: bool, threads: int = 0
 ) -> tuple[Caution, ...]:
     """Load a finished file in ORT as it says: all its types must fit. A note where ORT has no kernel for one of them.
 
@@ -242,10 +242,10 @@ class _TypedRunner:
         inputs = (value for value in session.inputs if value.dtype)
         self._types = {value.name: helper.tensor_dtype_to_np_dtype(value.dtype) for value in inputs}
 
-    def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
-        return self._session.run({name: self._convert(name, value) for name, value in feeds.items()})
+    def run(self, feeds: Feeds, /) -> dict[str, Array]:
+        return self._session.run({name: self._convert_value(name, value) for name, value in feeds.items()})
 
-    def _convert(self, name: str, value: Array) -> Array:
+    def _convert_value(self, name: str, value: Array) -> Array:
         return value.astype(self._types[name]) if value.dtype == np.float32 and name in self._types else value
 
 
@@ -294,9 +294,7 @@ def explain_slowness(plan: Plan) -> str:
     return f"{text}; `placement='measured'` looks for a faster placement of int8 pairs"
 
 
-def time_both(
-    before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1, reason: str = ""
-) -> Latency:
+def time_both(before: ModelLike, after: ModelLike, feeds: Feeds, *, threads: int = 1, reason: str = "") -> Latency:
     """Interleaved medians of float and int8 on one sample. reason: why int8 would be slower, told where it is."""
     latencies = time_models({"float": before, "int8": after}, feeds, threads=threads)
     slow, fast = latencies["float"], latencies["int8"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from onnxq.annotate import find_saturating
 from onnxq.backends import find_target
 from onnxq.data.synthetic import make_synthetic
-from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import ModelErrors, check_interface
+from onnxq.evaluation.matched import Feeds
 from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
 from onnxq.graph.light import measure_size
 from onnxq.graph.precision.rounding import emulate_types
@@ -199,7 +199,7 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
 def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
     """Float and quantized model on the samples held back, as far as the budget goes."""
     test = ctx.data.test
-    other_samples: Iterable[Mapping[str, Array]] = ()
+    other_samples: Iterable[Feeds] = ()
     if len(test) < _FEW and not ctx.data.seen:
         other_samples = ctx.data.calibration.take(_MORE).samples()
     with ctx.progress("running float and quantized model", len(test)) as task:

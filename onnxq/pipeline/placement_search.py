@@ -14,9 +14,8 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.bench.trt import demand_gpu, time_models_on_gpu
 from onnxq.errors import ConfigError, OnnxqError, VerificationError
-from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.matched import Feeds, MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.state import State
@@ -37,7 +36,7 @@ _ROUNDS = 9
 _PERFECT_DB = 200.0
 _FLOAT = "float"
 # Models by name, one sample and a number of rounds -> the latency of each model that the engine takes.
-Timer = Callable[[Mapping[str, ModelLike], Mapping[str, Array], int], Mapping[str, Latency]]
+Timer = Callable[[Mapping[str, ModelLike], Feeds, int], Mapping[str, Latency]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,7 @@ def choose_measured(
     problem: OnnxPlacement,
     state: State,
     samples: Dataset,
-    feeds: Mapping[str, Array],
+    feeds: Feeds,
     *,
     measure: Timer,
     threads: int = 1,
@@ -145,7 +144,7 @@ class _Speed:
 
 
 def _measure_speeds(
-    state: State, trials: Sequence[_Candidate], feeds: Mapping[str, Array], measure: Timer, rounds: int
+    state: State, trials: Sequence[_Candidate], feeds: Feeds, measure: Timer, rounds: int
 ) -> dict[str, _Speed]:
     """The speeds of the candidates that the engine takes. VerificationError where it does not take the float model."""
     models = {_FLOAT: state.named, **{trial.name: trial.model for trial in trials}}

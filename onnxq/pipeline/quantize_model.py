@@ -8,8 +8,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import onnx
-
 from onnxq.annotate import find_existing
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
@@ -35,6 +33,7 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
+from onnxq.pipeline.configuration import ModelSource
 from onnxq.pipeline.crews import open_crew
 from onnxq.pipeline.finalize import describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
@@ -125,9 +124,7 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refus
 
 
 @use_one_blas_thread()
-def quantize(
-    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
-) -> Result:
+def quantize(model: ModelSource, data: object, config: Config, *, progress: Progress = silent) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
     name = _read_name(model)
     with open_context(model, data, config, progress) as ctx:
@@ -166,7 +163,7 @@ def open_context(model: object, data: object, config: Config, progress: Progress
 
 
 def prepare_run(
-    model: str | Path | onnx.ModelProto, data: object, ctx: RunContext, *, measuring: bool = False
+    model: ModelSource, data: object, ctx: RunContext, *, measuring: bool = False
 ) -> tuple[RunContext, State, UnknownOperatorError | None]:
     """The rewritten model, and the context with its samples; without them where it is not to be run.
 
@@ -315,9 +312,7 @@ def _read_name(model: object) -> str:
     return replace_surrogates(Path(model).name) if isinstance(model, (str, Path)) else "model"
 
 
-def make_plan(
-    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
-) -> Plan:
+def make_plan(model: ModelSource, data: object, config: Config, *, progress: Progress = silent) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
     measuring = data is not None

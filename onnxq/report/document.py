@@ -18,6 +18,9 @@ from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 R = TypeVar("R")
+# Values of a JSON document, and those of the error in it.
+Values = dict[str, Any]
+ErrorValues = Mapping[str, Any] | None
 # Version of the JSON that commands print; raised when a key changes its meaning or goes.
 SCHEMA = 1
 # Values that stand beside the fields of a class.
@@ -29,17 +32,17 @@ def to_json(value: Any) -> str:
     return dump_json(_to_plain(value)) + "\n"
 
 
-def describe_verdict(figures: Sequence[RunFigure], grade: Grade | None = None) -> dict[str, Any]:
+def describe_verdict(figures: Sequence[RunFigure], grade: Grade | None = None) -> Values:
     """The verdict on outputs. grade: in the place of theirs."""
     return {"grade": (grade or make_verdict(figures)[0]).name, "worst": find_worst_figure(figures)}
 
 
-def pick_fields(value: Any, names: str) -> dict[str, Any]:
+def pick_fields(value: Any, names: str) -> Values:
     """The attributes of a value, by their names in one text."""
     return {name: getattr(value, name) for name in names.split()}
 
 
-def _list_fields(value: Any) -> dict[str, Any]:
+def _list_fields(value: Any) -> Values:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
@@ -76,25 +79,25 @@ class Form(Generic[R]):
 
     make_parts: Callable[[R, View], Iterable[RenderableType]]
     list_warnings: Callable[[R], Iterable[RenderableType]] = lambda result: ()
-    derive: Callable[[R], Mapping[str, Any]] = lambda result: {}
+    derive: Callable[[R], Values] = lambda result: {}
     hidden: str = ""
-    only: Callable[[R], Mapping[str, Any]] | None = None
+    only: Callable[[R], Values] | None = None
     find_fault: Callable[[R], OnnxqError | None] | None = None
     exit_code: int = 1
 
-    def write_json(self, result: R, error: Mapping[str, Any] | None = None) -> str:
+    def write_json(self, result: R, error: ErrorValues = None) -> str:
         """The JSON document. error: as plain values, if the command ends with one."""
-        head: dict[str, Any] = {"schema": SCHEMA}
+        head: Values = {"schema": SCHEMA}
         if self.find_fault is not None:
             head["error"] = error
         if self.only is not None:
-            return to_json(head | dict(self.only(result)))
-        values = _list_fields(result) | dict(self.derive(result))
+            return to_json(head | self.only(result))
+        values = _list_fields(result) | self.derive(result)
         for name in self.hidden.split():
             del values[name]
         return to_json(head | values)
 
-    def show(self, result: R, view: View, error: Mapping[str, Any] | None = None) -> None:
+    def show(self, result: R, view: View, error: ErrorValues = None) -> None:
         """Print the result as the view says."""
         parts = self.make_parts(result, view)
         print_result(view, lambda: self.write_json(result, error), parts, self.list_warnings(result))

@@ -22,8 +22,10 @@ from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 T = TypeVar("T")
+# A renderable, or the lines of a text.
+Content = RenderableType | list[str] | tuple[str, ...] | Iterator[str]
 # Labels and contents of a sheet.
-SheetRows = Iterator[tuple[str, RenderableType]]
+SheetRows = Iterator[tuple[str, Content]]
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
 # Lines on choices.
@@ -93,7 +95,7 @@ def write_stream(text: str, stream: IO[str] | None = None) -> None:
 
 def make_table(
     columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[object]],
     *,
     right: Iterable[str] = (),
     names: Iterable[str] = (),
@@ -106,7 +108,7 @@ def make_table(
     """
     return Rows(
         tuple(columns),
-        [tuple(map(escape_line, row)) for row in rows],
+        [[escape_line(str(cell)) for cell in row] for row in rows],
         frozenset(right),
         frozenset(names),
         frozenset(fold),
@@ -138,13 +140,25 @@ def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "
 
 
 def make_sheet(rows: SheetRows) -> Table:
-    """Make a sheet: labels on the left, any contents on the right, indented as one column."""
+    """Make a sheet: labels on the left, any contents on the right, indented as one column; empty rows are left out."""
     sheet = Table.grid(padding=(0, 2, 0, 0))
     sheet.add_column(no_wrap=True, style="bold")
     sheet.add_column(overflow="fold")
     for label, content in rows:
-        sheet.add_row(Text(label), content)
+        shown = make_renderable(content)
+        if shown is not None:
+            sheet.add_row(Text(label), shown)
     return sheet
+
+
+def make_renderable(content: Content) -> RenderableType | None:
+    """Make a text of a line or lines; None for none. Other renderables stay as they are."""
+    if isinstance(content, str):
+        return Text(content) if content else None
+    if isinstance(content, (list, tuple, Iterator)):
+        lines = list(content)
+        return Text(*lines) if lines else None
+    return content
 
 
 def format_warning(warning: Caution, style: str = "yellow") -> Text:

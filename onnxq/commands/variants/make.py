@@ -94,7 +94,7 @@ class _Run:
         """The file read back, to be run as the model is."""
         return add_libraries(load_model(path).proto, self.config.runtime.libraries, self.config.runtime.provider)
 
-    def measure(self, model: ModelLike) -> float | None:
+    def measure_metric(self, model: ModelLike) -> float | None:
         """The metric; None where none was asked for."""
         return None if self.metric is None else self.metric(model, threads=self.config.verify.threads)
 
@@ -204,7 +204,7 @@ def _is_same_file(target: Path, other: Path | None) -> bool:
 def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
     """All variants, their files in the scratch folder. Raises the first error where every one fails."""
     save_model(run.original.proto, run.find_file(""))
-    original = Variant(dtype=FLOAT, size_bytes=_count_bytes(run.find_file("")), metric=run.measure(run.named))
+    original = Variant(dtype=FLOAT, size_bytes=_count_bytes(run.find_file("")), metric=run.measure_metric(run.named))
     variants: list[Variant] = []
     errors = []
     for recipe in recipes:
@@ -277,7 +277,7 @@ def _check_file(run: _Run, variant: Variant, result: Result, path: Path, origina
     model = run.open_file(path)
     session = Session(model, threads=run.config.verify.threads)
     session.run(convert_floats(run.dataset[0], {value.name: value.dtype for value in session.inputs}))
-    metric = run.measure(model)
+    metric = run.measure_metric(model)
     cautions = (*report.warnings, *report.alarms())
     dropped = run.drop is not None and metric is not None and metric < run.drop.least(original.metric or 0.0)
     lost = dropped or any(caution.code == _LOST for caution in cautions)

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, pick_fields
+from onnxq.report.document import Form, Values, pick_fields
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     RenderableType,
@@ -121,7 +121,7 @@ class Variants:
         return None if original is None or one.latency is None else one.latency.speedup(original)
 
 
-def _describe_variants(result: Variants) -> dict[str, Any]:
+def _describe_variants(result: Variants) -> Values:
     """Values of the JSON: how each was made, and its figures, keyed by dtype."""
     files = (result.original, *result.variants)
     # Names alone: the folder goes to others, who have the files elsewhere.
@@ -129,7 +129,7 @@ def _describe_variants(result: Variants) -> dict[str, Any]:
     return {"source": source, "variants": {variant.dtype: _describe_variant(result, variant) for variant in files}}
 
 
-def _describe_variant(result: Variants, variant: Variant) -> dict[str, Any]:
+def _describe_variant(result: Variants, variant: Variant) -> Values:
     values = pick_fields(variant, "state preset settings size_bytes metric same_as warnings") | {
         "reason": _explain_state(variant),
         "file": PurePath(variant.file).name,
@@ -200,8 +200,8 @@ def _make_row(result: Variants, variant: Variant) -> list[str]:
 def _make_lines(result: Variants) -> SheetRows:
     for variant in result.variants:
         if variant.state is not VariantState.MADE and _explain_state(variant):
-            yield "left out", Text(f"{variant.dtype}: {_explain_state(variant)}")
-    yield "data", Text(result.data)
+            yield "left out", f"{variant.dtype}: {_explain_state(variant)}"
+    yield "data", result.data
 
 
 def _make_warnings(result: Variants) -> Iterator[RenderableType]:
