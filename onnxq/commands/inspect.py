@@ -25,11 +25,10 @@ from onnxq.report.terminal import (
     format_counts,
     format_scale,
     format_warnings,
-    list_more,
+    make_list,
     make_table,
-    select_rows,
 )
-from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel
+from onnxq.spec import GRAIN_NAMES, Granularity, PerBlock, PerChannel
 
 
 def inspect(model: ModelSource, *, progress: Progress = silent) -> Inspection:
@@ -87,9 +86,8 @@ def _make_parts(inspection: Inspection, view: View) -> Iterator[RenderableType]:
     if not inspection.pairs:
         yield Text(f"{inspection.source or 'the model'} holds no quantize/dequantize pair")
     else:
-        pairs, more = select_rows(inspection.pairs, view)
-        yield _make_table(pairs, view.verbose)
-        yield from (*list_more(more), Text(""), Text(_count_widths(inspection)))
+        yield from _list_pairs(inspection.pairs, view)
+        yield from (Text(""), Text(_count_widths(inspection)))
     if inspection.float_types is not None:
         yield Text("", *format_precision(inspection.float_types, view.verbose))
     if inspection.operators:
@@ -106,24 +104,26 @@ def _make_parts(inspection: Inspection, view: View) -> Iterator[RenderableType]:
         yield Text(f"written: {inspection.output}")
 
 
-def _make_table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
-    more = ("role", "type", "nodes") if verbose else ()
-    columns = ("site", "op", "bits", "scheme", "granularity", "scale", "origin", *more)
-    rows = (_make_row(pair, verbose) for pair in pairs)
-    return make_table(columns, rows, right=("bits",), names=("site",), fold=("op", "granularity", "origin", "nodes"))
+def _list_pairs(pairs: Sequence[PairInfo], view: View) -> list[RenderableType]:
+    columns = ["site", "op", "bits", "scheme", "granularity", "scale", "origin"]
+
+    def make_row(pair: PairInfo) -> Sequence[object]:
+        # Scales that the model computes itself have no value in the file.
+        scale = "at run time" if math.isnan(pair.scale_min) else format_scale(pair.scale_min, pair.scale_max)
+        grain, ops = _format_grain(pair.granularity), ",".join(pair.ops)
+        row = (pair.site, ops, pair.bits, pair.scheme, grain, scale, pair.origin)
+        return (*row, pair.role, pair.storage, " ".join(pair.nodes)) if view.verbose else row
+
+    if view.verbose:
+        columns += ["role", "type", "nodes"]
+    fold = ("op", "granularity", "origin", "nodes")
+    return make_list(pairs, view, columns, make_row, right=("bits",), names=("site",), fold=fold)
 
 
-def _make_row(pair: PairInfo, verbose: bool) -> Sequence[object]:
-    grain = pair.granularity
-    where = GRAIN_NAMES[type(grain)]
+def _format_grain(grain: Granularity) -> str:
     if isinstance(grain, PerBlock):
-        where = f"block {grain.size}@{grain.axis}"
-    elif isinstance(grain, PerChannel):
-        where = f"channel {grain.axis}"
-    # Scales that the model computes itself have no value in the file.
-    scale = "at run time" if math.isnan(pair.scale_min) else format_scale(pair.scale_min, pair.scale_max)
-    row = (pair.site, ",".join(pair.ops), pair.bits, pair.scheme, where, scale, pair.origin)
-    return (*row, pair.role, pair.storage, " ".join(pair.nodes)) if verbose else row
+        return f"block {grain.size}@{grain.axis}"
+    return f"channel {grain.axis}" if isinstance(grain, PerChannel) else GRAIN_NAMES[type(grain)]
 
 
 def _make_operators(inspection: Inspection) -> RenderableType:

@@ -26,10 +26,8 @@ from onnxq.report.terminal import (
     View,
     format_warnings,
     join_lines,
-    list_more,
+    make_list,
     make_sheet,
-    make_table,
-    select_rows,
 )
 
 # Names of a list without `verbose`.
@@ -58,17 +56,16 @@ def make_plan(
 
 
 def _make_parts(plan: Plan, view: View) -> Iterator[RenderableType]:
-    sites, more = select_rows(plan.sites, view)
     # The columns are fields of SiteLine; before calibration there are no scales.
     columns = ["site", "role", "spec", "rule"]
     if plan.sites and plan.calibrated:
         columns.insert(3, "scale")
     if view.verbose:
         columns.append("reason")
-    if sites:
-        rows = [[getattr(make_site_line(site), column) for column in columns] for site in sites]
-        yield make_table(columns, rows, names=("site",), fold=("spec", "rule", "reason"))
-        yield from (*list_more(more), Text(""))
+    if plan.sites:
+        lines = list(map(make_site_line, plan.sites))
+        yield from make_list(lines, view, columns, " ".join(columns), names=("site",), fold=("spec", "rule", "reason"))
+        yield Text("")
     yield make_sheet(_make_rows(plan, view.verbose))
 
 
@@ -92,8 +89,7 @@ def _make_rows(plan: Plan, verbose: bool) -> SheetRows:
             yield label, join_lines(names, verbose, _NAMED, ", ")
     yield "refused", format_reasons(plan.refusals, verbose)
     yield "left float", format_reasons(plan.left_float, verbose)
-    if plan.precision is not None:
-        yield "float types", format_precision(plan.precision, verbose)
+    yield "float types", format_precision(plan.precision, verbose)
     yield "data", plan.data
 
 

@@ -12,7 +12,7 @@ from onnxq.config import Command, Config
 from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
-from onnxq.evaluation.profile import KINDS, GroupCost, Profile
+from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
 from onnxq.graph.light import find_provider, list_libraries
@@ -42,10 +42,9 @@ from onnxq.report.terminal import (
     format_figure,
     format_warnings,
     list_choices,
-    list_more,
+    make_list,
     make_sheet,
     make_table,
-    select_rows,
 )
 from onnxq.workers import use_threads
 
@@ -138,13 +137,14 @@ def _make_parts(profile: Profile, view: View) -> Iterator[RenderableType]:
         costs = profile.of(kind)
         if costs:
             yield from (Text(""), Text(_TITLES[kind], style="bold"))
-            yield from _make_costs(costs, view)
+            columns = ("name", "op", "pairs", "isolated", "left out", "gain")
+            yield from make_list(
+                costs, view, columns, _make_cost_row, usual=_SHOWN, right=columns[2:], names=columns[:1]
+            )
     if profile.prefixes:
-        shown, more = select_rows(profile.prefixes, view)
-        steps = ((step.node, format_decibel(step.sqnr_db)) for step in shown)
         yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
-        yield make_table(("node", "SQNR"), steps, right=("SQNR",), names=("node",))
-        yield from list_more(more)
+        titles = ("node", "SQNR")
+        yield from make_list(profile.prefixes, view, titles, _make_prefix_row, right=titles[1:], names=titles[:1])
 
 
 def _make_title(profile: Profile) -> Text:
@@ -165,17 +165,16 @@ def _make_rows(profile: Profile) -> SheetRows:
     yield "read", legend
 
 
-def _make_costs(costs: Sequence[GroupCost], view: View) -> tuple[RenderableType, ...]:
-    columns = ("name", "op", "pairs", "isolated", "left out", "gain")
-    shown, more = select_rows(costs, view, _SHOWN)
-    rows = []
-    for cost in shown:
-        # A segment may hold many operators: three of them are enough to recognise it.
-        ops = "/".join((*cost.ops[:3], *(["…"] if len(cost.ops) > 3 else [])))
-        figures = format_decibel(cost.isolated_db), format_decibel(cost.leave_one_out_db)
-        gain = format_figure(cost.gain_db, "+.2f", " dB") or "n/a"
-        rows.append((cost.name, ops, len(cost.sites), *figures, gain))
-    return make_table(columns, rows, right=columns[2:], names=("name",)), *list_more(more)
+def _make_prefix_row(prefix: PrefixError) -> Sequence[str]:
+    return prefix.node, format_decibel(prefix.sqnr_db)
+
+
+def _make_cost_row(cost: GroupCost) -> Sequence[object]:
+    # A segment may hold many operators: three of them are enough to recognise it.
+    ops = "/".join((*cost.ops[:3], *(["…"] if len(cost.ops) > 3 else [])))
+    figures = format_decibel(cost.isolated_db), format_decibel(cost.leave_one_out_db)
+    gain = format_figure(cost.gain_db, "+.2f", " dB") or "n/a"
+    return cost.name, ops, len(cost.sites), *figures, gain
 
 
 def _make_warnings(profile: Profile) -> Iterator[RenderableType]:

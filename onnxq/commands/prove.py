@@ -12,7 +12,7 @@ from onnxq.config import Command, Config
 from onnxq.data import Dataset, load_data
 from onnxq.engines.builder.library import ORT
 from onnxq.engines.builder.shapes import parse_shapes
-from onnxq.engines.prove.proof import INT8, QUANTIZED, NodeProof, Proof, Requirement, SiteState, Tensor
+from onnxq.engines.prove.proof import INT8, QUANTIZED, Kernel, NodeProof, Proof, Requirement, SiteState, Tensor
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.files import name_folder
@@ -31,10 +31,8 @@ from onnxq.report.terminal import (
     format_seconds,
     format_warnings,
     join_lines,
-    list_more,
+    make_list,
     make_sheet,
-    make_table,
-    select_rows,
 )
 from onnxq.sites import Caution
 
@@ -182,27 +180,26 @@ def _make_parts(proof: Proof, view: View) -> Iterator[RenderableType]:
 def _make_tables(proof: Proof, view: View) -> Iterator[RenderableType]:
     if proof.nodes:
         nodes = proof.nodes if view.top is None else sorted(proof.nodes, key=lambda node: node.type == INT8)
-        shown, more = select_rows(nodes, view)
-        rows = [(node.node, node.op, node.type, node.kind, node.types) for node in shown]
         columns: tuple[str, ...] = ("node", "op", "type", "kernel", "reads -> writes")
-        yield make_table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
-        yield from (*list_more(more), Text(""))
+        yield from make_list(
+            nodes, view, columns, "node op type kind types", names=("node", "kernel"), fold=("reads -> writes",)
+        )
+        yield Text("")
     pairs = [site for site in proof.sites if view.verbose or site.state is not SiteState.FUSED]
     if pairs:
-        unfused, more = select_rows(pairs, view)
-        rows = [(site.site, site.role, site.state, site.rule, site.reason) for site in unfused]
-        yield make_table(("pair", "role", "state", "rule", "why"), rows, names=("pair",), fold=("rule", "why"))
-        yield from (*list_more(more), Text(""))
+        columns = ("pair", "role", "state", "rule", "why")
+        yield from make_list(pairs, view, columns, "site role state rule reason", names=("pair",), fold=columns[3:])
+        yield Text("")
     yield from make_sums_tables(proof.weights, proof.cost, view)
     if view.verbose and proof.kernels:
-        kernels, more = select_rows(proof.kernels, view)
-        cells: list[Sequence[str]] = []
-        for kernel in kernels:
-            types = map(_format_types, (kernel.inputs, kernel.weights, kernel.outputs))
-            cells.append((kernel.name, kernel.kind, *types, " ".join(kernel.nodes)))
         columns = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
-        yield make_table(columns, cells, names=columns[:2], fold=columns[2:])
-        yield from (*list_more(more), Text(""))
+        yield from make_list(proof.kernels, view, columns, _make_kernel_row, names=columns[:2], fold=columns[2:])
+        yield Text("")
+
+
+def _make_kernel_row(kernel: Kernel) -> Sequence[str]:
+    types = map(_format_types, (kernel.inputs, kernel.weights, kernel.outputs))
+    return kernel.name, kernel.kind, *types, " ".join(kernel.nodes)
 
 
 def _format_types(tensors: Sequence[Tensor]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path, PurePath
 
 from onnxq.config import Command
@@ -96,8 +97,7 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "verdict", _make_verdict(report)
     if change := _describe_size(report):
         yield "size", f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}"
-    if report.latency is not None:
-        yield "latency", _make_latency(report)
+    yield "latency", _make_latency(report)
     if report.checks:
         yield "accuracy", _make_checks(report)
     elif report.unchecked:
@@ -108,24 +108,21 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
         yield "pairs", f"{text}; {report.dynamic} on scales of each run" if report.dynamic else text
     yield "quantized", ", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops)
     yield "passes", report.accounts
-    if report.promotion is not None:
-        yield "promoted", make_promotion(report.promotion)
+    yield "promoted", make_promotion(report.promotion)
     for label, lines in (("prepared", report.rewrites), ("kept", report.kept)):
         if lines:
             yield label, join_lines(lines, verbose, _SHOWN)
-    if report.forced is not None:
-        yield "forced", format_forced(report.forced)
+    yield "forced", format_forced(report.forced) if report.forced else None
     yield "refused", format_reasons(report.refusals, verbose)
     yield "left float", format_reasons(report.left_float, verbose)
-    if report.float_types is not None:
-        yield "float types", format_precision(report.float_types, verbose)
+    yield "float types", format_precision(report.float_types, verbose)
     yield "data", report.data
     yield "ran", report.code
     if report.stages:
         yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
         columns = ("site", "role", "spec", "scale", "rule")
-        rows = [[getattr(line, column) for column in columns] for line in report.sites]
+        rows = map(attrgetter(*columns), report.sites)
         yield "sites", make_table(columns, rows, names=("site",), fold=("spec", "rule"))
 
 
@@ -160,9 +157,11 @@ def _describe_size(report: Report) -> str:
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
 
 
-def _make_latency(report: Report) -> Text:
+def _make_latency(report: Report) -> Text | None:
     latency = report.latency
-    if latency is None or math.isnan(latency.ratio):
+    if latency is None:
+        return None
+    if math.isnan(latency.ratio):
         return Text("not measured")
     cpu = f"on {_CPUS.get(latency.cpu, latency.cpu)}" if latency.cpu else ""
     run = ", ".join(filter(None, ("median", format_threads(latency.threads), format_shapes(latency.shapes), cpu)))
@@ -271,8 +270,10 @@ def _format_value(promotion: Promotion, value: float) -> str:
     return format_decibel(value) if promotion.unit == "dB" else f"{value:.4g}"
 
 
-def make_promotion(promotion: Promotion) -> RenderableType:
-    """Make the outcome and a row for each step."""
+def make_promotion(promotion: Promotion | None) -> RenderableType | None:
+    """Make the outcome and a row for each step; None for none."""
+    if promotion is None:
+        return None
     outcome = Text(describe_promotion(promotion), style="" if promotion.met else "bold red")
     if not promotion.steps:
         return outcome

@@ -19,9 +19,7 @@ from onnxq.report.terminal import (
     format_decibel,
     format_scale,
     format_seconds,
-    list_more,
-    make_table,
-    select_rows,
+    make_list,
 )
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
@@ -146,8 +144,10 @@ def describe_shortage(shortened: Shortened) -> str:
     return f"budget: {name}: {change}, the budget of {budget} leaves no time for more"
 
 
-def format_precision(types: PrecisionPlan, verbose: bool = False) -> Iterator[str]:
+def format_precision(types: PrecisionPlan | None, verbose: bool = False) -> Iterator[str]:
     """Lines on the type, on inputs and outputs, and on every reason with the nodes it holds for."""
+    if types is None:
+        return
     if types.type is not FloatType.FLOAT32:
         kept = f", {len(types.kept)} stay in float32" if types.kept else ""
         yield f"{types.nodes} nodes compute in {types.type}{kept}"
@@ -171,22 +171,27 @@ def _name_float32(node: KeptFloat32) -> str:
     return node.node
 
 
+# kind, largest, smallest: the type that the others compute in and its limits; detail: of the node.
+_FLOAT32_REASONS = {
+    KeepReason.OVERFLOW: "values near or beyond the largest {kind}, {largest:.5g}",
+    KeepReason.SUM: "what it adds up may pass the largest {kind}, {largest:.5g}",
+    KeepReason.SMALL: "values too small for {kind}, which loses digits below {smallest:.2g}",
+    KeepReason.PRECISION: "with inputs rounded to {kind} it makes something else",
+    KeepReason.SCALE: "a scale of what it reads is below {smallest:.2g}, where {kind} loses digits",
+    KeepReason.EXISTING: "it reads a pair that the model came with, whose numbers stay as they are",
+    KeepReason.KERNEL: "{detail}",
+    KeepReason.ONNX: "no {kind} operator in ONNX, or of unknown type",
+    KeepReason.SHAPES: "arithmetic on shapes and positions",
+    KeepReason.RULE: "{detail}",
+    KeepReason.UNSEEN: "no sample ran it, so its values are unknown",
+    KeepReason.CASTS: "between such nodes: Casts around it would cost more",
+    KeepReason.TRIAL: "the answers were worse without it",
+}
+
+
 def _explain_float32(node: KeptFloat32, kind: FloatType) -> str:
-    return {
-        KeepReason.OVERFLOW: f"values near or beyond the largest {kind}, {kind.largest:.5g}",
-        KeepReason.SUM: f"what it adds up may pass the largest {kind}, {kind.largest:.5g}",
-        KeepReason.SMALL: f"values too small for {kind}, which loses digits below {kind.smallest:.2g}",
-        KeepReason.PRECISION: f"with inputs rounded to {kind} it makes something else",
-        KeepReason.SCALE: f"a scale of what it reads is below {kind.smallest:.2g}, where {kind} loses digits",
-        KeepReason.EXISTING: "it reads a pair that the model came with, whose numbers stay as they are",
-        KeepReason.KERNEL: node.detail,
-        KeepReason.ONNX: f"no {kind} operator in ONNX, or of unknown type",
-        KeepReason.SHAPES: "arithmetic on shapes and positions",
-        KeepReason.RULE: node.detail,
-        KeepReason.UNSEEN: "no sample ran it, so its values are unknown",
-        KeepReason.CASTS: "between such nodes: Casts around it would cost more",
-        KeepReason.TRIAL: "the answers were worse without it",
-    }[node.reason]
+    text = _FLOAT32_REASONS[node.reason]
+    return text.format(kind=kind, largest=kind.largest, smallest=kind.smallest, detail=node.detail)
 
 
 def saturation_summary(weights: Sequence[WeightSums]) -> str:
@@ -227,18 +232,19 @@ def make_sums_tables(weights: Sequence[WeightSums], cost: Cost | None, view: Vie
         shares = {node.node: f"{100 * node.share:.3g}%" for node in cost.nodes}
     if view.verbose:
         columns.append("exact")
-    rows = []
-    shown, more = select_rows(listed, view, _SUMS)
-    for weight in shown:
+
+    def make_row(weight: WeightSums) -> Sequence[str]:
         counts = f"{weight.rows}/{weight.all_rows}", f"{weight.sums}/{weight.all_sums}"
         cells = [weight.node, weight.op, weight.weight, *counts]
         if cost is not None:
             cells.append(shares.get(weight.node, ""))
         if view.verbose:
             cells.append(weight.exact)
-        rows.append(cells)
-    yield make_table(columns, rows, right=("rows", "sums", "saturated"), names=("node", "weight"), fold=("exact",))
-    yield from (*list_more(more), Text(""))
+        return cells
+
+    names, right = ("node", "weight"), ("rows", "sums", "saturated")
+    yield from make_list(listed, view, columns, make_row, usual=_SUMS, right=right, names=names, fold=("exact",))
+    yield Text("")
 
 
 def format_cost(cost: Cost) -> list[str]:

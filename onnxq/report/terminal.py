@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import IO, Any, TypeVar
 
 from rich.console import Console
@@ -25,7 +26,7 @@ T = TypeVar("T")
 # A renderable, or the lines of a text.
 Content = RenderableType | list[str] | tuple[str, ...] | Iterator[str]
 # Labels and contents of a sheet.
-SheetRows = Iterator[tuple[str, Content]]
+SheetRows = Iterator[tuple[str, Content | None]]
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
 # Lines on choices.
@@ -115,6 +116,27 @@ def make_table(
     )
 
 
+def make_list(
+    items: Sequence[T],
+    view: View,
+    columns: Sequence[str],
+    cells: str | Callable[[T], Sequence[object]],
+    *,
+    usual: int | None = None,
+    right: Iterable[str] = (),
+    names: Iterable[str] = (),
+    fold: Iterable[str] = (),
+) -> list[RenderableType]:
+    """Make a table of the items that a view shows, and a line that counts the others.
+
+    cells: the attributes of an item, by their names in one text, or a function that gives them. usual: as for
+    `select_rows`; the others: as for `make_table`.
+    """
+    shown, more = select_rows(items, view, usual)
+    make_row = attrgetter(*cells.split()) if isinstance(cells, str) else cells
+    return [make_table(columns, map(make_row, shown), right=right, names=names, fold=fold), *list_more(more)]
+
+
 def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tuple[Sequence[T], str]:
     """Select the rows to show; return them and a line that counts the others, "" for none.
 
@@ -151,7 +173,7 @@ def make_sheet(rows: SheetRows) -> Table:
     return sheet
 
 
-def make_renderable(content: Content) -> RenderableType | None:
+def make_renderable(content: Content | None) -> RenderableType | None:
     """Make a text of a line or lines; None for none. Other renderables stay as they are."""
     if isinstance(content, str):
         return Text(content) if content else None
