@@ -16,10 +16,10 @@ from onnxq.report.terminal import RenderableType, View, make_table
 
 @dataclass(frozen=True)
 class Kernels:
-    """Libraries and images, built or missing. asked: for GPUs, so that it is a fault if theirs are missing."""
+    """Libraries and images, built or missing. for_gpus: asked for, so that it is a fault if theirs are missing."""
 
     kernels: tuple[Built, ...]
-    asked: bool = False
+    for_gpus: bool = False
 
     @property
     def missing(self) -> list[Built]:
@@ -30,7 +30,7 @@ class Kernels:
 def build(archs: Sequence[str], out: str | None, force: bool, *, progress: Progress = silent) -> Kernels:
     """Compile the kernels. archs: GPUs to compile for. out: a folder for machines of the same kind."""
     built = build_kernels(archs, output=name_folder(out), force=force, progress=progress)
-    return Kernels(tuple(built), asked=bool(archs))
+    return Kernels(tuple(built), for_gpus=bool(archs))
 
 
 def find_missing_kernels(result: Kernels) -> MissingDependencyError | None:
@@ -39,7 +39,7 @@ def find_missing_kernels(result: Kernels) -> MissingDependencyError | None:
     A machine without nvcc is no fault, unless kernels for GPUs were asked for, as long as something was built.
     """
     missing = result.missing
-    faults = [kernel for kernel in missing if kernel.kernels == "CUDA"] if result.asked else []
+    faults = [kernel for kernel in missing if kernel.kernels == "CUDA"] if result.for_gpus else []
     if len(missing) == len(result.kernels):
         faults = faults or missing
     return MissingDependencyError(f"{faults[0].kernels} kernels", faults[0].reason) if faults else None
@@ -65,7 +65,7 @@ FORMS = {
         list_warnings=lambda result: [
             Text(f"no {kernel.kernels} kernels: {kernel.reason}") for kernel in result.missing
         ],
-        hidden="asked",
+        hidden="for_gpus",
         find_fault=find_missing_kernels,
     )
 }
