@@ -23,6 +23,7 @@ Exit codes:
 """
 # Digits of a number of bits; the widest integers have 64.
 _DIGITS = 3
+# Parameters hold no state, so that commands can share them.
 _MODEL = click.Argument(["model"])
 _MODELS = click.Argument(["models"], metavar="MODEL...", nargs=-1, required=True)
 

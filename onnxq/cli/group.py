@@ -99,6 +99,7 @@ class ModelCommand(click.Command):
 
     def run_function(self, view: View, strict: bool = False, **arguments: Any) -> int:
         """Run the command's function and show its result; returns the exit code."""
+        # Beside the model, so that a command without options leaves a file that can be found.
         if self.ending and not arguments["out"]:
             arguments["out"] = name_beside(arguments["model"], self.ending)
         if self.progress:
@@ -112,6 +113,7 @@ class ModelCommand(click.Command):
                 result = self._load_function()(**arguments, progress=progress)
         else:
             result = self._load_function()(**arguments)
+        # Behind the progress, whose lines would break into the result.
         code = show_outcome(result, view)
         # Refusals fail the command only on request: the file that is written is right without them.
         return code or (REFUSED if strict and result.report.refusals else DONE)

@@ -65,6 +65,7 @@ def bench(
     sources = list_models(models)
     with open_run(sources[0], config, overrides, Command.BENCH) as chosen:
         options, provider = chosen.bench, chosen.runtime.provider
+        # Only one that the caller gave: that of a configuration may be meant for calibration.
         if (overrides or {}).get("provider") and options.engine not in (ORT, None):
             cause = "is of ONNX Runtime, and another engine was asked for"
             raise ConfigError("provider", cause, "leave it out", code="Q317")
@@ -109,6 +110,7 @@ def _describe_model(bench: Bench, model: BenchedModel) -> Values:
 def _describe_latency(latency: Latency | None) -> Values | None:
     if latency is None:
         return None
+    # Without the single times, of which there are thousands.
     values = asdict(latency) | {"per_second": latency.per_second}
     del values["times_ms"]
     return values
@@ -136,6 +138,7 @@ def _list_facts(bench: Bench) -> Iterator[str]:
     yield bench.version
     if bench.chosen:
         yield f"{bench.engine}: {bench.chosen}"
+    # All models are timed with the same number of threads.
     latency = next((model.best for model in bench.models if model.best is not None), None)
     if latency is not None and bench.engine == ORT:
         yield bench.provider or f"{CPU_KINDS[bench.device]}, {format_threads(latency.threads)}"
@@ -146,6 +149,7 @@ def _list_facts(bench: Bench) -> Iterator[str]:
 
 def _make_table(bench: Bench) -> RenderableType:
     columns = ["model", "heavy nodes", "kernels", "moving"]
+    # A column that is empty for every model is left out.
     ways = [way for way in ("eager", "graph") if any(getattr(model, way) is not None for model in bench.models)]
     for way in ways:
         prefix = "graph " if way == "graph" else ""

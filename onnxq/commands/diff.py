@@ -97,6 +97,7 @@ def diff(
             layers=options.layers,
             bisect=options.bisect,
             top_k=options.top_k,
+            # In memory until they are written; without a folder they never are.
             keep=options.keep if folder is not None else 0,
             threads=chosen.verify.threads,
             memory_limit=chosen.data.memory_limit or DiffRequest.memory_limit,
@@ -183,6 +184,7 @@ def find_unmet_tolerance(difference: Difference) -> VerificationError | None:
         if more:
             cause += f"; and {format_count(more, 'more tolerance')} not met"
         return VerificationError(f"output {first.output}", cause, code="Q703")
+    # After the tolerances, which say more of the model.
     if difference.missing:
         absences = {refusal.subject: refusal for refusal in difference.skipped}
         return explain_absence(absences[difference.missing[0]])
@@ -208,6 +210,7 @@ def _list_figures(difference: Difference) -> list[RunFigure]:
     labels = _label_runs(difference)
     figures = []
     for output in difference.outputs:
+        # A verdict counts the agreement in the largest score only, and only where outputs look like scores of classes.
         ranked = output.classes is not None and difference.top_k == 1
         for error in output.accuracy:
             figure = RunFigure(

@@ -94,6 +94,7 @@ def _make_parts(inspection: Inspection, view: View) -> Iterator[RenderableType]:
         count = format_count(len(inspection.operators), "operator")
         summary = f"{count} on integers: {_count_operators(inspection)}"
         yield from (Text(""), _make_operators(inspection), Text(""), Text(summary))
+    # Models of any tool may hold weights that overflow.
     tables = list(make_sums_tables(inspection.weights, None, view))
     if tables:
         yield from (Text(""), *tables)

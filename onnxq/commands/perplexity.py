@@ -69,6 +69,7 @@ def _measure(sources: Sequence[ModelSource], path: Path, config: Config, progres
     tokenizer = find_tokenizer(path, config.data)
     with progress("loading the models"):
         decoders = _load_decoders(sources, config)
+    # A model exported for one length takes no other; caches make up for it.
     fixed = [model.parts.length for model in decoders if model.parts.length is not None and not model.caches]
     length = min(fixed, default=config.data.sequence_length or LENGTH)
     with progress("reading the text", config.data.samples) as task:

@@ -74,6 +74,7 @@ def profile_model(
     """
     if quantized is not None and plan is not None:
         raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
+    # Where the model is quantized first, its time says nothing of the cost of its sites.
     with open_run(model, config, {**(overrides or {}), "verify.latency": False}, Command.PROFILE) as chosen:
         if quantized is None and plan is None:
             quantized = quantize(model, data, chosen, progress=progress).model

@@ -73,6 +73,7 @@ def prove(
         options = chosen.prove
         _check_libraries(options.engine, overrides or {})
         with open_output_folder(folder, options.engine, force=force):
+            # The samples are read before the build, which may take minutes: a mistake in them shows at once.
             request = ProveRequest(
                 engine=options.engine,
                 capability=options.compute_capability,
@@ -96,6 +97,7 @@ def prove(
 
 def _check_libraries(engine: str | None, overrides: Mapping[str, Any]) -> None:
     """ConfigError for a library of another engine than the one asked for."""
+    # Libraries in a configuration serve other commands, too, and are no reason to refuse.
     for name, title, fits in (("ort_library", "ONNX Runtime", ORT), ("plugin", "TensorRT", None)):
         other = engine not in (fits, None) if fits else engine == ORT
         if overrides.get(name) and other:
@@ -185,6 +187,7 @@ def _make_tables(proof: Proof, view: View) -> Iterator[RenderableType]:
             nodes, view, columns, "node op type kind types", names=("node", "kernel"), fold=("reads -> writes",)
         )
         yield Text("")
+    # That a pair fused is what it was written for.
     pairs = [site for site in proof.sites if view.verbose or site.state is not SiteState.FUSED]
     if pairs:
         columns = ("pair", "role", "state", "rule", "why")

@@ -78,6 +78,7 @@ def quantize(
 
 
 def _make_parts(report: Report, view: View) -> Iterator[RenderableType]:
+    # First, since it changes the meaning of all that follows.
     if report.already:
         yield Text(report.already)
     yield _make_title(report)
@@ -138,6 +139,7 @@ def _make_verdict(report: Report) -> Text:
     facts.append(_describe_size(report))
     if latency is not None and not math.isnan(latency.ratio):
         facts.append(f"{latency.ratio:.2f}x {'the speed of float' if report.slower else 'faster'}")
+    # The outputs are exact then, which would read as a success.
     if report.unchanged:
         more = " more" if report.already else ""
         reason = f"int8 would not pay, so that nothing{more} is quantized"

@@ -38,6 +38,7 @@ def find_form(result: object) -> Form[Any]:
     if kind not in _MODULES:
         names = ", ".join(sorted({*_MODULES, "Result"}.difference(_INTERNAL)))
         raise ConfigError("result", f"{kind} has no summary", f"give one of: {names}", code="Q304")
+    # By name and late: the modules of all commands together load every engine.
     forms: dict[str, Form[Any]] = import_module(f"onnxq.commands.{_MODULES[kind]}").FORMS
     return forms[kind]
 

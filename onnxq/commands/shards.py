@@ -112,6 +112,7 @@ def run_merge(parts: Sequence[str], out: str | None, force: bool) -> WrittenPart
 
 def _describe_part(part: Part, output: str = "") -> Values:
     """The facts of a part, without its numbers."""
+    # `error` stands there for programs that look for it in every document; the command ends with none.
     facts = {"output": output, "ranges": len(part.wants), "total": part.total, "samples": sorted(part.samples)}
     return {"error": None, "part": facts, "missing": part.missing, "keys": part.keys}
 

@@ -121,6 +121,7 @@ def variants(
     Raises a subclass of OnnxqError where the model, the data or the options are wrong, and where every variant fails.
     """
     folder = name_folder(out)
+    # All files or none: they lie in the scratch folder until the last one is made and checked.
     with open_run(model, config, overrides, Command.VARIANTS) as chosen, ScratchFolder() as scratch:
         options = _check_options(chosen, overrides)
         only = chosen.variants.only
