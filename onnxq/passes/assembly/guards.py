@@ -123,5 +123,5 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
         edit.read(view.edge(add, k), edit.constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped))
     else:
         negated = edit.constant(add.scope, f"{add.inputs[k]}/negated", -bias)
-        edit.become(add, "Sub", (node.outputs[0], negated), {})
+        edit.replace_node(add, "Sub", (node.outputs[0], negated), {})
     return True

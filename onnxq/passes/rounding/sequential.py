@@ -208,7 +208,7 @@ class _Walk:
     def visit_operator(self, operator: Operator) -> _Visit | None:
         """Statistics of the operator's input and the problem of its weight; None where an earlier run solved it, or
         where the operator is left as it is."""
-        finished, pool = self.finished.read(operator.node.name), self._find_pool(operator)
+        finished, pool = self.finished.read_next(operator.node.name), self._find_pool(operator)
         request = self._make_request(operator, pool)
         if finished is not None:
             self._pass_by(request, finished)
@@ -218,7 +218,7 @@ class _Walk:
         moments = statistics.moments
         numbers = OperatorNumbers(moments.count, statistics.scarce)
         if self._find_left(operator, numbers) is not None:
-            self.finished.write(numbers)
+            self.finished.write_numbers(numbers)
             self._write_numbers(operator, numbers)
             return None
         target = operator.to_rows(operator.weight)
@@ -257,7 +257,7 @@ class _Walk:
             bias = operator.bias.reshape(weight.shape[:2])
             corrected = correct_bias(bias, weight, operator.to_rows(final), visit.statistics.moments)
             numbers = replace(numbers, bias=corrected.reshape(-1))
-        self.finished.write(numbers)
+        self.finished.write_numbers(numbers)
         self._write_numbers(operator, numbers, final)
 
     def _write_numbers(self, operator: Operator, numbers: OperatorNumbers, final: Array | None = None) -> None:
@@ -293,7 +293,7 @@ class _Walk:
         node, real = pool
         quantized = self.paired.input(self.paired.node(node.name), 0)
         runs = [both for both in (self.samples, self.others) if both.feeds]
-        return pool if all(both.hold(real, quantized, node.name) for both in runs) else None
+        return pool if all(both.has_tensors(real, quantized, node.name) for both in runs) else None
 
     def _make_request(self, operator: Operator, pool: tuple[NodeRef, TensorId] | None) -> MomentsRequest:
         """The statistics that an operator needs. pool: look in front of it."""
