@@ -13,12 +13,10 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
-from onnxq.passes.mixed_precision.dynamic_scales import DYNAMIC_SCALES
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
-from onnxq.passes.mixed_precision.float_ops import FLOAT_OPS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
+from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
-from onnxq.passes.mixed_precision.sensitive_ops import SENSITIVE_OPS
 from onnxq.passes.mixed_precision.weight_bits import WEIGHT_BITS
 from onnxq.passes.ranges.passes import RANGES
 from onnxq.passes.rewrites.passes import REWRITES

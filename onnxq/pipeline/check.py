@@ -15,7 +15,7 @@ from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
-from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.evaluation.selections import explain_missing
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model

@@ -16,7 +16,7 @@ from onnxq.engines.bench.trt import demand_gpu, time_models_on_gpu
 from onnxq.errors import ConfigError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.state import FloatState

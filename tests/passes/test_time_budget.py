@@ -113,23 +113,23 @@ def test_nothing_but_the_budget_catches_it() -> None:
 
 def test_promotion_keeps_the_steps_it_made() -> None:
     made, clock = budget(100)
-    from onnxq.passes.mixed_precision import promotion
+    from onnxq.passes.mixed_precision.search import PromotionSearch
 
     class Search:
         late = False
 
         @staticmethod
-        def expired() -> bool:
+        def is_expired() -> bool:
             return made.left() <= 0
 
-        def steps(self) -> Iterator[str]:
+        def find_steps(self) -> Iterator[str]:
             for k in range(10):
                 clock.now += 30
                 yield f"step {k}"
 
-        in_time = promotion._Search.in_time
-        end = promotion._Search.end
+        take_steps = PromotionSearch.take_steps
+        explain_end = PromotionSearch.explain_end
 
     search = Search()
-    assert list(search.in_time()) == ["step 0", "step 1", "step 2", "step 3"]  # type: ignore[misc]
-    assert search.end() == "the budget ran out"  # type: ignore[misc]
+    assert list(search.take_steps()) == ["step 0", "step 1", "step 2", "step 3"]  # type: ignore[misc]
+    assert search.explain_end() == "the budget ran out"  # type: ignore[misc]

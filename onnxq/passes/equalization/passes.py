@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, Stage
-from onnxq.passes.equalization.bias_absorption import choose_shifts, shift_axes
+from onnxq.passes.equalization.bias_absorption import choose_shifts, list_shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
-from onnxq.passes.equalization.cross_layer import Factors, channel_axes, compute_factors
+from onnxq.passes.equalization.cross_layer import Factors, compute_factors, list_channel_axes
 from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, ROTATION, SMOOTHQUANT, rotate_state, write_factors
 from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations
-from onnxq.passes.equalization.smoothquant import find_quantized_groups, smoothing_factors
-from onnxq.passes.equalization.smoothquant_core import Seen
+from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, find_quantized_groups
+from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, gains_by_rotation, score_rotated
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import FloatState
@@ -34,9 +32,9 @@ _SEEDS = 4
 
 def equalize_layers(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Cross-layer equalization, Nagel et al. 2019."""
-    axes = channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
-    seen = _observe(ctx, state, axes, "equalizing")
-    largest = {tensor: np.maximum(np.abs(one.low), np.abs(one.high)) for tensor, one in seen.items()}
+    axes = list_channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
+    observed = _observe(ctx, state, axes, "equalizing")
+    largest = {tensor: statistics.largest for tensor, statistics in observed.items()}
     # All or none: channels that share a factor need the values of every tensor they are in.
     factors = compute_factors(state.model, largest if len(largest) == len(axes) else None)
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
@@ -44,9 +42,7 @@ def equalize_layers(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState
 
 def absorb_biases(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
-    seen = _observe(ctx, state, shift_axes(state.model), "absorbing")
-    low, high = {t: one.low for t, one in seen.items()}, {t: one.high for t, one in seen.items()}
-    shifts = choose_shifts(state.model, low, high)
+    shifts = choose_shifts(state.model, _observe(ctx, state, list_shift_axes(state.model), "absorbing"))
     return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
 
 
@@ -55,11 +51,11 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> tuple[FloatSt
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in find_quantized_groups(state.model, plan)}
-    seen = observe_channels(
+    observed = observe_channels(
         state.model, axes, ctx.data.calibration, progress=ctx.progress, title="smoothing", rows=_ROWS,
         batch=ctx.config.data.batch, memory_limit=ctx.memory_limit,
     )  # fmt: skip
-    return _write(ctx, state, SMOOTHQUANT, *smoothing_factors(state.model, plan, seen))
+    return _write(ctx, state, SMOOTHQUANT, *compute_smoothing_factors(state.model, plan, observed))
 
 
 def rotate_channels(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
@@ -72,7 +68,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState
     for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
         if highest is None:
             break
-        rotations = [replace(one, seed=seed) for one in possible]
+        rotations = [replace(rotation, seed=seed) for rotation in possible]
         after, copied = rotate_state(ctx.base.ids, state, rotations)
         score = score_rotated(ctx, after)
         # Of those that are not taken nothing is kept in memory.
@@ -91,10 +87,12 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState
 
 
 def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fixed: Sequence[Refusal]) -> str:
-    found = f"{len(rotations)} {'stream' if len(rotations) == 1 else 'streams'} of channels, seed {rotations[0].seed}"
-    twice = f"; {', '.join(copied)} written for each reader, as their norms differ" if copied else ""
-    left = f"; {len(fixed)} left, {fixed[0].subject} {fixed[0].reason}" if fixed else ""
-    return f"{found}{twice}{left}"
+    line = f"{len(rotations)} {'stream' if len(rotations) == 1 else 'streams'} of channels, seed {rotations[0].seed}"
+    if copied:
+        line += f"; {', '.join(copied)} written for each reader, as their norms differ"
+    if fixed:
+        line += f"; {len(fixed)} left, {fixed[0].subject} {fixed[0].reason}"
+    return line
 
 
 def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
@@ -102,9 +100,11 @@ def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
     return has_samples(ctx, state) and has_residual_stream(state.model)
 
 
-def _observe(ctx: EqualizeContext, state: FloatState, axes: Mapping[TensorId, int], title: str) -> dict[TensorId, Seen]:
-    few = ctx.data.calibration.take(_MOST)
-    return observe_channels(state.model, axes, few, progress=ctx.progress, title=title, memory_limit=ctx.memory_limit)
+def _observe(
+    ctx: EqualizeContext, state: FloatState, axes: Mapping[TensorId, int], title: str
+) -> dict[TensorId, ChannelStatistics]:
+    samples, limit = ctx.data.calibration.take(_MOST), ctx.memory_limit
+    return observe_channels(state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit)
 
 
 def _write(

@@ -36,20 +36,14 @@ def write_factors(ids: Mapping[TensorId, str], state: FloatState, name: str, fac
 
     ids: structural identities in the model that the plan will be applied to, before any scaling.
     """
-    found = tuple(
-        Scaling(name=name, tensor=tensor, factors=np.asarray(s, np.float32), anchor=ids.get(tensor, ""))
-        for tensor, s in factors.items()
-    )
-    return _record(replace(state, model=_write(state.model, name, factors)), found)
+    single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
+    records = (Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, "")) for tensor, s in single.items())
+    model = infer_shapes(_WRITERS[name](state.model, single))
+    return _record(replace(state, model=model), tuple(records))
 
 
 def _record(state: FloatState, scalings: Sequence[Scaling | Rotation]) -> FloatState:
     return SCALINGS.write(state, (*(SCALINGS.find(state) or ()), *scalings))
-
-
-def _write(proto: ModelLike, name: str, factors: Factors) -> ModelLike:
-    single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
-    return infer_shapes(_WRITERS[name](proto, single))
 
 
 def rotate_state(
@@ -60,8 +54,8 @@ def rotate_state(
     ids: as in `write_factors`.
     """
     model, copied = write_rotations(state.model, rotations)
-    noted = tuple(replace(one, anchor=ids.get(one.tensor, "")) for one in rotations)
-    return _record(replace(state, model=infer_shapes(model)), noted), copied
+    records = (replace(rotation, anchor=ids.get(rotation.tensor, "")) for rotation in rotations)
+    return _record(replace(state, model=infer_shapes(model)), tuple(records)), copied
 
 
 def replay_scalings(
@@ -74,25 +68,29 @@ def replay_scalings(
     """
     if not scalings:
         return state
-    for strange in (one.name for one in scalings if isinstance(one, Scaling) and one.name not in _WRITERS):
-        fix = f"use one of {', '.join((ROTATION, *_WRITERS))}"
-        raise PlanError(f"scalings: {strange}", "there is no such pass", fix, code="Q403")
+    for scaling in scalings:
+        if isinstance(scaling, Scaling) and scaling.name not in _WRITERS:
+            fix = f"use one of {', '.join((ROTATION, *_WRITERS))}"
+            raise PlanError(f"scalings: {scaling.name}", "there is no such pass", fix, code="Q403")
     # All of them on the model before any scaling, which is what their anchors are of.
     anchors = Anchors(get_index(state.model), {}, lasting=False, recognized=recognized)
-    turned = [replace(one, tensor=_find_tensor(one, anchors)) for one in scalings if isinstance(one, Rotation)]
-    if turned:
-        state = replace(state, model=infer_shapes(write_rotations(state.model, turned)[0]))
-    factored = [one for one in scalings if isinstance(one, Scaling)]
-    for name in _WRITERS:
-        factors = {_find_tensor(one, anchors): one.factors for one in factored if one.name == name}
+    tensors = {id(scaling): _find_tensor(scaling, anchors) for scaling in scalings}
+    rotations = [replace(one, tensor=tensors[id(one)]) for one in scalings if isinstance(one, Rotation)]
+    model = infer_shapes(write_rotations(state.model, rotations)[0]) if rotations else state.model
+    for name, write in _WRITERS.items():
+        factors = {
+            tensors[id(scaling)]: scaling.factors
+            for scaling in scalings
+            if isinstance(scaling, Scaling) and scaling.name == name
+        }
         if factors:
-            state = replace(state, model=_write(state.model, name, factors))
-    return state
+            model = infer_shapes(write(model, factors))
+    return replace(state, model=model)
 
 
-def _find_tensor(one: Scaling | Rotation, anchors: Anchors) -> TensorId:
-    found = anchors.find_tensor(one.tensor, one.anchor)
-    if found is None:
+def _find_tensor(scaling: Scaling | Rotation, anchors: Anchors) -> TensorId:
+    tensor = anchors.find_tensor(scaling.tensor, scaling.anchor)
+    if tensor is None:
         cause = "is scaled by the plan but not in this model"
-        raise PlanError(str(one.tensor), cause, "plan the model again", code="Q404")
-    return found
+        raise PlanError(str(scaling.tensor), cause, "plan the model again", code="Q404")
+    return tensor

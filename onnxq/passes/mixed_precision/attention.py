@@ -22,11 +22,13 @@ PLAIN: Note[Plan] = Note(NAME)
 
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
-    held = {site.site: site for site in whole.sites}
-    found = ((site, held.get(site.site, site)) for site in plain.sites)
-    sites = tuple(replace(site, qparams=own.qparams, values=own.values) for site, own in found)
+    known = {site.site: site for site in whole.sites}
+    sites = []
+    for site in plain.sites:
+        same = known.get(site.site, site)
+        sites.append(replace(site, qparams=same.qparams, values=same.values))
     return replace(
-        plain, sites=sites, biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
+        plain, sites=tuple(sites), biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
         warnings=whole.warnings, scalings=whole.scalings,
     )  # fmt: skip
 
@@ -36,12 +38,13 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedSta
     whole, judge = state.planned, ctx.data.judge
     plain = without_attention(whole, PLAIN.read(state))
     both = {"quantized": whole, "float": plain}
-    found = {name: judge.measure(state, plan, progress=ctx.progress) for name, plan in both.items()}
-    worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
+    figures = {}
+    for name, plan in both.items():
+        figures[name] = [output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)]
+    worst = {name: min(values, default=math.inf) for name, values in figures.items()}
     # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
     narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
     threshold = THRESHOLDS["attention beside float16" if narrow else NAME]
-    kept = [threshold.allows(a.sqnr_db, b.sqnr_db) for a, b in zip(found["float"], found["quantized"], strict=True)]
     count = len(judge.samples)
     choice = AttentionChoice(
         kind=AttentionKind.FLOAT,
@@ -49,7 +52,7 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedSta
         quantized_db=round(worst["quantized"], 1),
         samples=count,
     )
-    if all(kept):
+    if all(map(threshold.allows, figures["float"], figures["quantized"])):
         plan = replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
         return replace(state, plan=plan), PassReport(NAME, ("quantized",))
     reason = (
@@ -60,7 +63,8 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedSta
     rules = find_target(plain.target).attention_rules
     names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
     left_float = tuple(
-        replace(one, reason=reason) if one.rule in rules and one.subject in names else one for one in plain.left_float
+        replace(left, reason=reason) if left.rule in rules and left.subject in names else left
+        for left in plain.left_float
     )
     plan = replace(plain, left_float=left_float, attention=choice)
     return replace(state, plan=plan), PassReport(NAME, ("float",))

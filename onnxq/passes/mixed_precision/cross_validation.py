@@ -68,11 +68,11 @@ def _measure_widening(end: float, reached: float) -> float:
 
 def widen_ranges(model: ModelLike, plan: Plan, factor: float) -> Plan:
     """The calibrated plan with ranges that reach so many times as far, where they are those of all values seen."""
-    given = {site.group for site in plan.existing if site.group}
+    existing = {site.group for site in plan.existing if site.group}
     changed = {
         site.site: _set_range(site, *(factor * end for end in _read_range(site)))
         for site in plan.sites
-        if _is_observed(site) and site.observer.name == WHOLE_RANGE and site.group not in given
+        if _is_observed(site) and site.observer.name == WHOLE_RANGE and site.group not in existing
     }
     return _move_ranges(model, plan, changed)
 
@@ -107,9 +107,9 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     Deterministic. Raises what calibration raises.
     """
     samples, seed = ctx.data, ctx.config.data.seed
-    held = samples.validation.joined(samples.test)
-    whole = samples.calibration.joined(held)
-    judged = whole.take(max(_MOST, len(held)), seed) if len(whole) > _MOST else whole
+    held_back = samples.validation.joined(samples.test)
+    whole = samples.calibration.joined(held_back)
+    judged = whole.take(max(_MOST, len(held_back)), seed) if len(whole) > _MOST else whole
     observed = any(_is_observed(site) for site in state.planned.sites)
     # Ranges of other runs are of other samples, too; and of a large model one at a time is held.
     folds = min(_FOLDS, len(judged)) if observed and not ctx.config.scale.ranges else 1
