@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxq.compat.selection import CallLists
-    from onnxq.pipeline import Result
+    from onnxq.pipeline.result import Result
 
     Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None
@@ -137,8 +137,8 @@ def _quantize(
     cautions: Iterable[Caution],
     selection: CallLists,
 ) -> Result:
+    from onnxq.commands.quantize import quantize as quantize_model
     from onnxq.compat.selection import describe_floats, read_selection
-    from onnxq.pipeline import quantize as quantize_model
 
     wish = read_selection(model, selection)
     _warn_caller([*cautions, *wish.cautions])
@@ -158,8 +158,8 @@ def _apply_plan(
     selection: CallLists,
 ) -> Result:
     """Carry out a plan, which says already all that arguments could; it is read, and never written."""
+    from onnxq.commands.apply import apply
     from onnxq.compat.selection import CallLists
-    from onnxq.pipeline import apply
 
     allowed = {key: value for key, value in overrides.items() if key in ("external_data", "provider")}
     if allowed != overrides or selection != CallLists():

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.commands.apply import read_plan
 from onnxq.config import load_config
 from onnxq.data import load_data
 from onnxq.errors import CalibrationError, ConfigError, DataError, ModelError, OnnxqError, PlanError
 from onnxq.graph import ValueInfo, load_model
 from onnxq.interop import read_scales
-from onnxq.pipeline.apply_plan import read_plan
 
 pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero and pipes")
 

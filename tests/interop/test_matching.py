@@ -15,11 +15,11 @@ from onnx import helper, numpy_helper, parser
 
 import onnxq
 from onnxq.cli import cli
+from onnxq.commands.import_calibration import import_calibration
 from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
 from onnxq.interop import Imported, UnmatchedKind, read_scales
 from onnxq.interop.trt_cache import ORIGIN, parse_cache
-from onnxq.pipeline import import_calibration
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
