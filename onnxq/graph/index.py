@@ -99,8 +99,13 @@ class GraphIndex(Graph):
 
         None for "" and for a name nobody defines.
         """
-        scopes = self.list_outwards(scope) if tensor else ()
-        return next((TensorId(tensor, at) for at in scopes if tensor in self._defined.get(at, ())), None)
+        # A loop, not the generator below: every look-up of an input comes here.
+        at: str | None = scope if tensor else None
+        while at is not None:
+            if tensor in self._defined.get(at, ()):
+                return TensorId(tensor, at)
+            at = self._outer.get(at)
+        return None
 
     def list_outwards(self, scope: str) -> Iterator[str]:
         """The scope and those around it, inside out."""
@@ -257,10 +262,12 @@ class GraphIndex(Graph):
 
     def _constant_source(self, t: TensorId | None) -> tuple[TensorId, Stored | AttributeProto] | None:
         # No endless walk: nodes that read their own results are refused when they are sorted.
-        for origin in self.walk_back(t, ("Identity",)):
-            stored = self._initializers.get(origin) or self._literals.get(origin)
+        while t is not None:
+            stored = self._initializers.get(t) or self._literals.get(t)
             if stored is not None:
-                return origin, stored
+                return t, stored
+            maker = self.producer(t)
+            t = self.input(maker, 0) if maker is not None and maker.is_onnx("Identity") else None
         return None
 
     def _describe_value(self, name: str) -> ValueInfo:
