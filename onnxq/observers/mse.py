@@ -66,6 +66,7 @@ class SquaredError:
         self._all = [float(part[-1]) for part in self._below]
 
     def __call__(self, low: Array, high: Array) -> Array:
+        """The mean squared error of each range."""
         numbers = qparams_from_range(low, high, self._spec)
         scale, zero = numbers.scale.astype(np.float64)[:, None], numbers.zero_point[:, None]
         if self._levels.size > _MOST_LEVELS:

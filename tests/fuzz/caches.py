@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 import onnxq
+from onnxq.commands.results import write_json
 from onnxq.engines.builder.process import BuildState
 from onnxq.engines.diff.results import load_results
 from onnxq.engines.prove.compare import find_changes, read_proof
@@ -22,7 +23,6 @@ from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof
 from onnxq.engines.prove.trt_kernels import read_layers_message
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
-from onnxq.report.proofs import proof_json
 from onnxq.spec import PerChannel, QuantSpec
 from tests.fuzz.case import Wrong
 from tests.fuzz.graph_edits import edit_model
@@ -165,7 +165,7 @@ def _proof() -> Proof:
 
 
 def _write_proof(rng: Random, folder: Path) -> None:
-    (folder / "proof.json").write_bytes(_damaged(rng, proof_json(_proof()), tree=True))
+    (folder / "proof.json").write_bytes(_damaged(rng, write_json(_proof()), tree=True))
 
 
 def _run_proof(folder: Path, work: Path) -> Iterable[str]:

@@ -9,7 +9,7 @@ import pytest
 from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
 from onnxq.engines.builder.process import BuildState
 from onnxq.runtime import Latency
-from tests.report.test_proofs import PROOF
+from tests.commands.test_prove import PROOF
 
 REFUSED = replace(PROOF, build=replace(PROOF.build, state=BuildState.REFUSED))
 
