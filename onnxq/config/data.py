@@ -161,7 +161,7 @@ class VerifyConfig(Section):
     holdout: int | None = option(
         None, "Number of samples held back from calibration to check the result on.", _CHECKING, ge=0
     )
-    latency: bool = option(True, "Do not time the models.", _CHECKING | Command.PERPLEXITY)
+    latency: bool = option(True, "Do not time the float and the quantized model.", _CHECKING | Command.PERPLEXITY)
     # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
     optimized: bool = False
     threads: int = option(
@@ -187,7 +187,7 @@ class OutputConfig(Section):
     )
     bits_attribute: bool = option(
         False,
-        "Write the attribute `bits` on Q/DQ nodes, which ONNX Runtime and onnx.checker refuse.",
+        "Write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",
         _WRITING | Command.ANNOTATE,
         flags="emit-bits-attribute bits-attribute",
     )
