@@ -10,9 +10,8 @@ from pathlib import Path
 
 from onnxq.errors import MissingDependencyError, OutputError
 from onnxq.kernels import cache as store
-from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin
+from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin, find_nvrtc
 from onnxq.kernels.host import build_host, portable_march
-from onnxq.kernels.nvrtc import find_nvrtc
 from onnxq.progress import Progress, count_items, silent
 
 
@@ -67,7 +66,7 @@ def build_kernels(
         return host, *(_time_build("CUDA", build) for build in count_items(builds, task))
 
 
-def _time_build(kernels: str, build: Callable[[], store.Entry]) -> Built:
+def _time_build(kernels: str, build: Callable[[], store.CacheEntry]) -> Built:
     start = time.perf_counter()
     try:
         entry = build()

@@ -76,7 +76,7 @@ class Aciq:
             )
         self.quant, self.distribution = quant, distribution
         self.minimum, self.maximum = math.inf, -math.inf
-        self._moments = Moments()
+        self._moments = ValueMoments()
 
     @property
     def count(self) -> int:
@@ -114,7 +114,7 @@ class Aciq:
         return make_range(*np.clip((center - reach, center + reach), self.minimum, self.maximum))
 
 
-class Moments:
+class ValueMoments:
     """Mean, mean absolute deviation and standard deviation, independent of the order of the values.
 
     Floating-point sums depend on it, so values are counted by sign, exponent and first 7 bits of the mantissa (the
@@ -138,7 +138,7 @@ class Moments:
             chunk = np.ascontiguousarray(values.flat[start : start + self._CHUNK])
             self._counts += np.bincount(chunk.view(np.uint32) >> np.uint32(16), minlength=1 << 16)
 
-    def merge(self, other: Moments) -> None:
+    def merge(self, other: ValueMoments) -> None:
         """Add another's counts."""
         self._counts += other._counts
 

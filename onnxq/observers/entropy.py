@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import register_observer, require_even_steps
-from onnxq.observers.histogram import MIN_BINS, HistogramObserver, View
-from onnxq.observers.search import find_best_range
+from onnxq.observers.histogram import MIN_BINS, HistogramObserver, HistogramView, find_best_range
 from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
@@ -39,7 +38,7 @@ class Entropy(HistogramObserver):
         require_even_steps(self.name, quant)
         super().__init__(quant, bins)
 
-    def reference(self) -> View:
+    def reference(self) -> HistogramView:
         """Return the histogram to be compared: of |x| for symmetric specs, in 2048 to 4095 bins."""
         view = self.histogram.view()
         return (view.absolute() if self.quant.symmetric else view).coarse(MIN_BINS)
@@ -49,7 +48,7 @@ class Entropy(HistogramObserver):
         view = self.reference()
         if not view.counts.any():
             return view.minimum, view.maximum
-        divergence = Divergence(view, self.quant)
+        divergence = KullbackLeibler(view, self.quant)
         levels = 1 + (symmetric_steps(self.quant) if self.quant.symmetric else self.quant.qmax - self.quant.qmin)
         # With as many bins as levels no bins share a level: narrower ranges lose nothing to rounding.
         least = min(0.5, max(2.0**-10, levels / view.counts.size))
@@ -57,7 +56,7 @@ class Entropy(HistogramObserver):
         return find_best_range(*ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,))
 
 
-class Divergence:
+class KullbackLeibler:
     """lo [n], hi [n] -> D(P || Q) in nats over the non-empty bins of a histogram; inf for a range without values.
 
     Q is constant inside a level, so sum(p log(p / q)) needs sums over levels only. With reference counts r of sum R,
@@ -65,7 +64,7 @@ class Divergence:
     (sum(r log r) - sum(K log(k / n))) / R - log(R / sum(k)).
     """
 
-    def __init__(self, view: View, spec: QuantSpec) -> None:
+    def __init__(self, view: HistogramView, spec: QuantSpec) -> None:
         full = view.counts > 0
         edges = view.edges
         # float32, as the quantizer sees values.

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
-from onnxq.observers.histogram import HistogramObserver, View
-from onnxq.observers.search import find_best_range
+from onnxq.observers.histogram import HistogramObserver, HistogramView, find_best_range
 from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
@@ -48,7 +47,7 @@ class SquaredError:
     exact for the density that the histogram stands for. Zeros cost nothing.
     """
 
-    def __init__(self, view: View, spec: QuantSpec) -> None:
+    def __init__(self, view: HistogramView, spec: QuantSpec) -> None:
         self._spec = replace(spec, granularity=PerChannel(0))
         self._levels = list_quantized_values(spec)
         edges = view.edges

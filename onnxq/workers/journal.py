@@ -1,17 +1,121 @@
-"""Finished pieces in a folder, one file each, from which interrupted work goes on."""
+"""Finished pieces in a folder, one file each, from which interrupted work goes on.
+
+Their values become JSON and arrays and come back exactly, without pickle: reading a file of results runs no code in it.
+"""
 
 from __future__ import annotations
 
+import json
 import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import ml_dtypes  # noqa: F401 (numpy knows its types by name from here on)
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.errors import OutputError
+from onnxq.errors import ConfigError, OutputError
 from onnxq.files import replace_files
-from onnxq.workers.packing import pack_value, unpack_value
+
+Bytes = NDArray[np.uint8]
+_Class = TypeVar("_Class", bound=type)
+# By name; filled by `register_packed`.
+_CLASSES: dict[str, type] = {}
+
+
+def register_packed(made: _Class) -> _Class:
+    """Let values of a class be packed by their attributes (decorator)."""
+    _CLASSES[made.__name__] = made
+    return made
+
+
+def pack_value(value: Any) -> tuple[str, list[Bytes]]:
+    """Return JSON, and the bytes of the arrays that it refers to by number.
+
+    value: numbers, text, arrays, fractions, lists, tuples, mappings by text, and objects whose attributes are of these.
+    Raises ConfigError for anything else.
+    """
+    arrays: list[Bytes] = []
+    return json.dumps(_pack(value, arrays), separators=(",", ":")), arrays
+
+
+def unpack_value(text: str, arrays: Sequence[Bytes]) -> Any:
+    """Return the value that `pack_value` was given. Raises ValueError, KeyError or TypeError for other text."""
+    return _unpack(json.loads(text), arrays)
+
+
+def restore_object(fresh: Any, packed: Any) -> None:
+    """Give an object the attributes that one of its class had; `packed` is that one, as `unpack_value` returns it."""
+    if not isinstance(packed, Mapping) or not packed.keys() <= vars(fresh).keys():
+        raise ValueError(f"these are not the numbers of a {type(fresh).__name__}")
+    for name, value in packed.items():
+        held = getattr(fresh, name)
+        if isinstance(value, Mapping) and not isinstance(held, Mapping):
+            restore_object(held, value)
+        else:
+            setattr(fresh, name, value)
+
+
+def _pack(value: Any, arrays: list[Bytes]) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        # Exact, and JSON has no infinity.
+        return {"float": value.hex()}
+    if isinstance(value, Fraction):
+        return {"fraction": str(value)}
+    if isinstance(value, np.ndarray):
+        # As bytes, since numpy's own files do not know the narrow types.
+        arrays.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return {"array": len(arrays) - 1, "dtype": value.dtype.name, "shape": list(value.shape)}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_pack(one, arrays) for one in value]}
+    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+        return {"dict": [[key, _pack(one, arrays)] for key, one in value.items()]}
+    if not hasattr(value, "__dict__") or isinstance(value, type):
+        cause = f"keeps a {type(value).__name__}, which cannot be written to a file"
+        raise ConfigError(type(value).__name__, cause, "keep numbers, arrays and objects of these", code="Q311")
+    held = {name: one for name, one in vars(value).items() if not _is_fixed(one)}
+    return {"object": type(value).__name__, "of": _pack(held, arrays)}
+
+
+def _is_fixed(value: Any) -> bool:
+    """True for a frozen description, such as a QuantSpec, which a fresh object has already."""
+    return is_dataclass(value) and not isinstance(value, type) and type(value).__name__ not in _CLASSES
+
+
+def _unpack(tree: Any, arrays: Sequence[Bytes]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if "float" in tree:
+        return float.fromhex(tree["float"])
+    if "fraction" in tree:
+        return Fraction(tree["fraction"])
+    if "array" in tree:
+        # A copy: what is read from a file may be changed.
+        return np.array(arrays[tree["array"]]).view(np.dtype(tree["dtype"])).reshape(tree["shape"])
+    if "list" in tree:
+        return [_unpack(one, arrays) for one in tree["list"]]
+    if "tuple" in tree:
+        return tuple(_unpack(one, arrays) for one in tree["tuple"])
+    if "dict" in tree:
+        return {key: _unpack(one, arrays) for key, one in tree["dict"]}
+    held = _unpack(tree["of"], arrays)
+    made = _CLASSES.get(tree["object"])
+    if made is None:
+        return held
+    found: Any = object.__new__(made)
+    if is_dataclass(made) and not held.keys() >= {one.name for one in fields(made)}:
+        raise ValueError(f"these are not the fields of a {made.__name__}")
+    vars(found).update(held)
+    return found
+
 
 _ENDING = ".piece"
 # Bytes; above it packing takes longer than writing.

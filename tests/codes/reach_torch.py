@@ -89,7 +89,7 @@ def wrong_batch(_: Path):
 @reach("Q316")
 def no_such_scheme(_: Path):
     front_end()
-    from torch_frontend.quantizers.limits import check_spec
+    from torch_frontend.quantizers.specs import check_spec
 
     check_spec(QuantSpec(bits=32), "w", "virtual")
 
@@ -97,7 +97,7 @@ def no_such_scheme(_: Path):
 @reach("Q318")
 def no_step(_: Path):
     front_end()
-    from torch_frontend.qat.pacer import Schedule
+    from torch_frontend.qat.training import Schedule
 
     Schedule(weights=-1)
 
@@ -123,7 +123,7 @@ def no_numbers(_: Path):
 @reach("Q509")
 def no_legal_scale(_: Path):
     front_end()
-    from torch_frontend.quantizers.limits import check_qparams
+    from torch_frontend.quantizers.specs import check_qparams
 
     numbers = QParams(np.asarray(-1.0, np.float32), np.asarray(0, np.int32), "by hand")
     check_qparams(numbers, QuantSpec(bits=8), "w", "virtual")

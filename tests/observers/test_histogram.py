@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxq.observers.base import flatten_values
-from onnxq.observers.histogram import Histogram, View
+from onnxq.observers.histogram import Histogram, HistogramView
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ARRAYS = hnp.arrays(np.float32, st.integers(1, 60), elements=FINITE)
@@ -23,7 +23,7 @@ def _seen(values: Any, bins: int = 2048) -> Histogram:
     return histogram
 
 
-def _inside(view: View, values: Any) -> None:
+def _inside(view: HistogramView, values: Any) -> None:
     """Every non-zero value is counted in the bin whose edges enclose it."""
     edges = view.edges
     assert edges[0] == view.minimum == values.min()

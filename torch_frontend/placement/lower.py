@@ -1,8 +1,4 @@
-"""Lowers a traced module to the nodes that torch exports and onnxq prepares, so that the planner sees that graph.
-
-One call becomes one node, or several where the export has several; the tensors between those have no site, and nothing
-is placed there.
-"""
+"""ONNX's operators for torch's calls, as torch 2.13 exports them at opset 20 and onnxq prepares them."""
 
 from __future__ import annotations
 
@@ -11,26 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from onnxq.backends import find_target
-from onnxq.config import Config
+from onnxq.config import Config, matches_any
 from onnxq.graph import ValueInfo
 from onnxq.sites import LeftFloat, Refusal, TensorId
-from torch_frontend.placement.graph import Argument, CallGraph, Weight
-from torch_frontend.placement.slots import Slot, TracedCall
-from torch_frontend.placement.types import (
-    FUNCTION_TYPES,
-    find_clip_bounds,
-    find_mean_type,
-    find_op_type,
-    find_slice_type,
-)
-from torch_frontend.qmodules import UNKNOWN, WeightQuantized, explain_unconvertible
-from torch_frontend.tracing.arguments import PackOutputs
+from torch_frontend.placement.graph import Argument, CallGraph, CallWeight, Slot, TracedCall
+from torch_frontend.qmodules import UNKNOWN, Op, WeightQuantized, explain_unconvertible, find_layer
 from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import (
     CallName,
+    add_layer_call,
     element_of,
     is_constant,
     is_plain,
@@ -39,7 +27,73 @@ from torch_frontend.tracing.names import (
     read_op,
     site_of,
 )
+from torch_frontend.tracing.signature import PackOutputs
 from torch_frontend.tracing.values import compute_constant, is_float, shape_of
+
+# Functions without an operator of their own here: the planner looks through them, or stops at them.
+FUNCTION_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("log", "log10", "log2", "log1p"), "Log"),
+    **dict.fromkeys(("pow", "__pow__", "square"), "Pow"),
+    **dict.fromkeys(("max", "amax", "topk"), "ReduceMax"),
+    "sqrt": "Sqrt",
+    "abs": "Abs",
+    "neg": "Neg",
+    "maximum": "Max",
+    "minimum": "Min",
+    "norm": "ReduceL2",
+    "exp": "Exp",
+}
+# Operators whose first ONNX name is not the node that reads their input.
+_OWN_TYPES: Mapping[str, str] = {"glu": "torch.glu", "embedding": "torch.embedding"}
+_SHUFFLES = {"pixel_shuffle": "DepthToSpace", "pixel_unshuffle": "SpaceToDepth", "roll": "torch.roll", "flip": "Slice"}
+
+
+def find_op_type(op: Op) -> str:
+    """The node that reads the input of a call of this operator."""
+    return _OWN_TYPES.get(op.name) or (op.onnx[0] if op.onnx else f"torch.{op.name}")
+
+
+def find_clip_bounds(call: TracedCall) -> tuple[Any, Any]:
+    """(min, max) of a clamp; None where it has no bound there."""
+    if call.op.name == "relu6":
+        return 0.0, 6.0
+    ends = {"clamp_min": ("input", "min"), "clamp_max": ("input", "max")}.get(call.function, ("input", "min", "max"))
+    # Layers and F.hardtanh call them min_val and max_val.
+    found = [call.find_setting(f"{end}_val", *ends, default=call.find_setting(end, *ends)) for end in ("min", "max")]
+    return found[0], found[1]
+
+
+def find_mean_type(call: TracedCall, *, pools: bool) -> str:
+    """The node of an average. pools: the preparation for the target makes a pooling of one over a whole map."""
+    pooled = "GlobalAveragePool" if pools else "ReduceMean"
+    if call.op.name == "adaptive_avg_pool":
+        size = call.find_setting("output_size", "input", "output_size")
+        ones = all(one == 1 for one in size) if isinstance(size, (tuple, list)) else size == 1
+        return pooled if ones else "AveragePool"
+    # ONNX Runtime has an integer kernel for pooling a whole map, and none for ReduceMean.
+    dims = call.find_setting("dim", "input", "dim", default=())
+    shape = shape_of(call.node.all_input_nodes[0])
+    if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):
+        return "ReduceMean"
+    rank = len(dims) + 2 if shape is None else len(shape)
+    whole = rank > 2 and sorted(int(str(dim)) % rank for dim in dims) == list(range(2, rank))
+    return pooled if whole else "ReduceMean"
+
+
+def find_slice_type(call: TracedCall) -> str:
+    """The type for cutting or turning a tensor: Slice keeps bytes in integers between pairs, Gather does not."""
+    if call.function in ("select", "index_select", "gather"):
+        return "Gather"
+    if call.function in ("getitem", "__getitem__"):
+        index = call.find_setting("index", "input", "index")
+        parts = index if isinstance(index, tuple) else (index,)
+        return "Gather" if any(isinstance(part, (int, fx.Node)) for part in parts) else "Slice"
+    return _SHUFFLES.get(call.function, find_op_type(call.op))
+
+
+# Operators without a weight that people use as modules where a model cannot be traced. The others (activations,
+# norms) stay float there: what stands before them is not known, and a pair there may round twice.
+_BY_HAND = ("add", "mul", "matmul", "cat")
 
 
 @dataclass(frozen=True)
@@ -58,9 +112,36 @@ def lower_model(model: fx.GraphModule, config: Config, skipped: Collection[str] 
     return lowering.graph
 
 
+def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGraph:
+    """The graph of the known layers of a module that cannot be traced, each alone, on inputs of its own.
+
+    prefix: the module's own qualified name, with which sites begin.
+    """
+    calls = fx.Graph()
+    done: set[int] = set()
+    # A module under several names is one layer; the first name that is not skipped counts.
+    for path, module in model.named_modules(remove_duplicate=False):
+        full = f"{prefix}.{path}" if prefix else path
+        entry = find_layer(module) if path else None
+        if entry is not None and id(module) not in done and not _is_skipped(config, full):
+            done.add(id(module))
+            add_layer_call(calls, path, CallName(full, 0, entry))
+    lowering = _Lowering(model, config, alone=True)
+    for node in calls.nodes:
+        lowering.lower(node)
+    return lowering.graph
+
+
+def _is_skipped(config: Config, path: str) -> bool:
+    parts, patterns = path.split("."), config.torch.skip_trace
+    return bool(patterns) and any(matches_any(patterns, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
+
+
 class _Lowering:
-    def __init__(self, model: fx.GraphModule, config: Config, skipped: Collection[str]) -> None:
-        self.model, self.config, self.skipped = model, config, skipped
+    """The nodes of a graph's values, one by one. alone: of layers that nothing connects."""
+
+    def __init__(self, model: nn.Module, config: Config, skipped: Collection[str] = (), *, alone: bool = False) -> None:
+        self.model, self.config, self.skipped, self.alone = model, config, skipped, alone
         self.engine = find_target(config.target)
         self.graph = CallGraph()
         self.tensors: dict[fx.Node, str] = {}
@@ -86,8 +167,9 @@ class _Lowering:
                 self.graph.outputs.update(self._read(node, Slot(0), part).tensor for part in parts)
         elif node.op == "placeholder":
             tensor = self._make(node)
-            info = ValueInfo(tensor, self.graph.dtype(TensorId(tensor)), None)
-            self.graph.inputs = (*self.graph.inputs, info)
+            if not self.alone:
+                info = ValueInfo(tensor, self.graph.dtype(TensorId(tensor)), None)
+                self.graph.inputs = (*self.graph.inputs, info)
         elif is_constant(node) or is_plain(node) or node in self.tensors:
             return
         elif name is None:
@@ -100,6 +182,8 @@ class _Lowering:
             call = TracedCall(node, name, find_module(self.model, node), policy)
             if name.entry is UNKNOWN or name.path in self.skipped or call.op.refused is not None:
                 self._leave(call)
+            elif self.alone and call.op.weight is None and call.op.name not in _BY_HAND:
+                self._emit(call, find_op_type(call.op), self._list_reads(call), closed=True)
             else:
                 self.kinds.get(call.op.name, self._plain)(call)
 
@@ -111,7 +195,8 @@ class _Lowering:
         site = site_of(at)
         tensor = site or at.name
         self.tensors[value] = self.tensors[at] = tensor
-        if site is not None:
+        # What reads the result of a layer alone is not known, so it has no pair.
+        if site is not None and (not self.alone or at.op == "placeholder"):
             self.graph.values[tensor] = at
         if not is_float(at):
             self.graph.integers.add(tensor)
@@ -247,27 +332,32 @@ class _Lowering:
 
     def _linear(self, call: TracedCall) -> None:
         shape = shape_of(call.node.all_input_nodes[0])
-        # torch exports a Gemm for matrices, and for other ranks a MatMul with the weight transposed.
-        if shape is not None and len(shape) == 2:
+        # torch exports a Gemm for matrices, and for other ranks a MatMul with the weight transposed. Alone it is taken
+        # for a Gemm but in language models, whose data have three axes.
+        matrices = self.alone and self.config.mode != "weight-only" if shape is None else len(shape) == 2
+        if call.op.weight_axis == 1:  # the weight stands as a MatMul reads it
+            self._weighted(call, product=True)
+        elif matrices:
             self._close_with_norm(call.node)
             self._weighted(call, transB=1)
         else:
-            self._weighted(call, transposed=True)
+            self._weighted(call, product=True, transposed=True)
 
-    def _weighted(self, call: TracedCall, *, transposed: bool = False, **attrs: Any) -> None:
-        """A product: data, weight and bias. transposed: a MatMul of its transpose, and the bias behind it."""
+    def _weighted(self, call: TracedCall, *, product: bool = False, transposed: bool = False, **attrs: Any) -> None:
+        """A product: data, weight and bias. product: a MatMul, and the bias behind it. transposed: of the weight."""
         name = call.name.name
         reads = self._list_reads(call)[: len(call.name.entry.data) if call.op.weight is not None else 1]
-        weight, read, reason = self._find_weight(call, transposed=transposed)
-        self.graph.reasons += [] if reason is None else [reason]
+        why = explain_unconvertible(call.module) if _holds_weight(call) and call.module is not None else None
+        if why is not None:
+            self.graph.reasons.append(Refusal(call.name.path, why, "give it a plain weight", "weight", "R110"))
+        weight, read = self._find_weight(call, transposed=transposed) if why is None else (None, None)
         bias = self._find_bias(call)
-        inside = f"{name}.out/product" if transposed and bias is not None else ""
+        inside = f"{name}.out/product" if product and bias is not None else ""
         left = weight is None and call.policy is not None and call.policy.policy == "none"
-        operands = [one for one in (*reads, read, None if inside else bias) if one is not None]
-        self._emit(
-            call, "MatMul" if transposed else find_op_type(call.op), operands, out=inside,
-            closed=reason is not None or not call.reads_floats or left, **attrs,
-        )  # fmt: skip
+        closed = why is not None or not call.reads_floats or left
+        operands = [operand for operand in (*reads, read, None if inside else bias) if operand is not None]
+        op_type = "MatMul" if product else find_op_type(call.op)
+        self._emit(call, op_type, operands, out=inside, closed=closed, **attrs)
         if weight is not None:
             self.graph.weights[name] = weight
         if inside and bias is not None:
@@ -323,24 +413,21 @@ class _Lowering:
         if reader is not None and read_op(reader) == "batch_norm" and reader.args[:1] == (node,):
             self._make(node, behind=reader)
 
-    def _find_weight(self, call: TracedCall, *, transposed: bool) -> tuple[Weight | None, _Read | None, Refusal | None]:
-        """The weight, and how the node reads it; or why it cannot have one."""
-        op, qmodule, module, path = call.op, call.name.entry.qmodule, call.module, call.name.path
-        if module is not None and op.weight is not None and qmodule and issubclass(qmodule, WeightQuantized):
-            why = explain_unconvertible(module)
-            if why is not None:
-                return None, None, Refusal(path, why, "give it a plain weight", "weight", "R110")
-            tensor = self._hold(f"{path}.{op.weight}", getattr(module, op.weight), transposed=transposed)
-            return Weight(tensor, transposed, module=path), _Read(tensor), None
-        for slot, value in call.find_slots(op.weight or call.name.entry.params[1]):
+    def _find_weight(self, call: TracedCall, *, transposed: bool) -> tuple[CallWeight | None, _Read | None]:
+        """The weight, and how the node reads it; a product of computed tensors has none."""
+        if _holds_weight(call):
+            weight = getattr(call.module, str(call.op.weight))
+            tensor = self._hold(f"{call.name.path}.{call.op.weight}", weight, transposed=transposed)
+            return CallWeight(tensor, transposed, module=str(call.node.target)), _Read(tensor)
+        for slot, value in call.find_slots(call.op.weight or call.name.entry.params[1]):
             if not is_constant(value):
-                return None, self._read(call.node, slot, value), None
-            return *self._find_parameter(call, slot, value, transposed=transposed), None
-        return None, None, None
+                return None, self._read(call.node, slot, value)
+            return self._find_parameter(call, slot, value, transposed=transposed)
+        return None, None
 
     def _find_parameter(
         self, call: TracedCall, slot: Slot, value: fx.Node, *, transposed: bool
-    ) -> tuple[Weight | None, _Read]:
+    ) -> tuple[CallWeight | None, _Read]:
         """The parameter behind a constant operand; of rows cut out of one, the whole parameter, at the cut."""
         argument, whole = (call.node, slot), value
         # Rows are output channels, so that the parameter's scales are those of its parts.
@@ -351,10 +438,17 @@ class _Lowering:
                 argument, whole = (value, Slot(0)), source
         site = site_of(whole)
         read = _Read(self._hold_constant(value, site or site_of(value) or value.name, transposed=transposed))
-        return None if site is None else Weight(site, transposed, value=whole, argument=argument), read
+        return None if site is None else CallWeight(site, transposed, value=whole, argument=argument), read
 
     def _find_bias(self, call: TracedCall) -> _Read | None:
         bias = getattr(call.module, "bias", None)
         if isinstance(bias, Tensor):
             return _Read(self._hold(f"{call.name.path}.bias", bias))
         return next((self._read(call.node, *found) for found in call.find_slots("bias")), None)
+
+
+def _holds_weight(call: TracedCall) -> bool:
+    """True for a layer whose class has one with a quantized weight."""
+    qmodule = call.name.entry.qmodule
+    layer = call.module is not None and call.op.weight is not None
+    return layer and qmodule is not None and issubclass(qmodule, WeightQuantized)

@@ -1,4 +1,4 @@
-"""The planner's sites as quantizers of a torch module: which value, which arguments, whose qparams."""
+"""The planner's sites as quantizers of a torch module, and the account of all products."""
 
 from __future__ import annotations
 
@@ -15,12 +15,64 @@ from onnxq.plan import Bound, SitePlan
 from onnxq.planner.choose import choose_ops
 from onnxq.planner.place import Placement, Placer
 from onnxq.planner.problem import PlacementProblem, state_problem
-from onnxq.sites import Edge, Role, TensorId, Unquantized
+from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
-from torch_frontend.placement.graph import Argument, CallGraph, Weight, read_call
-from torch_frontend.placement.products import Product, list_products
+from torch_frontend.placement.graph import Argument, CallGraph, CallNode, CallWeight, read_call
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
 from torch_frontend.tracing.names import is_constant, read_op
+
+# Operators that multiply tensors; functions that do and are in no registry.
+PRODUCTS = frozenset(
+    ("conv", "conv_transpose", "linear", "bilinear", "matmul", "attention", "lstm", "gru", "rnn", "multihead_attention")
+)
+PRODUCT_FUNCTIONS = frozenset(
+    ("addmm", "baddbmm", "addbmm", "addmv", "einsum", "tensordot", "inner", "outer", "dot", "vdot", "chain_matmul",
+     "conv_tbc", "multi_head_attention_forward", "multi_dot", "cdist", "kron", "addr", "ger")
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product. subject: its call. op: torch's operator or function. weight: the site of its weight; "" without one.
+
+    reason: why it stays float; None where it is quantized.
+    """
+
+    subject: str
+    op: str
+    weight: str = ""
+    reason: Unquantized | None = None
+
+
+def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unquantized]) -> list[Product]:
+    """Every product of a graph in its order. reasons: by the paths of calls."""
+    told: dict[str, Unquantized] = {}
+    for one in reasons:
+        told.setdefault(one.subject, one)
+    weights, data = set(), set()
+    for site in placement.sites:
+        found = weights if site.role is Role.WEIGHT else data
+        found |= {edge.node for edge in site.consumers or graph.consumers(site.quantized_tensor)}
+    calls: dict[str, list[CallNode]] = {}
+    for node in graph.nodes:
+        if node.op.name in PRODUCTS or node.function in PRODUCT_FUNCTIONS:
+            calls.setdefault(node.call, []).append(node)
+    products = []
+    for call, nodes in calls.items():
+        weight = next((graph.weights[node.name].site for node in nodes if node.name in graph.weights), "")
+        kept = any(node.name in (weights if weight else data) for node in nodes)
+        path = nodes[0].path
+        reason = None if kept else told.get(path) or told.get(call) or _explain_closed(graph, nodes, path)
+        products.append(Product(call, nodes[0].op.name or nodes[0].function, weight, reason))
+    return products
+
+
+def _explain_closed(graph: CallGraph, nodes: Iterable[CallNode], path: str) -> Unquantized:
+    """The reason of a product for which the planner has none, as nothing can be placed at it."""
+    if all(tensor in graph.integers or tensor in graph.constants for node in nodes for tensor in node.inputs):
+        return LeftFloat(path, "it reads no floats that are computed", "integers", "F103")
+    return Refusal(path, "what it reads has no place for a pair", "", "closed", "R105")
+
 
 # The quantizer of activations on scales of each run.
 _DYNAMIC = "dynamic"
@@ -58,7 +110,7 @@ class Pair:
     observer: ObserverSpec
     quantizer: QuantizerSpec
     value: fx.Node | None = None
-    weight: Weight | None = None
+    weight: CallWeight | None = None
     readers: list[Argument] | None = None
     leader: str | None = None
     contributes: bool = True
@@ -171,7 +223,7 @@ def _find_engine_data(graph: CallGraph, placement: Placement, problem: Placement
     return list(found.values())
 
 
-def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementProblem) -> Sums | None:
+def _find_sums(graph: CallGraph, edge: Edge, weight: CallWeight, problem: PlacementProblem) -> Sums | None:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
     op, shape = problem.ops.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
     order = problem.engine.sum_order(op.node, tuple(shape))

@@ -16,8 +16,8 @@ from onnxq.nearest import suggest_names
 from onnxq.sites import Role
 from torch_frontend.quant_model.state import State
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.quantizers.ancestor import warn_renamed
-from torch_frontend.tracing.values import as_inputs
+from torch_frontend.quantizers.base import warn_renamed
+from torch_frontend.tracing.modules import as_inputs
 
 BACKENDS = {"onnxruntime": "ort", "tensorrt": "trt"}
 # torch's exporter writes opset 18 and above; Sparsebit's default is 13.

@@ -19,7 +19,7 @@ from onnxq.numerics import scale_floor
 from onnxq.spec import PerChannel, QParams
 from torch_frontend.placement.pairs import Decision
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing.fold import compute_factors, find_layers, fold_layer
+from torch_frontend.tracing.batch_norms import compute_factors, find_layers, fold_layer
 from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import list_readers
 from torch_frontend.tracing.values import use_eval_mode

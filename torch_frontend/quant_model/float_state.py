@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing.fold import Folded, fold_tensors
+from torch_frontend.tracing.batch_norms import Folded, fold_tensors
 
 # Own names begin with the attribute in which a QuantModel holds the converted module.
 INNER = "model."
@@ -135,13 +135,6 @@ def find_float_names(source: nn.Module, converted: nn.Module) -> FloatNames:
         if names and not found._is_folded(own):
             found.places[own] = tuple(sorted(names, key=lambda name, own=own: name != own))
     return found
-
-
-def list_names(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
-    shown = list(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
 
 
 def _read_tensors(module: nn.Module) -> dict[str, Tensor]:

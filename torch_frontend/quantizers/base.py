@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -17,10 +19,49 @@ from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
-from torch_frontend.quantizers import groups, limits
-from torch_frontend.quantizers.ancestor import AncestorQuantizer
-from torch_frontend.quantizers.marker import mark_tensor
+from torch_frontend.quantizers.specs import (
+    axis_of,
+    block_size_of,
+    check_options,
+    check_qparams,
+    check_spec,
+    format_range,
+    gather_shards,
+    mark_tensor,
+    shape_numbers,
+)
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """DeprecationWarning of the caller's caller."""
+    warnings.warn(f"`{old}` is Sparsebit's name: write `{new}`", DeprecationWarning, stacklevel=3)
+
+
+class AncestorQuantizer:
+    """The switches of a quantizer under Sparsebit's names."""
+
+    enabled: bool
+    spec: QuantSpec
+    site: str
+    target: str
+
+    def set_bit(self, bit: int) -> None:
+        """Quantize to other bits, before there are scales. Raises ConfigError for bits that the target lacks."""
+        spec = replace(self.spec, bits=bit)
+        check_spec(spec, self.site, self.target)
+        self.spec = spec
+
+    def enable_quant(self) -> None:
+        """Set `enabled`."""
+        warn_renamed("enable_quant()", "enabled = True")
+        self.enabled = True
+
+    def disable_quant(self) -> None:
+        """Clear `enabled`."""
+        warn_renamed("disable_quant()", "enabled = False")
+        self.enabled = False
+
 
 Option = float | int | str | bool
 
@@ -70,7 +111,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         target: str = "virtual",
     ) -> None:
         super().__init__()
-        limits.check_spec(spec, site, target)
+        check_spec(spec, site, target)
         if role not in self.roles:
             takes = " and ".join(f"{known}s" for known in self.roles)
             raise ConfigError(
@@ -78,7 +119,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             )
         self.spec, self.site, self.role, self.target = spec, site, role, target
         self.observer = observer or ObserverSpec()
-        self.options = limits.check_options(options or {}, self.defaults, self.choices, site, self.name)
+        self.options = check_options(options or {}, self.defaults, self.choices, site, self.name)
         self.enabled, self.observing, self.frozen = True, False, False
         self.disabled_reason: str | None = None
         self.disabled_by = DisabledBy.PASS
@@ -144,7 +185,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     @property
     def axis(self) -> int | None:
         """Axis of the channels or blocks; None per tensor."""
-        return groups.axis_of(self.spec)
+        return axis_of(self.spec)
 
     def bind_sums(self, order: SumOrder, data: Quantizer) -> None:
         """Keep the weight's 16-bit sums of this order while `data` quantizes the other factor of its products.
@@ -214,7 +255,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError naming the site if spec or target cannot hold them."""
-        checked = limits.check_qparams(qparams, self.spec, self.site, self.target)
+        checked = check_qparams(qparams, self.spec, self.site, self.target)
         self.origin = checked.origin
         scale = torch.from_numpy(checked.scale.copy()).to(self._anchor.device)
         zero = torch.from_numpy(checked.zero_point.astype(np.float32)).to(self._anchor.device)
@@ -226,16 +267,16 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
         Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
-        whole = (groups.gather_shards(values.detach()).float().cpu() for values in self._read_qparams())
-        scale, zero = (values.numpy() for values in groups.shape_numbers(whole, self.spec))
+        whole = (gather_shards(values.detach()).float().cpu() for values in self._read_qparams())
+        scale, zero = (values.numpy() for values in shape_numbers(whole, self.spec))
         if not np.isfinite(zero).all():
             raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
         found = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
-        return limits.check_qparams(found, self.spec, self.site, self.target)
+        return check_qparams(found, self.spec, self.site, self.target)
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
         """(lowest, highest) value that can be represented, of the shape of `qparams`."""
-        scale, zero = groups.shape_numbers(self._read_qparams(), self.spec)
+        scale, zero = shape_numbers(self._read_qparams(), self.spec)
         zero = zero.round()  # learned zero points lie between integers
         return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
 
@@ -268,7 +309,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             self.observe(x)
         if not (self.active and self.calibrated):
             return x
-        shape, size = getattr(self, self.slots[0]).shape, groups.block_size_of(self.spec)
+        shape, size = getattr(self, self.slots[0]).shape, block_size_of(self.spec)
         if (wrong := explain_misfit(x.shape, shape, self.axis, size)) is not None:
             fix = "calibrate again with tensors of this shape, or change the granularity"
             raise PlanError(self.site, wrong, fix, code="Q407")
@@ -285,7 +326,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """
         return fake_quantize(
             x, self.scale if scale is None else scale, self.zero_point, qmin=self.spec.qmin, qmax=self.spec.qmax,
-            axis=self.axis, block_size=groups.block_size_of(self.spec), sum_orders=self.sum_orders(), **how,
+            axis=self.axis, block_size=block_size_of(self.spec), sum_orders=self.sum_orders(), **how,
         )  # fmt: skip
 
     def _read_qparams(self) -> tuple[Tensor, Tensor]:
@@ -393,5 +434,5 @@ class Quantizer(AncestorQuantizer, nn.Module):
             return f"{text}, off"
         if not self.calibrated:
             return f"{text}, not calibrated"
-        scale, zero = (groups.format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
+        scale, zero = (format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
         return f"{text}, scale={scale}, zero_point={zero}{', frozen' if self.frozen else ''}"

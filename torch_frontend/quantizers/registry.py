@@ -1,4 +1,4 @@
-"""Quantizers by the names that configurations use."""
+"""Quantizers by the names that configurations use, and the plainest of them."""
 
 from __future__ import annotations
 
@@ -43,3 +43,8 @@ def create_quantizer(name: str, spec: QuantSpec, **how: Any) -> Quantizer:
     if made is None:
         raise ConfigError(f"quantizer {name!r}", "does not exist", suggest_names(name, _REGISTRY), code="Q310")
     return made(spec, **how)
+
+
+@register_quantizer("uniform")
+class Uniform(Quantizer):
+    """Round to nearest; the gradient passes wherever x rounds to an integer of the range and is 0 outside."""

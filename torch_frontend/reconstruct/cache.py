@@ -23,7 +23,7 @@ class Record(NamedTuple):
     target: Tensor
 
 
-class Cache:
+class UnitCache:
     """Records of one unit; a context manager, which removes the files behind it.
 
     limit: bytes in memory. A tensor with the target's first dimension is cut into samples, everything else belongs to
@@ -36,7 +36,7 @@ class Cache:
         self.records: list[Record] = []
         self._folder: ScratchFolder | None = None
 
-    def __enter__(self) -> Cache:
+    def __enter__(self) -> UnitCache:
         return self
 
     def __exit__(self, *_: object) -> None:

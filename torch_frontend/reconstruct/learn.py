@@ -4,24 +4,122 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
-from onnxq.sites import Role
+from onnxq.errors import ConfigError
+from onnxq.sites import Refusal, Role
 from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, quantizers_of
-from torch_frontend.reconstruct.cache import Cache, Record
-from torch_frontend.reconstruct.settings import Settings, UnitResult
+from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.units import Unit
+
+# Method -> default learning rate of activation scales; AdaRound learns none.
+METHODS = {"adaround": 0.0, "brecq": 4e-5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How one unit, a layer or a block, is learned.
+
+    iterations: Adam steps per unit. batch: samples per step. lr: of the roundings. activation_lr: of activation scales,
+        which follows a cosine to 0; None: 0 for adaround (scales do not change), 4e-5 for brecq.
+    regularization: factor of the mean of 1 - |2h - 1|**beta. warm_up: share of the steps without it. beta: start and
+        end of its linear decrease afterwards.
+    samples: number of samples used. cache_bytes: bytes of memory for the inputs and targets of one unit; the rest is
+        kept in a temporary file, which is slower and as exact.
+    max_layers: most weights in one block; a region with more is split into the regions inside it.
+    seed: the same seed, data and device give the same roundings.
+    """
+
+    # AdaRound's paper takes 10 000, BRECQ's 20 000.
+    iterations: int = 10_000
+    batch: int = 32
+    lr: float = 1e-2
+    activation_lr: float | None = None
+    # The papers add 0.01 times the sum to the squared error, which is too little where outputs are large. Here the
+    # error is relative to that of rounding to nearest, so that one factor fits layers of any size and scale.
+    regularization: float = 100.0
+    # As in BRECQ's published code, for AdaRound too.
+    warm_up: float = 0.2
+    beta: tuple[float, float] = (20.0, 2.0)
+    # BRECQ's paper takes 1024 images.
+    samples: int = 1024
+    cache_bytes: int = 1 << 30
+    # Residual and transformer blocks have fewer; stages of a network have more.
+    max_layers: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "batch", "samples", "max_layers", "lr"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(
+                    f"reconstruction: {name}={getattr(self, name)}", "is not positive", "give 1 or more", code="Q318"
+                )
+        if not 0 <= self.warm_up < 1:
+            raise ConfigError(
+                f"reconstruction: warm_up={self.warm_up}", "is no share", "give 0 to below 1", code="Q318"
+            )
+
+    def beta_at(self, step: int) -> float | None:
+        """The regularizer's exponent at a step; None during the warm-up."""
+        first = self.warm_up * self.iterations
+        if step < first:
+            return None
+        start, end = self.beta
+        return end + (start - end) * (1 - (step - first) / (self.iterations - first))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of one unit. unit: its name, the index-th of `units`. loss: mean squared error of its output."""
+
+    unit: str
+    index: int
+    units: int
+    iteration: int
+    iterations: int
+    loss: float
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitResult:
+    """One layer or block. before, after: mean squared error of its output, rounded to nearest and as learned.
+
+    kept: False if learning did not lower the error on the samples, and rounding to nearest was restored.
+    spilled: bytes of samples that did not fit into memory.
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    before: float
+    after: float
+    kept: bool
+    samples: int
+    spilled: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """Results unit by unit in the order of computation, and refusals for weights that were not learned."""
+
+    method: str
+    units: tuple[UnitResult, ...]
+    refusals: tuple[Refusal, ...] = ()
+
 
 # Steps between two reports of progress; reading the loss waits for the device.
 _EVERY = 100
 
 
 def learn_unit(
-    unit: Unit, cache: Cache, settings: Settings, *, qdrop: float, report: Callable[[int, float], None]
+    unit: Unit, cache: UnitCache, settings: Settings, *, qdrop: float, report: Callable[[int, float], None]
 ) -> UnitResult:
     """Learn the unit's roundings from the cached samples; every weight quantizer that is on must be an AdaRound.
 
@@ -54,7 +152,7 @@ def learn_unit(
     return _make_result(unit, cache, before, after)
 
 
-def _make_result(unit: Unit, cache: Cache, before: float, after: float) -> UnitResult:
+def _make_result(unit: Unit, cache: UnitCache, before: float, after: float) -> UnitResult:
     kept = after < before
     return UnitResult(
         name=unit.name, sites=tuple(found.site for found in unit.weights),
@@ -90,7 +188,7 @@ def _require_gradients_of(module: nn.Module, scales: list[Tensor]) -> Iterator[N
             tensor.grad = None
 
 
-def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: Cache) -> None:
+def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: UnitCache) -> None:
     """Start every rounding with its float weight, caught in one run of the unit."""
     # A weight may be a Parameter, or computed from some in the graph: only the call shows it.
 
@@ -108,7 +206,7 @@ def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: Cache) -> Non
 
 
 def _optimize_unit(
-    unit: Unit, cache: Cache, settings: Settings, roundings: list[AdaRound],
+    unit: Unit, cache: UnitCache, settings: Settings, roundings: list[AdaRound],
     moving: list[tuple[Quantizer, Tensor]], qdrop: float, nearest: float, report: Callable[[int, float], None],
 ) -> None:  # fmt: skip
     # Each unit has random numbers of its own, which do not depend on the units before it. drops draws on the device:
@@ -142,7 +240,7 @@ def _optimize_unit(
                 report(step + 1, float(error.detach()))
 
 
-def _measure_error(unit: Unit, cache: Cache) -> float:
+def _measure_error(unit: Unit, cache: UnitCache) -> float:
     """Mean squared error of the unit's output over all samples."""
     total, count = 0.0, 0
     with torch.no_grad():

@@ -14,14 +14,12 @@ from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, Role
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, override_switches, quantizers_of
-from torch_frontend.reconstruct.blocks import Regions
-from torch_frontend.reconstruct.cache import Cache, Record
-from torch_frontend.reconstruct.learn import learn_unit
-from torch_frontend.reconstruct.settings import METHODS, Progress, Reconstruction, Report, Settings, UnitResult
-from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit
-from torch_frontend.tracing.values import as_inputs, use_eval_mode
+from torch_frontend.reconstruct.cache import Record, UnitCache
+from torch_frontend.reconstruct.learn import METHODS, Progress, Reconstruction, Report, Settings, UnitResult, learn_unit
+from torch_frontend.reconstruct.units import Regions, Unit, graph_unit, module_unit
+from torch_frontend.tracing.modules import Inputs, as_inputs
+from torch_frontend.tracing.values import use_eval_mode
 
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # Quantizers whose forward rounds to nearest with a scale that AdaRound can take over.
 _NEAREST = (Uniform, LSQ, LSQPlus)
 
@@ -80,7 +78,7 @@ def reconstruct(
                 continue
             learned.update((id(found), unit.name) for found in own)
             report = partial(_report_progress, progress, unit.name, index, len(units), settings.iterations)
-            with Cache(settings.cache_bytes) as cache:
+            with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
@@ -150,18 +148,20 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
     return refusals
 
 
-def _collect_batches(data: Iterable[Any], samples: int) -> list[Batch]:
+def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
     """Arguments of the first `samples` samples, batch by batch; the last batch is cut."""
-    batches: list[Batch] = []
+    batches: list[Inputs] = []
     for batch in data:
-        args, kwargs = as_inputs(batch)
-        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim()]
+        inputs = as_inputs(batch)
+        tensors = [
+            value for value in (*inputs.args, *inputs.kwargs.values()) if isinstance(value, Tensor) and value.dim()
+        ]
         size = len(tensors[0]) if tensors else 0
         if size > samples:
-            args = tuple(_cut_value(value, size, samples) for value in args)
-            kwargs = {key: _cut_value(value, size, samples) for key, value in kwargs.items()}
+            args = tuple(_cut_value(value, size, samples) for value in inputs.args)
+            inputs = Inputs(args, {key: _cut_value(value, size, samples) for key, value in inputs.kwargs.items()})
         if size:
-            batches.append((args, kwargs))
+            batches.append(inputs)
             samples -= size
         if samples <= 0:
             break
@@ -199,14 +199,14 @@ def _find_units(model: nn.Module, method: str, blocks: Sequence[str] | None, set
     return [module_unit(model, name) for name in blocks]
 
 
-def _fill_cache(cache: Cache, model: nn.Module, unit: Unit, batches: list[Batch], *, floats: bool) -> None:
+def _fill_cache(cache: UnitCache, model: nn.Module, unit: Unit, batches: list[Inputs], *, floats: bool) -> None:
     """Fill the cache with a unit's values for all batches, from a float run (targets) and a quantized run (inputs)."""
     every = quantizers_of(model)
-    for args, kwargs in batches:
+    for batch in batches:
         with override_switches(every, False):
-            plain = unit.catch(args, kwargs)
+            plain = unit.catch(batch)
         # Calls are paired by their order: a unit may be called several times in a batch.
-        for (inputs, _), (unquantized, target) in zip(unit.catch(args, kwargs), plain, strict=True):
+        for (inputs, _), (unquantized, target) in zip(unit.catch(batch), plain, strict=True):
             cache.add(Record(inputs, unquantized if floats else (), target))
     if not cache.records:
         raise DataError(unit.name, "no batch of the data reaches it", "give data that does, or name other blocks")

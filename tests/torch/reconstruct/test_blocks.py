@@ -12,8 +12,8 @@ from onnxq.errors import ConfigError
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import AdaRound
 from torch_frontend.reconstruct import Settings, reconstruct
-from torch_frontend.reconstruct.blocks import Regions
-from torch_frontend.reconstruct.units import graph_unit
+from torch_frontend.reconstruct.units import Regions, graph_unit
+from torch_frontend.tracing.modules import Inputs
 
 CONFIG = {"target": "virtual", "weights": {"bits": 4, "granularity": "channel"}, "activations": {"bits": 8}}
 Tensor = torch.Tensor
@@ -132,7 +132,7 @@ def test_units_compute_what_the_model_computes_there(name: str) -> None:
         Watch(model.model).run(*x)
         for region in found.values():
             unit = graph_unit(model.model, region.name, list(region.nodes), region.exit)
-            ((inputs, output),) = unit.catch(x, {})
+            ((inputs, output),) = unit.catch(Inputs(x, {}))
             assert torch.equal(output, seen[region.exit])
             assert torch.equal(unit.run(*inputs), output)
             if all(isinstance(v, Tensor) for v in inputs):  # and on other numbers of samples

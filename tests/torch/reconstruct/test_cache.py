@@ -9,7 +9,7 @@ from onnxq.errors import DataError
 from tests.torch.reconstruct.kit import plain_net, rows, values
 from torch_frontend.quantizers import AdaRound, quantizers_of
 from torch_frontend.reconstruct import Settings, reconstruct
-from torch_frontend.reconstruct.cache import Cache, Record
+from torch_frontend.reconstruct.cache import Record, UnitCache
 
 
 def test_a_small_memory_spills_and_changes_nothing() -> None:
@@ -27,7 +27,7 @@ def test_a_small_memory_spills_and_changes_nothing() -> None:
 
 
 def test_draws() -> None:
-    with Cache(1 << 20) as cache:
+    with UnitCache(1 << 20) as cache:
         for seed in range(3):
             x = values(5, 3, seed=seed)
             cache.add(Record((x, torch.arange(4.0)), (), x.sum(1)))

@@ -1,12 +1,13 @@
-"""Activations on scales of each run: computed from the values themselves, nothing observed, nothing stored.
+"""Quantizers without qparams of their own: on scales of each run, or on those of another site.
+
+Scales of each run are computed from the values themselves, nothing observed, nothing stored:
 
     asymmetric    s = (max(x, 0) - min(x, 0)) / (qmax - qmin),  z = rint(qmin - min(x, 0) / s)
     symmetric     s = max|x| / qmax,                            z = 0
 
 over the tensor, as ONNX's DynamicQuantizeLinear has it; over each token (the last axis); or over blocks of it, as
 ONNX Runtime's MatMulNBits does for its data, symmetric in int8, at accuracy level 4. No value is clipped, so gradients
-pass straight through.
-"""
+pass straight through."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from onnxq.sites import Role
 from onnxq.spec import PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers.base import Option, Quantizer
-from torch_frontend.quantizers.marker import mark_tensor
 from torch_frontend.quantizers.registry import register_quantizer
+from torch_frontend.quantizers.specs import mark_tensor
 
 
 @register_quantizer("dynamic")
@@ -115,3 +116,75 @@ class Dynamic(Quantizer):
         size = f" of {self.options['block_size']}" if self.options["scales"] == "block" else ""
         text = f"{self.site!r}, {self.spec.bits} bits {scheme} {self.spec.storage} per {self.options['scales']}{size}"
         return text + ", at each run" + ("" if self.active else ", off")
+
+
+class Follower(Quantizer):
+    """Quantizes with its leader's qparams; what passes here counts for the leader's range if it contributes.
+
+    It has no qparams and no parameters of its own, so nothing is trained or stored twice.
+    """
+
+    name = "follower"
+    slots = ()
+
+    def __init__(self, leader: Quantizer, site: str, *, contributes: bool = True) -> None:
+        super().__init__(leader.spec, site=site, role=leader.role, observer=leader.observer, target=leader.target)
+        self.contributes = contributes
+        # In a tuple, so that it is no child: the leader stands elsewhere in the model already.
+        self._leader = (leader,)
+
+    @property
+    def leader(self) -> Quantizer:
+        """The quantizer whose qparams are used."""
+        return self._leader[0]
+
+    @property
+    def calibrated(self) -> bool:
+        """True when the leader is."""
+        return self.leader.calibrated
+
+    @property
+    def scale(self) -> Tensor | None:  # type: ignore[override]
+        """The leader's."""
+        return self.leader.scale
+
+    @property
+    def zero_point(self) -> Tensor | None:  # type: ignore[override]
+        """The leader's."""
+        return self.leader.zero_point
+
+    def observe(self, x: Tensor) -> None:
+        """Let the leader see x, if this site contributes."""
+        if self.contributes:
+            self._named(lambda: self.leader.observe(x))
+
+    def calc_qparams(self) -> None:
+        """The leader calculates."""
+
+    def load_qparams(self, qparams: QParams) -> None:
+        """Give the qparams to the leader."""
+        self.leader.load_qparams(qparams)
+
+    def qparams(self) -> QParams:
+        """The leader's qparams."""
+        found: QParams = self._named(self.leader.qparams)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As any quantizer, with the leader's qparams."""
+        if torch.onnx.is_in_onnx_export():
+            return self.marked(x)
+        if self.observing:
+            self.observe(x)
+        return self.fake_quantize(x) if self.active and self.calibrated else x
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """x on the leader's grid."""
+        return self.leader.fake_quantize(x)
+
+    def _read_qparams(self) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.leader._read_qparams()
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Follower:
+        return self
