@@ -30,11 +30,6 @@ class DType(IntEnum):
         """Bytes of an element."""
         return (4, 2, 2, 8)[self]
 
-    @property
-    def scale_size(self) -> int:
-        """Bytes of a scale: float, for double tensors double."""
-        return 8 if self is DType.F64 else 4
-
 
 class Flag(IntFlag):
     """Variants of the arithmetic, as bits of `KernelCall.flags`."""

@@ -52,10 +52,10 @@ def kernels_folder() -> Path:
     place = find_cache() / "kernels"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = place.stat()
+        status = place.stat()
     except OSError as error:
         raise OutputError(place, error.strerror or str(error), _FIX, code="Q605") from error
-    if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise OutputError(place, "others may write to it, and code is loaded from it", _FIX, code="Q605")
     return place
 
@@ -78,8 +78,8 @@ def fetch_entry(place: Path, name: str, key: Key, build: Callable[[Path], None],
     identity = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
     path = place / name.format(identity)
 
-    def same(found: Key) -> bool:
-        return found == dict(key)
+    def same(other: Key) -> bool:
+        return other == dict(key)
 
     entry = None if force else _read_valid(path, same)
     if entry is not None:

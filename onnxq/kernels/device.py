@@ -42,12 +42,12 @@ class Nvrtc:
     # Compute capabilities it compiles for, as 75, 90, 120.
     archs: tuple[int, ...]
 
-    def compile(self, name: str, source: str, headers: Mapping[str, str], arch: int) -> tuple[bytes, str]:
+    def compile_source(self, name: str, source: str, headers: Mapping[str, str], arch: int) -> tuple[bytes, str]:
         """Compile for `arch`: a cubin, or PTX for the driver to complete if this NVRTC is older than the GPU.
 
         Returns the code and its kind, "cubin" or "ptx". Raises MissingDependencyError with the compiler's log.
         """
-        known = max((one for one in self.archs if one <= arch), default=None)
+        known = max((supported for supported in self.archs if supported <= arch), default=None)
         if known is None:
             raise MissingDependencyError(
                 f"sm_{arch}",
@@ -58,16 +58,23 @@ class Nvrtc:
         # Code for a lower minor number runs on a higher one; a new major number needs PTX.
         kind = "cubin" if known // 10 == arch // 10 else "ptx"
         target = f"sm_{known}" if kind == "cubin" else f"compute_{known}"
-        return self._compile(name, source, headers, (f"--gpu-architecture={target}", *_OPTIONS), kind), kind
+        return self._run_program(name, source, headers, (f"--gpu-architecture={target}", *_OPTIONS), kind), kind
 
-    def _compile(
+    def _run_program(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str], kind: str
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         library, program = _load_library(self.path), ctypes.c_void_p()
-        _check_code(library, library.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), name.encode(), len(headers), _to_c_strings(headers.values()),
-            _to_c_strings(headers),
-        ))  # fmt: skip
+        _check_code(
+            library,
+            library.nvrtcCreateProgram(
+                ctypes.byref(program),
+                source.encode(),
+                name.encode(),
+                len(headers),
+                _to_c_strings(headers.values()),
+                _to_c_strings(headers),
+            ),
+        )
         try:
             code = library.nvrtcCompileProgram(program, len(options), _to_c_strings(options))
             if code:
@@ -96,8 +103,8 @@ def _list_candidates(extra: Sequence[Path]) -> Iterator[Path]:
         yield from _in_folder(place) if place.is_dir() else (place,)
     for entry in map(Path, sys.path):
         for folder in _FOLDERS:
-            for found in sorted(entry.glob(f"nvidia/*/{folder}"), reverse=True):
-                yield from _in_folder(found)
+            for place in sorted(entry.glob(f"nvidia/*/{folder}"), reverse=True):
+                yield from _in_folder(place)
     for toolkit in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         for folder in _FOLDERS if toolkit else ():
             yield from _in_folder(Path(str(toolkit)) / folder)
@@ -188,10 +195,10 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
 
 def arch_number(arch: str) -> int:
     """Parse "sm_90", "90", "9.0" or "compute_90" as 90. Raises ConfigError for anything else."""
-    found = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)[af]?", arch.strip())
-    if found is None:
+    match = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)[af]?", arch.strip())
+    if match is None:
         raise ConfigError(f"architecture {arch!r}", "is not one", "write it as sm_90 or 9.0", code="Q304")
-    return int(found[1] + found[2])
+    return int(match[1] + match[2])
 
 
 def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force: bool = False) -> store.CacheEntry:
@@ -201,7 +208,7 @@ def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force:
     def build(path: Path) -> None:
         texts = sources.read_sources(sources.DEVICE)
         headers = {name: texts[name] for name in sources.HEADERS}
-        data, _ = compiler.compile(sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch)
+        data, _ = compiler.compile_source(sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch)
         path.write_bytes(data)
 
     return store.fetch_entry(place or store.kernels_folder(), f"fq-sm_{arch}-{{}}.cubin", key, build, force=force)
@@ -213,8 +220,8 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
     archs: as 75, 90; none: those of ARCHS that this nvcc supports. Raises OnnxqError without nvcc or if it fails.
     """
     compiler, version, known = find_nvcc()
-    chosen = tuple(archs) or tuple(one for one in ARCHS if one in known)
-    unknown = [str(one) for one in chosen if one not in known]
+    chosen = tuple(archs) or tuple(number for number in ARCHS if number in known)
+    unknown = [str(number) for number in chosen if number not in known]
     if unknown:
         raise ConfigError(
             f"architecture {', '.join(unknown)}",
@@ -225,7 +232,7 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
     key = {**_make_key(version), "archs": ",".join(map(str, sorted(chosen)))}
 
     def build(path: Path) -> None:
-        codes = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in sorted(chosen)]
+        codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in sorted(chosen)]
         source = str(sources.find_folder() / sources.DEVICE[0])
         _run([compiler, "-fatbin", "-std=c++17", "--threads=0", *codes, "-x", "cu", source, "-o", str(path)])
 
@@ -237,14 +244,14 @@ def find_nvcc() -> tuple[str, str, tuple[int, ...]]:
     """Find nvcc: its path, its version, its architectures. Raises MissingDependencyError without one."""
     toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     named = os.environ.get("ONNXQ_NVCC")
-    beside = [shutil.which("nvcc", path=os.path.join(one, "bin")) for one in toolkits if one]
+    beside = [shutil.which("nvcc", path=os.path.join(item, "bin")) for item in toolkits if item]
     path = shutil.which(named) if named else next(filter(None, (shutil.which("nvcc"), *beside)), None)
     if path is None:
         raise MissingDependencyError(
             "CUDA kernels", f"there is no {named or 'nvcc'}", "install the CUDA toolkit", code="Q806"
         )
     release = re.search(r"release (\S+),", _run([path, "--version"]))
-    known = sorted(int(one) for one in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE))
+    known = sorted(int(item) for item in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE))
     return path, f"nvcc {release[1] if release else 'unknown'}", tuple(known)
 
 
@@ -257,8 +264,8 @@ def _find_prebuilt(arch: int) -> store.CacheEntry | None:
 
     def wanted(key: store.Key) -> bool:
         # Code for a lower minor number of the same major number runs, too.
-        archs = [int(one) for one in key.get("archs", "").split(",") if one.isdigit()]
-        return _has_source(key) and any(one // 10 == arch // 10 and one <= arch for one in archs)
+        archs = [int(number) for number in key.get("archs", "").split(",") if number.isdigit()]
+        return _has_source(key) and any(number // 10 == arch // 10 and number <= arch for number in archs)
 
     shipped = store.find_entry(sources.find_folder() / sources.PREBUILT, wanted)
     if shipped is not None:

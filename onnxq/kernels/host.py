@@ -58,9 +58,14 @@ def build_host(place: Path | None = None, *, march: str = "native", force: bool 
     """
     compiler, version = _find_compiler()
     key = {
-        "kind": "host", "source": sources.hash_sources(sources.HOST), "machine": platform.machine(), "march": march,
-        "cpu": _hash_cpu() if march == "native" else "", "compiler": version, "flags": " ".join(_choose_flags(march)),
-    }  # fmt: skip
+        "kind": "host",
+        "source": sources.hash_sources(sources.HOST),
+        "machine": platform.machine(),
+        "march": march,
+        "cpu": _hash_cpu() if march == "native" else "",
+        "compiler": version,
+        "flags": " ".join(_choose_flags(march)),
+    }
 
     def build(path: Path) -> None:
         _compile_library(compiler, path, march)

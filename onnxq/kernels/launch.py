@@ -4,7 +4,7 @@ call = Call(x=…, y=…, scale=…, qmin=…, qmax=…, flags=…)
 plan = backward_plan(layout, DType.F16, parameters=True)
 call.partial = scratch of plan.partial_bytes (0: leave it null)
 for launch in plan.launches:
-    kernel launch.kernel with launch.grid blocks of THREADS threads, argument launch.fill(call)
+    kernel launch.kernel with launch.grid blocks of THREADS threads, argument launch.fill_call(call)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Launch:
     # Pieces of a row, or tiles of a strip: the segments of one scale.
     pieces: int = 1
 
-    def fill(self, call: KernelCall) -> KernelCall:
+    def fill_call(self, call: KernelCall) -> KernelCall:
         """Copy `call` (pointers, qmin, qmax, flags, gradient scales) and fill in type, shape and geometry."""
         shape = self.layout
         done = KernelCall.from_buffer_copy(call)
@@ -124,9 +124,14 @@ def _launch_rows(layout: Layout, dtype: DType) -> Launch:
         segments = splits * layout.channels
     lanes = _round_to_power(-(-run * runs // (16 // dtype.size)), THREADS)
     geometry = {
-        "lanes": lanes, "segments": segments, "run": run, "runs": runs, "splits": splits,
-        "partial_outer": 1, "partial_inner": splits,
-    }  # fmt: skip
+        "lanes": lanes,
+        "segments": segments,
+        "run": run,
+        "runs": runs,
+        "splits": splits,
+        "partial_outer": 1,
+        "partial_inner": splits,
+    }
     grid = -(-segments // (THREADS // lanes))
     return Launch(f"fq_rows_{dtype.suffix}", grid, layout, dtype, geometry, pieces)
 
@@ -144,9 +149,14 @@ def _launch_columns(layout: Layout, dtype: DType) -> Launch:
         strips = splits = -(-layout.outer // runs)
         inner = layout.inner
     geometry = {
-        "lanes": lanes, "segments": strips * tiles, "run": width, "runs": runs, "splits": splits,
-        "partial_outer": splits, "partial_inner": inner,
-    }  # fmt: skip
+        "lanes": lanes,
+        "segments": strips * tiles,
+        "run": width,
+        "runs": runs,
+        "splits": splits,
+        "partial_outer": splits,
+        "partial_inner": inner,
+    }
     return Launch(f"fq_cols_{dtype.suffix}", strips * tiles, layout, dtype, geometry, tiles)
 
 

@@ -97,8 +97,11 @@ def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
     reached = quantize(np.asarray(ends), qparams, spec)
     if not np.isfinite(ends).all() or reached.tolist() != [spec.qmin, spec.qmax]:
         raise CalibrationError(
-            f"scale {float(scale):g}", f"its levels end at {ends[0]:g} and {ends[1]:g} in {np.dtype(dtype).name}",
-            "keep this tensor float", code="Q504")  # fmt: skip
+            f"scale {float(scale):g}",
+            f"its levels end at {ends[0]:g} and {ends[1]:g} in {np.dtype(dtype).name}",
+            "keep this tensor float",
+            code="Q504",
+        )
     return ends[0], ends[1]
 
 

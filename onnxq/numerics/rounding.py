@@ -50,15 +50,15 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     scale, zero = align_qparams(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
     if values.size <= _SLAB or not values.ndim:
         return _quantize(values, scale, zero, spec)
-    levels = np.empty(values.shape, _find_type(spec))
+    codes = np.empty(values.shape, _find_type(spec))
 
     def work(part: slice) -> None:
         rows = part if scale.ndim and len(scale) == len(values) else slice(None)
         own = (scale[rows], zero[rows]) if scale.ndim else (scale, zero)
-        levels[part] = _quantize(values[part], *own, spec)
+        codes[part] = _quantize(values[part], *own, spec)
 
     map_parts(work, len(values), max(1, _SLAB * len(values) // values.size), elements=values.size)
-    return levels
+    return codes
 
 
 def _quantize(

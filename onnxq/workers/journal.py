@@ -27,10 +27,10 @@ _Class = TypeVar("_Class", bound=type)
 _CLASSES: dict[str, type] = {}
 
 
-def register_packed(made: _Class) -> _Class:
+def register_packed(kind: _Class) -> _Class:
     """Let values of a class be packed by their attributes (decorator)."""
-    _CLASSES[made.__name__] = made
-    return made
+    _CLASSES[kind.__name__] = kind
+    return kind
 
 
 def pack_value(value: Any) -> tuple[str, list[Bytes]]:
@@ -53,9 +53,9 @@ def restore_object(fresh: Any, packed: Any) -> None:
     if not isinstance(packed, Mapping) or not packed.keys() <= vars(fresh).keys():
         raise ValueError(f"these are not the numbers of a {type(fresh).__name__}")
     for name, value in packed.items():
-        held = getattr(fresh, name)
-        if isinstance(value, Mapping) and not isinstance(held, Mapping):
-            restore_object(held, value)
+        attribute = getattr(fresh, name)
+        if isinstance(value, Mapping) and not isinstance(attribute, Mapping):
+            restore_object(attribute, value)
         else:
             setattr(fresh, name, value)
 
@@ -75,14 +75,14 @@ def _pack(value: Any, arrays: list[Bytes]) -> Any:
         arrays.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         return {"array": len(arrays) - 1, "dtype": value.dtype.name, "shape": list(value.shape)}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_pack(one, arrays) for one in value]}
+        return {type(value).__name__: [_pack(item, arrays) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
-        return {"dict": [[key, _pack(one, arrays)] for key, one in value.items()]}
+        return {"dict": [[key, _pack(item, arrays)] for key, item in value.items()]}
     if not hasattr(value, "__dict__") or isinstance(value, type):
         cause = f"keeps a {type(value).__name__}, which cannot be written to a file"
         raise ConfigError(type(value).__name__, cause, "keep numbers, arrays and objects of these", code="Q311")
-    held = {name: one for name, one in vars(value).items() if not _is_fixed(one)}
-    return {"object": type(value).__name__, "of": _pack(held, arrays)}
+    attributes = {name: item for name, item in vars(value).items() if not _is_fixed(item)}
+    return {"object": type(value).__name__, "of": _pack(attributes, arrays)}
 
 
 def _is_fixed(value: Any) -> bool:
@@ -101,20 +101,20 @@ def _unpack(tree: Any, arrays: Sequence[Bytes]) -> Any:
         # A copy: what is read from a file may be changed.
         return np.array(arrays[tree["array"]]).view(np.dtype(tree["dtype"])).reshape(tree["shape"])
     if "list" in tree:
-        return [_unpack(one, arrays) for one in tree["list"]]
+        return [_unpack(item, arrays) for item in tree["list"]]
     if "tuple" in tree:
-        return tuple(_unpack(one, arrays) for one in tree["tuple"])
+        return tuple(_unpack(item, arrays) for item in tree["tuple"])
     if "dict" in tree:
-        return {key: _unpack(one, arrays) for key, one in tree["dict"]}
-    held = _unpack(tree["of"], arrays)
-    made = _CLASSES.get(tree["object"])
-    if made is None:
-        return held
-    found: Any = object.__new__(made)
-    if is_dataclass(made) and not held.keys() >= {one.name for one in fields(made)}:
-        raise ValueError(f"these are not the fields of a {made.__name__}")
-    vars(found).update(held)
-    return found
+        return {key: _unpack(item, arrays) for key, item in tree["dict"]}
+    attributes = _unpack(tree["of"], arrays)
+    kind = _CLASSES.get(tree["object"])
+    if kind is None:
+        return attributes
+    restored: Any = object.__new__(kind)
+    if is_dataclass(kind) and not attributes.keys() >= {item.name for item in fields(kind)}:
+        raise ValueError(f"these are not the fields of a {kind.__name__}")
+    vars(restored).update(attributes)
+    return restored
 
 
 _ENDING = ".piece"
@@ -151,28 +151,28 @@ class Journal:
 
     def holds(self, key: str) -> bool:
         """True where the piece is finished."""
-        return bool(key) and self._path(key).exists()
+        return bool(key) and self._find_path(key).exists()
 
     def read(self, key: str) -> Any:
         """Return the result of a piece; None where it is not finished, or its file is damaged."""
         try:
-            with self._path(key).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            with self._find_path(key).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 text = bytes(file["value"]).decode("utf-8")
-                found = unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
+                value = unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
         except _DAMAGED:
             return None
         self._used |= {key} & self._earlier
-        return found
+        return value
 
     def write(self, key: str, value: Any) -> None:
         """Write the result of a piece. Raises OutputError where that fails, ConfigError for one that is not plain."""
         text, arrays = pack_value(value)
         parts = {"value": np.frombuffer(text.encode("utf-8"), np.uint8)}
         parts |= {f"a{k}": array for k, array in enumerate(arrays)}
-        with replace_files([self._path(key)], overwrite=True) as files:
+        with replace_files([self._find_path(key)], overwrite=True) as files:
             # Histograms are mostly zeros; weights are not, and large.
             save: Any = np.savez_compressed if sum(map(len, arrays)) < _WORTH_PACKING else np.savez
             save(files[0], **parts)
 
-    def _path(self, key: str) -> Path:
+    def _find_path(self, key: str) -> Path:
         return self.folder / f"{key}{_ENDING}"

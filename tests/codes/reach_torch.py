@@ -58,10 +58,12 @@ def not_exported(_: Path):
     torch, _nn, _q = front_end()
     pytest.importorskip("onnxscript")
     from torch_frontend.export.graph import export_with_markers
+    from torch_frontend.tracing.modules import Inputs
 
     names = ("opset", "dynamic_shapes", "input_names", "output_names")
     free = dict.fromkeys(names)
-    export_with_markers(of(lambda x: x if x.sum() > 0 else -x), (torch.zeros(2, 4),), {}, optimize=True, **free)
+    inputs = Inputs((torch.zeros(2, 4),), {})
+    export_with_markers(of(lambda x: x if x.sum() > 0 else -x), inputs, optimize=True, **free)
 
 
 @reach("Q123")

@@ -141,7 +141,7 @@ def start(library: ctypes.CDLL, plan: LaunchPlan, call: KernelCall, first: int =
     inside = 2 - scratch.ctypes.data // 8 % 2
     call.partial = scratch[inside:].ctypes.data if plan.partial_bytes else None
     for launch in plan.launches:
-        filled = launch.fill(call)
+        filled = launch.fill_call(call)
         name, grid = launch.kernel.encode(), launch.grid
         said = library.fq_emu_launch_from(name, min(first, grid), grid, THREADS, ctypes.byref(filled))
         assert said == b"", said

@@ -208,13 +208,13 @@ def test_nvrtc_compiles_without_a_driver(arch: int, own_cache: Path, monkeypatch
 
 def test_a_gpu_newer_than_nvrtc_gets_ptx(own_cache: Path) -> None:
     compiler = _nvrtc()
-    data, kind = compiler.compile("k.cu", 'extern "C" __global__ void k() {}', {}, 990)
+    data, kind = compiler.compile_source("k.cu", 'extern "C" __global__ void k() {}', {}, 990)
     assert kind == "ptx"
     assert b".entry k" in data
     with pytest.raises(MissingDependencyError, match=r"NVRTC .* compiles for"):
-        compiler.compile("k.cu", "", {}, 10)
+        compiler.compile_source("k.cu", "", {}, 10)
     with pytest.raises(MissingDependencyError, match=r"undefined_thing"):
-        compiler.compile("k.cu", "undefined_thing;", {}, 90)
+        compiler.compile_source("k.cu", "undefined_thing;", {}, 90)
 
 
 @pytest.mark.slow

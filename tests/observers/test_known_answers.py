@@ -99,8 +99,8 @@ def test_aciq_moments_are_those_of_the_values() -> None:
         moments = ValueMoments()
         found = flatten_values(values)
         assert found is not None
-        moments.update(found)
-        center, spread, sigma = moments.spread(one_sided=False)
+        moments.count_values(found)
+        center, spread, sigma = moments.compute_spread(one_sided=False)
         assert center == pytest.approx(values.mean(dtype=np.float64), abs=1e-4)
         assert spread == pytest.approx(np.abs(values - values.mean(dtype=np.float64)).mean(dtype=np.float64), rel=1e-4)
         assert sigma == pytest.approx(values.std(dtype=np.float64), rel=1e-4)
@@ -250,7 +250,7 @@ def test_entropy_has_2048_bins_over_what_it_looks_at(name: str) -> None:
     for quant in (SIGNED, UNSIGNED):
         observer = Entropy(quant)
         observer.update(values)
-        view = observer.reference()
+        view = observer.make_reference()
         assert 2047 <= view.counts.size <= 4096
         assert view.minimum == (0 if quant.symmetric else values.min())
         assert view.maximum == (np.abs(values).max() if quant.symmetric else values.max())
@@ -321,8 +321,8 @@ def test_divergence_is_that_of_the_definition(spec: QuantSpec) -> None:
     rng = np.random.default_rng(4)
     values, seen = flatten_values(rng.standard_normal(20_000) ** 3), Histogram(4096)
     assert values is not None
-    seen.update(values)
-    view = seen.view()
+    seen.count_values(values)
+    view = seen.make_view()
     low = np.array([-3.0, -0.2, -40.0, -1e-3, -90.0, -0.5])
     high = np.array([4.0, 0.1, 50.0, 2e-3, 90.0, 0.7])
     got = KullbackLeibler(view, spec)(low, high)

@@ -77,12 +77,12 @@ def check_export(model: nn.Module, file: Path, example_inputs: Any) -> ExportChe
 
     The line goes to the logger `onnxq`; ExportWarning where the difference is beyond rounding.
     """
-    found = _compare(model, file, as_inputs(example_inputs))
-    _log.info("%s %s", file.name, found)
-    if found.beyond_rounding:
-        text = f"{file.name} {found}: it does not compute what the module does [{ExportWarning.code}]"
+    outcome = _compare(model, file, as_inputs(example_inputs))
+    _log.info("%s %s", file.name, outcome)
+    if outcome.beyond_rounding:
+        text = f"{file.name} {outcome}: it does not compute what the module does [{ExportWarning.code}]"
         warnings.warn(text, ExportWarning, stacklevel=3)
-    return found
+    return outcome
 
 
 def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
@@ -108,17 +108,17 @@ def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
 def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
     """SQNR of the worst output in dB, and the largest difference; floats only."""
     worst, most = math.inf, 0.0
-    for one, two in zip(wanted, got, strict=True):
-        if one.dtype.kind == "f" and one.size:
+    for expected, value in zip(wanted, got, strict=True):
+        if expected.dtype.kind == "f" and expected.size:
             sums = ErrorAccumulator("")
-            sums.update(one, two)
+            sums.update(expected, value)
             worst, most = min(worst, sums.result().whole_db), max(most, sums.result().max_abs)
     return worst, most
 
 
 def _run_torch(model: nn.Module, inputs: Inputs) -> Arrays:
     with use_eval_mode(model):
-        return _list_arrays(inputs.run(model))
+        return _list_arrays(inputs.run_model(model))
 
 
 def _list_arrays(values: Any) -> Arrays:

@@ -28,33 +28,28 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT = ("namespace",)
 
 
-def export_with_markers(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    opset: int | None,
-    optimize: bool,
-    dynamic_shapes: Any,
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-) -> onnx.ModelProto:
-    """The model as torch exports it, markers included. Raises ModelError if torch cannot export it."""
+def export_with_markers(model: nn.Module, inputs: Inputs, *, opset: int | None, **options: Any) -> onnx.ModelProto:
+    """The model as torch exports it, markers included. options: of torch.onnx.export.
+
+    Raises ModelError if torch cannot export it.
+    """
     # Its progress, its notes on torchvision, and warnings about its own code.
     with silence_torch("torch.onnx._internal.exporter", logging.ERROR, DeprecationWarning, FutureWarning):
         try:
             program = torch.onnx.export(
-                model, args, kwargs=kwargs or None, dynamo=True, optimize=optimize, opset_version=opset,
-                dynamic_shapes=dynamic_shapes, input_names=input_names, output_names=output_names, verbose=False,
+                model,
+                inputs.args,
+                kwargs=inputs.kwargs or None,
+                dynamo=True,
+                opset_version=opset,
+                verbose=False,
                 external_data=False,
-            )  # fmt: skip
+                **options,
+            )
         except Exception as error:  # torch may raise anything in the user's forward
-            raise ModelError(
-                type(model).__name__,
-                f"torch.onnx.export failed: {_explain_error(error)}",
-                "see the error above; torch.export has to trace the model's forward",
-                code="Q122",
-            ) from error
+            cause = f"torch.onnx.export failed: {_explain_error(error)}"
+            fix = "see the error above; torch.export has to trace the model's forward"
+            raise ModelError(type(model).__name__, cause, fix, code="Q122") from error
     if program is None:  # pragma: no cover - only with a file given
         raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122")
     proto: onnx.ModelProto = program.model_proto
@@ -102,9 +97,9 @@ def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
             base = _name_node(node)
             node.name = f"{base}_{counts[base]}" if counts[base] else base
             counts[base] += 1
-            kept = [entry for entry in node.metadata_props if entry.key in _KEPT]
+            scopes = [entry for entry in node.metadata_props if entry.key in _KEPT]
             del node.metadata_props[:]
-            node.metadata_props.extend(kept)
+            node.metadata_props.extend(scopes)
             node.doc_string = ""
     return proto
 
@@ -134,25 +129,25 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
 
     Raises CalibrationError naming one without qparams, PlanError if none is on, ModelError if two have one site.
     """
-    found = [quantizer for quantizer in quantizers_of(model) if quantizer.active and quantizer.marks]
-    if not found:
+    quantizers = [quantizer for quantizer in quantizers_of(model) if quantizer.active and quantizer.marks]
+    if not quantizers:
         raise PlanError(
             type(model).__name__,
             "none of its quantizers is switched on",
             "call freeze(), or set_quant() on a QuantModel",
             code="Q409",
         )
-    seen: set[str] = set()
+    sites: set[str] = set()
     # Markers are found by site alone.
-    for quantizer in found:
+    for quantizer in quantizers:
         if not isinstance(quantizer, Dynamic):
             quantizer.qparams()
-        if quantizer.site in seen:
+        if quantizer.site in sites:
             raise ModelError(
                 quantizer.site, "two quantizers have this site", "give every quantizer a site of its own", code="Q120"
             )
-        seen.add(quantizer.site)
-    return found
+        sites.add(quantizer.site)
+    return quantizers
 
 
 @contextmanager
@@ -193,5 +188,5 @@ def _bake_weights(model: nn.Module, quantizers: Sequence[Quantizer], inputs: Inp
         for quantizer in changing:
             hooks.enter_context(quantizer.register_forward_pre_hook(catch))
         if changing:
-            inputs.run(model)
+            inputs.run_model(model)
     return weights

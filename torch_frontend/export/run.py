@@ -161,7 +161,7 @@ def to_onnx(
     with prepare_markers(inner, quantizers, *inputs):
         proto = export_with_markers(
             inner,
-            *inputs,
+            inputs,
             opset=opset or _choose_opset(inner, quantizers),
             optimize=optimize,
             dynamic_shapes=shapes,
@@ -234,8 +234,11 @@ def _check_types(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.dtype in (torch.bfloat16, torch.float64):
             raise ModelError(
-                name, f"is {tensor.dtype}, and ONNX Runtime quantizes only float32 and float16",
-                "call .float() on the model before the export", code="Q121")  # fmt: skip
+                name,
+                f"is {tensor.dtype}, and ONNX Runtime quantizes only float32 and float16",
+                "call .float() on the model before the export",
+                code="Q121",
+            )
 
 
 def _choose_opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:

@@ -79,7 +79,8 @@ def restore_gradients(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Gri
     """(dx, dscale, dzero_point) of a finished call, the last two in the layout and dtype of `like`."""
     dx, *sums = prepared.outputs
     restored = [
-        None if t is None else _restore_sum(t, one, prepared.layout, grid) for t, one in zip(sums, like, strict=True)
+        None if t is None else _restore_sum(t, parameter, prepared.layout, grid)
+        for t, parameter in zip(sums, like, strict=True)
     ]
     return dx, *restored
 
@@ -157,13 +158,13 @@ class CompiledKernels(ABC):
     """Forward and backward by compiled kernels; a subclass runs a prepared call on its device."""
 
     @abstractmethod
-    def run(self, prepared: Prepared) -> None:
+    def run_call(self, prepared: Prepared) -> None:
         """Fill the outputs that the call has."""
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
         """Return y, with the strides of `torch.empty_like(x)`."""
         prepared = prepare_forward(x, scale, zero_point, grid)
-        self.run(prepared)
+        self.run_call(prepared)
         y: Tensor = prepared.outputs[0]  # type: ignore[assignment]
         return y
 
@@ -172,7 +173,7 @@ class CompiledKernels(ABC):
     ) -> tuple[Tensor | None, ...]:
         """Return (dx, dscale, dzero_point), None where not needed."""
         prepared = prepare_backward(dy, x, scale, zero_point, grid, needed)
-        self.run(prepared)
+        self.run_call(prepared)
         return restore_gradients(prepared, (scale, zero_point), grid)
 
 
@@ -182,7 +183,7 @@ class HostKernels(CompiledKernels):
     def __init__(self, library: ctypes.CDLL) -> None:
         self._forward, self._backward = library.fq_cpu_forward, library.fq_cpu_backward
 
-    def run(self, prepared: Prepared) -> None:
+    def run_call(self, prepared: Prepared) -> None:
         """Fill the outputs."""
         # Read at every call: the user may change it with torch.set_num_threads.
         prepared.call.threads = torch.get_num_threads()
@@ -202,10 +203,10 @@ class PlannedKernels(CompiledKernels):
     """Kernels run by the plans of `onnxq.kernels.launch`."""
 
     @abstractmethod
-    def launch(self, kernel: str, grid: int, call: KernelCall, device: torch.device) -> None:
+    def launch_kernel(self, kernel: str, grid: int, call: KernelCall, device: torch.device) -> None:
         """Launch `kernel` with `grid` blocks, behind all earlier launches."""
 
-    def run(self, prepared: Prepared) -> None:
+    def run_call(self, prepared: Prepared) -> None:
         """Fill the outputs."""
         parameters = any(output is not None for output in prepared.outputs[1:]) if prepared.backward else None
         launches, scratch = _plan_launches(prepared.layout, DType(prepared.call.dtype), parameters)
@@ -218,7 +219,7 @@ class PlannedKernels(CompiledKernels):
             call = KernelCall.from_buffer_copy(geometry)
             for name in _GIVEN:
                 setattr(call, name, getattr(prepared.call, name))
-            self.launch(kernel, grid, call, prepared.device)
+            self.launch_kernel(kernel, grid, call, prepared.device)
 
 
 @lru_cache(maxsize=4096)
@@ -228,4 +229,6 @@ def _plan_launches(layout: Layout, dtype: DType, parameters: bool | None) -> tup
     parameters: whether backward computes dscale or dzero_point.
     """
     plan = forward_plan(layout, dtype) if parameters is None else backward_plan(layout, dtype, parameters=parameters)
-    return tuple((one.kernel, one.grid, one.fill(KernelCall())) for one in plan.launches), plan.partial_bytes
+    return tuple(
+        (launch.kernel, launch.grid, launch.fill_call(KernelCall())) for launch in plan.launches
+    ), plan.partial_bytes

@@ -38,23 +38,23 @@ class Driver:
         """Make the device's primary context current on this thread if no context is."""
         # torch makes the primary context current on its own threads; autograd's and the user's may have none yet.
         context, ordinal = ctypes.c_void_p(), ctypes.c_int()
-        self._call("cuCtxGetCurrent", ctypes.byref(context))
+        self._call_driver("cuCtxGetCurrent", ctypes.byref(context))
         if context.value is None:
-            self._call("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
+            self._call_driver("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
             # Never released: torch keeps the primary context until the process ends, too.
-            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
-            self._call("cuCtxSetCurrent", context)
+            self._call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+            self._call_driver("cuCtxSetCurrent", context)
 
     def load_module(self, image: bytes) -> ctypes.c_void_p:
         """Load a cubin or fatbin; return its CUmodule."""
         module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
+        self._call_driver("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
         return module
 
     def find_function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
         """CUfunction of a kernel in a module."""
         function = ctypes.c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode()))
+        self._call_driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode()))
         return function
 
     def launch_kernel(self, function: ctypes.c_void_p, grid: int, call: KernelCall, stream: int) -> None:
@@ -62,9 +62,9 @@ class Driver:
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
         # Blocks and threads along three axes, and bytes of shared memory.
         sizes = (ctypes.c_uint(size) for size in (grid, 1, 1, THREADS, 1, 1, 0))
-        self._call("cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None)
+        self._call_driver("cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call_driver(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
             text = ctypes.c_char_p()
@@ -100,7 +100,7 @@ class CudaKernels(PlannedKernels):
         # Several threads may bring the first tensor of a device at once; its module is loaded once.
         self._lock = threading.Lock()
 
-    def load(self, device: torch.device) -> None:
+    def load_kernels(self, device: torch.device) -> None:
         """Load the kernels of `device` unless they are loaded.
 
         Raises the errors of `images`, DriverError, and RuntimeError while a CUDA graph is captured.
@@ -117,7 +117,7 @@ class CudaKernels(PlannedKernels):
             self._driver.enter_context(index)
             self._modules[index] = self._driver.load_module(image)
 
-    def launch(self, kernel: str, grid: int, call: KernelCall, device: torch.device) -> None:
+    def launch_kernel(self, kernel: str, grid: int, call: KernelCall, device: torch.device) -> None:
         """Launch a kernel on the current stream of `device`."""
         index = torch.cuda.current_device() if device.index is None else device.index
         # torch's current device decides on the context, so the device is switched where it is another.

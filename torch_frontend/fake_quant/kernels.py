@@ -70,7 +70,7 @@ def _find_cuda_kernels(index: int) -> Kernels:
     try:
         kernels = _make_cuda_kernels()
         # One instance for all devices; each loads its own module.
-        kernels.load(torch.device("cuda", index))
+        kernels.load_kernels(torch.device("cuda", index))
     except (OnnxqError, OSError, DriverError) as error:
         return _fall_back("CUDA", str(error))
     return kernels

@@ -26,8 +26,8 @@ def batch_forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
     x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:3], args[:3])
     folded = _FoldedBatch(x, grid)
     qparams = folded.fold_qparams(scale), folded.fold_qparams(zero_point)
-    y = torch.ops.onnxq.fake_quantize(folded.fold(x), *qparams, *folded.grid)
-    return folded.unfold(y), 0
+    y = torch.ops.onnxq.fake_quantize(folded.fold_batch(x), *qparams, *folded.grid)
+    return folded.unfold_batch(y), 0
 
 
 def batch_backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
@@ -39,9 +39,11 @@ def batch_backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, 
     dy, x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:4], args[:4])
     folded = _FoldedBatch(x, grid)
     qparams = folded.fold_qparams(scale), folded.fold_qparams(zero_point)
-    grads = torch.ops.onnxq.fake_quantize_backward(folded.fold(dy), folded.fold(x), *qparams, *needed, *folded.grid)
+    grads = torch.ops.onnxq.fake_quantize_backward(
+        folded.fold_batch(dy), folded.fold_batch(x), *qparams, *needed, *folded.grid
+    )
     restore: tuple[Callable[[Tensor], Tensor], ...] = (
-        folded.unfold,
+        folded.unfold_batch,
         lambda t: t.reshape(scale.shape),
         lambda t: t.reshape(zero_point.shape),
     )
@@ -72,12 +74,12 @@ class _FoldedBatch:
         # Per tensor and per channel the folded channels stand first.
         self.grid = grid._replace(axis=self.axis if self.blocked else 0)
 
-    def fold(self, x: Tensor) -> Tensor:
+    def fold_batch(self, x: Tensor) -> Tensor:
         if self.blocked or self.axis is None:
             return x
         return x.movedim(self.axis, 1).flatten(0, 1)
 
-    def unfold(self, y: Tensor) -> Tensor:
+    def unfold_batch(self, y: Tensor) -> Tensor:
         if self.blocked or self.axis is None:
             return y
         return y.unflatten(0, self.channels).movedim(1, self.axis)
@@ -112,13 +114,10 @@ def _run_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -
     return choose_kernels(x).forward(x, scale, zero_point, grid)
 
 
-def _run_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
-    need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    grid = Grid(*settings)
+def _run_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    # The schema has three flags in front of the grid: whether x, scale and zero_point need their gradients.
+    needed, grid, leaves = settings[:3], Grid(*settings[3:]), (x, scale, zero_point)
     check_call(x, scale, zero_point, grid)
-    needed, leaves = (need_x, need_scale, need_zero_point), (x, scale, zero_point)
     if x.numel() == 0:
         return tuple(torch.zeros_like(t) if need else t.new_empty(0) for t, need in zip(leaves, needed, strict=True))
     # The schema has no optional tensors among its results: an empty one stands for None.
@@ -138,14 +137,10 @@ def _fake_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) 
 
 
 @torch.library.register_fake("onnxq::fake_quantize_backward", lib=_LIBRARY)
-def _fake_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
-    need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    check_call(x, scale, zero_point, Grid(*settings))
-    needed = ((x, need_x), (scale, need_scale), (zero_point, need_zero_point))
-    dx, dscale, dzero = (torch.empty_like(t) if need else t.new_empty(0) for t, need in needed)
-    return dx, dscale, dzero
+def _fake_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    check_call(x, scale, zero_point, Grid(*settings[3:]))
+    leaves = zip((x, scale, zero_point), settings[:3], strict=True)
+    return tuple(torch.empty_like(leaf) if need else leaf.new_empty(0) for leaf, need in leaves)
 
 
 class _StraightThrough(torch.autograd.Function):

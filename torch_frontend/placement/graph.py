@@ -81,10 +81,10 @@ class TracedCall:
 
 def fill_slot(node: fx.Node, slot: Slot, value: fx.Node) -> None:
     """Put `value` into a slot."""
-    held: Any = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
+    argument: Any = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
     new: Any = value
     if slot.item is not None:
-        new = [value if k == slot.item else item for k, item in enumerate(held)]
+        new = [value if k == slot.item else item for k, item in enumerate(argument)]
     if isinstance(slot.key, int):
         node.update_arg(slot.key, new)
     else:
@@ -154,15 +154,34 @@ class CallGraph:
     _producers: dict[str, CallNode] = field(default_factory=dict)
     _consumers: defaultdict[str, list[Edge]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(
-        self, name: str, op_type: str, inputs: Iterable[str], outputs: Iterable[str], *, path: str, op: Op,
-        call: str = "", function: str = "", **attrs: Any,
-    ) -> None:  # fmt: skip
+    def add_node(
+        self,
+        name: str,
+        op_type: str,
+        inputs: Iterable[str],
+        outputs: Iterable[str],
+        *,
+        path: str,
+        op: Op,
+        call: str = "",
+        function: str = "",
+        **attrs: Any,
+    ) -> None:
         """Append a node; its inputs are made before it."""
         node = CallNode(
-            name=name, op_type=op_type, domain="", inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, scope="",
-            order=len(self._by_name), path=path, op=op, call=call or path, function=function,
-        )  # fmt: skip
+            name=name,
+            op_type=op_type,
+            domain="",
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            attrs=attrs,
+            scope="",
+            order=len(self._by_name),
+            path=path,
+            op=op,
+            call=call or path,
+            function=function,
+        )
         self._by_name[name] = node
         self._producers.update(dict.fromkeys(node.outputs, node))
         for k, tensor in enumerate(node.inputs):
@@ -199,14 +218,14 @@ class CallGraph:
 
     def constant(self, t: TensorId) -> NDArray[Any] | None:
         """The value of a constant."""
-        found = self.constants.get(t.name)
+        value = self.constants.get(t.name)
         # Engines' rules look at values, not at the type and device that training takes.
-        return None if found is None else np.asarray(found.detach().float().cpu())
+        return None if value is None else np.asarray(value.detach().float().cpu())
 
     def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
-        found = self.constants.get(t.name)
-        return None if found is None else tuple(found.shape)
+        value = self.constants.get(t.name)
+        return None if value is None else tuple(value.shape)
 
     def dtype(self, t: TensorId) -> int:
         """int64 for integers; float32, which engines compute in, for any other type that may be one."""

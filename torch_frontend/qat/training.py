@@ -28,15 +28,19 @@ def parameter_groups(
     never be trained. Raises ConfigError for rates below 0.
     """
     if lr <= 0 or (qparam_lr is not None and qparam_lr < 0) or weight_decay < 0:
-        raise ConfigError("parameter_groups", f"lr={lr}, qparam_lr={qparam_lr}, weight_decay={weight_decay}",
-                          "lr must be above 0, the others not below", code="Q318")  # fmt: skip
+        raise ConfigError(
+            "parameter_groups",
+            f"lr={lr}, qparam_lr={qparam_lr}, weight_decay={weight_decay}",
+            "lr must be above 0, the others not below",
+            code="Q318",
+        )
     learned = {}
-    for found in quantizers_of(module):
-        if found.learned and found.active and not found.calibrated:
+    for quantizer in quantizers_of(module):
+        if quantizer.learned and quantizer.active and not quantizer.calibrated:
             raise CalibrationError(
-                found.site, "has no qparams to learn yet", "calibrate before making the optimizer", code="Q508"
+                quantizer.site, "has no qparams to learn yet", "calibrate before making the optimizer", code="Q508"
             )
-        learned |= {id(p): p for p in found.parameters(recurse=False)}
+        learned |= {id(p): p for p in quantizer.parameters(recurse=False)}
     # Tied parameters are listed once by module.parameters().
     rest = [p for p in module.parameters() if id(p) not in learned and p.requires_grad]
     groups = (
@@ -54,12 +58,12 @@ def freeze_batch_norms(module: nn.Module) -> int:
     `module.train()` undoes the mode, so call this after it each time, as a Pacer does. Krishnamoorthi 2018
     (arXiv 1806.08342, §3.2) freezes them towards the end, when the moving averages have settled.
     """
-    found = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
-    for norm in found:
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
+    for norm in norms:
         norm.eval()  # running means and variances no longer move
         for parameter in norm.parameters(recurse=False):
             parameter.requires_grad_(False)
-    return len(found)
+    return len(norms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,19 +105,19 @@ class Pacer:
     def step(self) -> None:
         """Apply the schedule to the module for the step that begins, and count the step."""
         # Every quantizer at every step, since a loaded state or the user may have moved a switch.
-        for found in quantizers_of(self.module):
-            wanted = self._holds("weights" if found.role is Role.WEIGHT else "activations")
-            if found.enabled != wanted:
-                found.enabled = wanted
+        for quantizer in quantizers_of(self.module):
+            wanted = self._has_begun("weights" if quantizer.role is Role.WEIGHT else "activations")
+            if quantizer.enabled != wanted:
+                quantizer.enabled = wanted
             # Never unfrozen here: the user may have frozen some by hand.
-            if self._holds("freeze_scales") and not found.frozen:
-                found.freeze()
+            if self._has_begun("freeze_scales") and not quantizer.frozen:
+                quantizer.freeze()
         # Again at every step: model.train() undoes it.
-        if self._holds("freeze_batch_norms"):
+        if self._has_begun("freeze_batch_norms"):
             freeze_batch_norms(self.module)
         self.steps += 1
 
-    def _holds(self, name: str) -> bool:
+    def _has_begun(self, name: str) -> bool:
         since = getattr(self.schedule, name)
         return since is not None and self.steps >= since
 
@@ -137,8 +141,12 @@ class Distiller:
 
     def __init__(self, teacher: nn.Module, *, temperature: float = 4.0, alpha: float = 0.5) -> None:
         if temperature <= 0 or not 0 <= alpha <= 1:
-            raise ConfigError("Distiller", f"temperature={temperature}, alpha={alpha}",
-                              "temperature must be above 0, alpha between 0 and 1", code="Q318")  # fmt: skip
+            raise ConfigError(
+                "Distiller",
+                f"temperature={temperature}, alpha={alpha}",
+                "temperature must be above 0, alpha between 0 and 1",
+                code="Q318",
+            )
         # A copy: QuantModel(copy=False) trains the Parameters of the module it is given.
         self.teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
         self.temperature, self.alpha = temperature, alpha

@@ -69,6 +69,11 @@ UNKNOWN = Registration(Op(name=""))
 _ENTRIES: dict[Any, Registration] = {}
 # By name.
 OPS: dict[str, Op] = {}
+_DATA = parse_yaml(Path(__file__).with_name("operators.yaml").read_text("utf-8"), "operators.yaml").values
+# Name -> operators or functions; operators that run as one kernel behind another; functions -> ONNX's nodes.
+GROUPS = {name: frozenset(group) for name, group in _DATA["groups"].items()}
+FUSED = {name: frozenset(group) for name, group in _DATA["fused"].items()}
+FUNCTION_NODES: Mapping[str, str] = _DATA["nodes"]
 
 
 def register_targets(
@@ -99,14 +104,14 @@ def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = (
     Raises ConfigError for an unknown operator or a class that does not fit.
     """
 
-    def decorate(made: _Made) -> _Made:
+    def decorate(qmodule: _Made) -> _Made:
         for target in targets:
-            if isinstance(target, type) and issubclass(target, nn.Module) and not issubclass(made, target):
+            if isinstance(target, type) and issubclass(target, nn.Module) and not issubclass(qmodule, target):
                 raise ConfigError(
-                    f"qmodule {made.__name__}", f"is no subclass of {target.__name__}", "derive it", code="Q310"
+                    f"qmodule {qmodule.__name__}", f"is no subclass of {target.__name__}", "derive it", code="Q310"
                 )
-        register_targets(*targets, op=op, params=params, qmodule=made)
-        return made
+        register_targets(*targets, op=op, params=params, qmodule=qmodule)
+        return qmodule
 
     return decorate
 
@@ -138,8 +143,7 @@ def _find_op(name: str) -> Op:
 
 def _register_operators() -> None:
     """Register the operators of operators.yaml, and the calls of torch that it lists."""
-    file = Path(__file__).with_name("operators.yaml")
-    for name, fields in parse_yaml(file.read_text("utf-8"), file.name).values.items():
+    for name, fields in _DATA["operators"].items():
         targets, renamed = fields.pop("calls", []), fields.pop("renamed", [])
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         OPS[name] = Op(name=name, **values)

@@ -10,9 +10,10 @@ from torch import Tensor, fx, nn
 from onnxq.config import Config
 from onnxq.sites import Refusal
 from torch_frontend.placement.graph import CallGraph, fill_slot
-from torch_frontend.placement.pairs import PRODUCT_FUNCTIONS, Pair, Pairs, Product, plan_pairs
+from torch_frontend.placement.pairs import Pair, Pairs, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests
 from torch_frontend.qmodules import Registration, WeightQuantized, copy_module_tree, find_entry, find_layer, swap_class
+from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.quantizers.borrowed import Follower
 from torch_frontend.tracing.leaves import CallsOutside
@@ -68,9 +69,14 @@ def make_quantizers(pairs: Iterable[Pair], config: Config) -> dict[str, Quantize
 def _make_quantizer(pair: Pair, config: Config) -> Quantizer:
     """The quantizer of a site with qparams of its own."""
     quantizer = create_quantizer(
-        pair.quantizer.name, pair.spec, site=pair.site, role=pair.role, observer=pair.observer,
-        options=dict(pair.quantizer.options), target=config.target,
-    )  # fmt: skip
+        pair.quantizer.name,
+        pair.spec,
+        site=pair.site,
+        role=pair.role,
+        observer=pair.observer,
+        options=dict(pair.quantizer.options),
+        target=config.target,
+    )
     quantizer.disabled_reason, quantizer.bound = pair.disabled, pair.bound
     return quantizer
 
@@ -138,8 +144,6 @@ def bind_sums(
 INPUTS = "input_quantizers"
 # Modules that a forward may call by hand in place of functions.
 _BY_HAND = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
-# Operators that are reported: they combine tensors or multiply by weights.
-_COMBINING = ("add", "sub", "mul", "matmul", "attention", "cat", "conv", "linear", "conv_transpose")
 
 
 def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,7 +215,7 @@ def list_unreached(model: nn.Module, inputs: Inputs) -> list[Product]:
         name = getattr(function, "__name__", "")
         entry = find_entry(function) or find_entry(name)
         op = name if entry is None else entry.op.name
-        if op in (PRODUCT_FUNCTIONS if entry is None else _COMBINING):
+        if op in GROUPS["product_functions" if entry is None else "combining"]:
             calls[path, op] = None
 
     # Calls inside a known module belong to its operator.
@@ -219,7 +223,7 @@ def list_unreached(model: nn.Module, inputs: Inputs) -> list[Product]:
         return find_layer(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
 
     with use_eval_mode(model), CallsOutside(model, is_known, record):
-        inputs.run(model)
+        inputs.run_model(model)
     products = []
     for path, op in calls:
         by_hand = _BY_HAND.get(op)

@@ -14,9 +14,10 @@ from onnxq.config import Config
 from onnxq.errors import ModelError
 from onnxq.sites import LeftFloat, Refusal, Role, split_unquantized
 from torch_frontend.placement.lower import lower_layers, lower_model
-from torch_frontend.placement.pairs import PRODUCT_FUNCTIONS, PRODUCTS, Decision, Product, plan_pairs
+from torch_frontend.placement.pairs import Decision, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.qmodules import multiply_weight_norms
+from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quant_model.attach import attach_quantizers, convert_layers, list_unreached
 from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.batch_norms import fold_batch_norms, replace_batch_norms
@@ -57,10 +58,10 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Co
     inputs = None if example is None else as_inputs(example)
     if isinstance(model, fx.GraphModule):
         return _build_traced(_simplify_traced(take_graph(model, config.torch.skip_trace)), config, inputs)
-    given = None if inputs is None else find_given_arguments(model, inputs)
+    arguments = None if inputs is None else find_given_arguments(model, inputs)
     model, normed = multiply_weight_norms(model)
     with keep_buffers(model):
-        network = _trace_network(model, config.torch.skip_trace, given, inputs)
+        network = _trace_network(model, config.torch.skip_trace, arguments, inputs)
     if isinstance(network, Untraceable):
         built = _build_untraced(model, config, inputs, network.reason)
     else:
@@ -70,9 +71,11 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Co
     return replace(built, decisions=(*decisions, *built.decisions))
 
 
-def _trace_network(model: nn.Module, skip: Sequence[str], given: Any, inputs: Inputs | None) -> _Network | Untraceable:
+def _trace_network(
+    model: nn.Module, skip: Sequence[str], arguments: Any, inputs: Inputs | None
+) -> _Network | Untraceable:
     """The network as symbols or, where they cannot follow, a run on the inputs find it."""
-    traced = trace_model(model, skip, given)
+    traced = trace_model(model, skip, arguments)
     if inputs is not None and (isinstance(traced, Untraceable) or traced.opaque):
         captured = capture_model(model, skip, inputs)
         if isinstance(captured, Traced):
@@ -159,7 +162,8 @@ def _build_untraced(model: nn.Module, config: Config, inputs: Inputs | None, rea
     refusals, left_float = split_unquantized(
         [root, *placed.reasons, *(product.reason for product in unreached if product.reason)]
     )
-    products = (*placed.products, *(product for product in unreached if product.op in PRODUCTS | PRODUCT_FUNCTIONS))
+    multiplying = GROUPS["products"] | GROUPS["product_functions"]
+    products = (*placed.products, *(product for product in unreached if product.op in multiplying))
     return ConvertedModel(converted, paths, refusals, left_float, (), products)
 
 
@@ -169,8 +173,8 @@ def _make_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
         node.type = None  # annotations may be strings, which a pickled graph cannot import
     model = fx.GraphModule(root, graph, type(root).__name__)
     # GraphModule creates the parents of the modules it copies, in train mode.
-    kept = {id(module) for module in root.modules()}
+    own = {id(module) for module in root.modules()}
     for module in model.modules():
-        if id(module) not in kept:
+        if id(module) not in own:
             module.training = root.training
     return model

@@ -112,7 +112,7 @@ class LayerwiseCalibration(fx.Interpreter):
             quantizer.observing = False
             quantizer.enabled = weights if quantizer.role is Role.WEIGHT else False
 
-    def calibrate(self, batches: Sequence[Inputs]) -> None:
+    def calibrate_batches(self, batches: Sequence[Inputs]) -> None:
         """Calibrate the activations of the graph on these batches."""
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         for batch in batches:

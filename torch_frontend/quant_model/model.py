@@ -83,12 +83,12 @@ class QuantModel(AncestorNames, nn.Module):
     def quantizers(self) -> dict[str, Quantizer]:
         """Site -> quantizer: activations in the order of the graph, then weights."""
         # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
-        found: dict[str, Quantizer] = {}
+        by_site: dict[str, Quantizer] = {}
         for site, path in self._paths.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, Quantizer)
-            found[site] = module
-        return found
+            by_site[site] = module
+        return by_site
 
     @property
     def traced(self) -> bool:
@@ -99,15 +99,15 @@ class QuantModel(AncestorNames, nn.Module):
         """Site -> the float weight that its quantizer reads."""
         nodes = self.model.graph.nodes if isinstance(self.model, fx.GraphModule) else ()
         calls = {str(node.target): node for node in nodes if node.op == "call_module"}
-        found, quantizers = {}, self.quantizers
+        weights, quantizers = {}, self.quantizers
         for site, path in self._paths.items():
             owner = self.model.get_submodule(path.rpartition(".")[0])
             # A layer's quantizer is its child; that of a parameter is a call of its own.
             if isinstance(owner, WeightQuantized):
-                found[site] = owner.weight
+                weights[site] = owner.weight
             elif quantizers[site].role is Role.WEIGHT:
-                found[site] = compute_constant(self.model, calls[path].args[0])
-        return found
+                weights[site] = compute_constant(self.model, calls[path].args[0])
+        return weights
 
     def mermaid(self) -> str:
         """The graph and its quantizers as a Mermaid diagram."""
@@ -171,18 +171,14 @@ class QuantModel(AncestorNames, nn.Module):
         return self
 
     def _calibrate_again(self, w_quant: bool, a_quant: bool) -> None:
+        step = "calc_qparams(asym=True)"
         if not isinstance(self.model, fx.GraphModule):
-            raise PlanError(
-                "calc_qparams(asym=True)", "the model was not traced", "make its forward traceable", code="Q409"
-            )
+            raise PlanError(step, "the model was not traced", "make its forward traceable", code="Q409")
         if not self._batches:
-            raise PlanError(
-                "calc_qparams(asym=True)",
-                "no batch was kept",
-                "call prepare_calibration(keep_inputs=True) first",
-                code="Q409",
-            )
-        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate(self._batches)
+            raise PlanError(step, "no batch was kept", "call prepare_calibration(keep_inputs=True) first", code="Q409")
+        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate_batches(
+            self._batches
+        )
 
     def set_quant(self, weights: bool = True, activations: bool = True, **old: bool) -> QuantModel:
         """Switch quantization of weights and activations on or off; disabled sites stay off. old: Sparsebit's names."""
@@ -300,7 +296,7 @@ class QuantModel(AncestorNames, nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Rename a float model's values before torch looks for its own names."""
-        is_float = self._float_names.translate(self, state_dict, prefix, rest[2])
+        is_float = self._float_names.translate_state(self, state_dict, prefix, rest[2])
         if is_float and any(quantizer.calibrated for quantizer in self.quantizers.values()):
             text = "a float state gives new weights, and scales are from before: call prepare_calibration() and observe"
             warnings.warn(text, PartialStateWarning, stacklevel=2)
@@ -309,21 +305,19 @@ class QuantModel(AncestorNames, nn.Module):
     def get_extra_state(self) -> Tensor:
         """State and switches as JSON in a tensor of bytes, for the state dict."""
         # safetensors, in which trainers save, holds nothing but tensors.
-        held = {
+        switches = {
             site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen] for site, q in self.quantizers.items()
         }
-        text = json.dumps({"state": self.state.value, "switches": held})
+        text = json.dumps({"state": self.state.value, "switches": switches})
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore state and switches; sites that the state does not have keep theirs."""
-        self._restore_switches(json.loads(bytes(state.cpu().numpy())))
-
-    def _restore_switches(self, state: dict[str, Any]) -> None:
-        self.state = State(state["state"])
+        restored = json.loads(bytes(state.cpu().numpy()))
+        self.state = State(restored["state"])
         for site, quantizer in self.quantizers.items():
-            if site in state["switches"]:
-                quantizer.enabled, quantizer.disabled_reason, by, frozen = state["switches"][site]
+            if site in restored["switches"]:
+                quantizer.enabled, quantizer.disabled_reason, by, frozen = restored["switches"][site]
                 quantizer.disabled_by = DisabledBy(by)
                 quantizer.freeze(frozen)
 

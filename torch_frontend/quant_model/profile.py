@@ -53,11 +53,11 @@ class _ErrorSums:
         self.counts: Counter[str] = Counter()
         self._own: dict[str, list[float]] = {}
 
-    def add(self, key: str, reference: Any, value: Any) -> None:
+    def add_output(self, key: str, reference: Any, value: Any) -> None:
         """Take in one output."""
         if isinstance(reference, (tuple, list)):
             for k, pair in enumerate(zip(reference, value, strict=True)):
-                self.add(f"{key}[{k}]", *pair)
+                self.add_output(f"{key}[{k}]", *pair)
             return
         if not isinstance(reference, Tensor) or not reference.is_floating_point():
             return
@@ -67,7 +67,7 @@ class _ErrorSums:
         if not isinstance(self.metric, str):
             self._own.setdefault(key, []).append(float(self.metric(ref, got)))
 
-    def result(self) -> dict[str, float]:
+    def compute_metrics(self) -> dict[str, float]:
         """Layer -> metric over all batches."""
         if isinstance(self.metric, str):
             return {key: METRICS[self.metric](sums, self.counts[key]) for key, sums in self.sums.items()}
@@ -79,12 +79,12 @@ def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: 
     totals = _ErrorSums(metric)
     with use_eval_mode(model):
         for batch in list_batches(data):
-            _PairedRun(model, mode, totals).measure(as_inputs(batch))
+            _PairedRun(model, mode, totals).measure_batch(as_inputs(batch))
     if not totals.sums:
         raise DataError(
             "data", "no batch, or nothing is quantized", "give batches, and switch quantization on", code="Q203"
         )
-    return totals.result()
+    return totals.compute_metrics()
 
 
 class _PairedRun(fx.Interpreter):
@@ -98,7 +98,7 @@ class _PairedRun(fx.Interpreter):
         self.mode, self.totals = mode, totals
         self.calls: Counter[str] = Counter()
 
-    def measure(self, inputs: Inputs) -> None:
+    def measure_batch(self, inputs: Inputs) -> None:
         """Run one batch and add the errors of its layers."""
         self.inputs = iter(bind_inputs(self.graph, inputs))
         self.calls.clear()
@@ -114,20 +114,20 @@ class _PairedRun(fx.Interpreter):
             plain, value = self.env[n.all_input_nodes[0]]
             return plain, module(value)
         with override_switches(quantizers_of(module or self.module), False):
-            plain = self._compute(n, 0)
-        value = self._compute(n, 1)
+            plain = self._run_node_in(n, 0)
+        value = self._run_node_in(n, 1)
         if n.op == "output" and self.mode == "cumulative":
-            self.totals.add("output", *_flatten_pair(plain, value))
-        elif module is not None and self._quantizes(n, module):
-            self.totals.add(_name_call(str(n.target), self.calls), plain, value)
+            self.totals.add_output("output", *_flatten_pair(plain, value))
+        elif module is not None and self._is_quantized(n, module):
+            self.totals.add_output(_name_call(str(n.target), self.calls), plain, value)
         # In isolation the next layer starts from the float value again.
         return plain, value if self.mode == "cumulative" else plain
 
-    def _compute(self, n: fx.Node, which: int) -> Any:
+    def _run_node_in(self, n: fx.Node, which: int) -> Any:
         args, kwargs = (fx.map_arg(part, lambda s: self.env[s][which]) for part in (n.args, n.kwargs))
         return getattr(self, n.op)(n.target, args, kwargs)
 
-    def _quantizes(self, node: fx.Node, module: nn.Module) -> bool:
+    def _is_quantized(self, node: fx.Node, module: nn.Module) -> bool:
         """True for a layer with active quantizers inside it or directly in front of it."""
         if any(q.active for q in quantizers_of(module)):
             return True
@@ -164,10 +164,10 @@ def measure_layers(model: nn.Module, data: Any, metric: str | Metric, mode: Mode
             calls: Counter[str] = Counter()
 
             def add(name: str, plain: Any, value: Any, calls: Counter[str] = calls) -> None:
-                totals.add(_name_call(name, calls), *_flatten_pair(plain, value))
+                totals.add_output(_name_call(name, calls), *_flatten_pair(plain, value))
 
             run(model, layers, as_inputs(batch), add)
-    return totals.result()
+    return totals.compute_metrics()
 
 
 def _run_watched(
@@ -180,7 +180,7 @@ def _run_watched(
     with ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(partial(see, name), with_kwargs=True))
-        return inputs.run(model)
+        return inputs.run_model(model)
 
 
 def _run_twice(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs, add: _Add) -> None:

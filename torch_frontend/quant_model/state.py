@@ -68,21 +68,21 @@ def switch_kinds(quantizers: Mapping[str, Quantizer], weights: bool, activations
 
 def find_matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Quantizer]:
     """Quantizers whose sites match a name, a glob or a /regular expression/. Raises ConfigError if there are none."""
-    found = [quantizer for site, quantizer in quantizers.items() if matches_any(pattern, site)]
-    if not pattern or not found:
+    matching = [quantizer for site, quantizer in quantizers.items() if matches_any(pattern, site)]
+    if not pattern or not matching:
         raise ConfigError(f"pattern {pattern!r}", "matches no site", suggest_names(pattern, quantizers), code="Q309")
-    return found
+    return matching
 
 
 def disable_sites(quantizers: Mapping[str, Quantizer], pattern: str, reason: str) -> list[Quantizer]:
     """Switch the matching sites off for good; return all of them."""
-    found = find_matching(quantizers, pattern)
-    for quantizer in found:
+    matching = find_matching(quantizers, pattern)
+    for quantizer in matching:
         # An earlier decision keeps its reason: undoing the user's own must not undo a pass's.
         if quantizer.disabled_reason is None:
             quantizer.disabled_reason = f"by hand: {reason}" if reason else "by hand"
             quantizer.disabled_by = DisabledBy.USER
-    return found
+    return matching
 
 
 def enable_sites(quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool) -> list[Quantizer]:
@@ -90,13 +90,16 @@ def enable_sites(quantizers: Mapping[str, Quantizer], pattern: str, *, force: bo
 
     force: undo decisions of passes, too. Raises PlanError if passes decided on all matching sites and force is False.
     """
-    found = find_matching(quantizers, pattern)
+    matching = find_matching(quantizers, pattern)
     # Sites that nobody disabled are fine, too: a pattern may match more than it undoes.
-    mine = [q for q in found if q.disabled_reason is None or force or q.disabled_by is DisabledBy.USER]
+    mine = [q for q in matching if q.disabled_reason is None or force or q.disabled_by is DisabledBy.USER]
     if not mine:
-        held = found[0]
+        first = matching[0]
         raise PlanError(
-            held.site, f"a pass switched it off: {held.disabled_reason}", "pass force=True to overrule it", code="Q409"
+            first.site,
+            f"a pass switched it off: {first.disabled_reason}",
+            "pass force=True to overrule it",
+            code="Q409",
         )
     for quantizer in mine:
         quantizer.disabled_reason, quantizer.disabled_by = None, DisabledBy.PASS

@@ -45,12 +45,18 @@ class Dynamic(Quantizer):
         self.marks = spec.dynamic
         if not isinstance(spec.granularity, PerTensor) or spec.symmetric != spec.signed:
             raise ConfigError(
-                self.site, "scales of each run are signed symmetric or unsigned asymmetric, and `scales` groups them",
-                "use granularity: tensor, and signed: true for scheme: symmetric", code="Q316")  # fmt: skip
+                self.site,
+                "scales of each run are signed symmetric or unsigned asymmetric, and `scales` groups them",
+                "use granularity: tensor, and signed: true for scheme: symmetric",
+                code="Q316",
+            )
         if spec.dynamic and self.options["scales"] != "tensor":
             raise ConfigError(
-                self.site, "ONNX's DynamicQuantizeLinear has one scale for the tensor",
-                "write `scales: tensor`, or `mode: weight-only`", code="Q316")  # fmt: skip
+                self.site,
+                "ONNX's DynamicQuantizeLinear has one scale for the tensor",
+                "write `scales: tensor`, or `mode: weight-only`",
+                code="Q316",
+            )
         if not isinstance(size := self.options["block_size"], int) or size < 1:
             raise ConfigError(self.site, f"block_size={size} is not positive", "MatMulNBits has 32 to 256", code="Q311")
 
@@ -64,18 +70,14 @@ class Dynamic(Quantizer):
         """Raise CalibrationError: there are none."""
         raise CalibrationError(self.site, "computes its scale at each run", "load no qparams here", code="Q509")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x fake-quantized when active, else x. Inside torch.onnx.export: x through its marker, if any."""
-        if torch.onnx.is_in_onnx_export():
-            return self.marked(x)
-        return self.fake_quantize(x) if self.active and x.numel() else x
-
     def fake_quantize(self, x: Tensor) -> Tensor:
         """x on grids of its own range."""
+        if not x.numel():
+            return x
         rows = x.reshape(self._find_rows(x))
         scale, zero = self._compute_grid(rows)
-        levels = {"qmin": self.spec.qmin, "qmax": self.spec.qmax}
-        return fake_quantize(rows, scale, zero, axis=0, **levels).reshape(x.shape)
+        grid_values = fake_quantize(rows, scale, zero, axis=0, qmin=self.spec.qmin, qmax=self.spec.qmax)
+        return grid_values.reshape(x.shape)
 
     def _find_rows(self, x: Tensor) -> tuple[int, int]:
         """Shape of x with one row for each scale."""
@@ -84,8 +86,11 @@ class Dynamic(Quantizer):
             width = min(int(self.options["block_size"]), width)
             if x.shape[-1] % width:
                 raise PlanError(
-                    self.site, f"blocks of {width} do not divide {x.shape[-1]} features", "use scales: token",
-                    code="Q407")  # fmt: skip
+                    self.site,
+                    f"blocks of {width} do not divide {x.shape[-1]} features",
+                    "use scales: token",
+                    code="Q407",
+                )
         return (1, x.numel()) if scales == "tensor" else (-1, width)
 
     def _compute_grid(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,7 +161,7 @@ class Follower(Quantizer):
     def observe(self, x: Tensor) -> None:
         """Let the leader see x, if this site contributes."""
         if self.contributes:
-            self._named(lambda: self.leader.observe(x))
+            self._name_errors(lambda: self.leader.observe(x))
 
     def calc_qparams(self) -> None:
         """The leader calculates."""
@@ -167,24 +172,16 @@ class Follower(Quantizer):
 
     def qparams(self) -> QParams:
         """The leader's qparams."""
-        found: QParams = self._named(self.leader.qparams)
-        return found
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As any quantizer, with the leader's qparams."""
-        if torch.onnx.is_in_onnx_export():
-            return self.marked(x)
-        if self.observing:
-            self.observe(x)
-        return self.fake_quantize(x) if self.active and self.calibrated else x
+        leading: QParams = self._name_errors(self.leader.qparams)
+        return leading
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """x on the leader's grid."""
         return self.leader.fake_quantize(x)
 
     def _read_qparams(self) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = self.leader._read_qparams()
-        return found
+        leading: tuple[Tensor, Tensor] = self.leader._read_qparams()
+        return leading
 
     def _apply(self, fn: Any, recurse: bool = True) -> Follower:
         return self

@@ -89,8 +89,11 @@ class DoReFa(Quantizer):
             spec = _add_bit(spec, site)
         elif spec.signed or spec.symmetric or not isinstance(spec.granularity, PerTensor):
             raise ConfigError(
-                site, "DoReFa's activations lie in [0, 1], one scale for the tensor",
-                "use scheme: asymmetric and granularity: tensor, or another quantizer", code="Q316")  # fmt: skip
+                site,
+                "DoReFa's activations lie in [0, 1], one scale for the tensor",
+                "use scheme: asymmetric and granularity: tensor, or another quantizer",
+                code="Q316",
+            )
         super().__init__(spec, site=site, role=role, **where)
 
     @property
@@ -135,8 +138,11 @@ def _add_bit(spec: QuantSpec, site: str) -> QuantSpec:
     # There is no integer type of 9 or 17 bits.
     if spec.bits > 7:
         raise ConfigError(
-            site, f"DoReFa's {spec.bits}-bit weights need {spec.bits + 1}-bit integers",
-            "use bits: 7 or fewer, or another quantizer", code="Q316")  # fmt: skip
+            site,
+            f"DoReFa's {spec.bits}-bit weights need {spec.bits + 1}-bit integers",
+            "use bits: 7 or fewer, or another quantizer",
+            code="Q316",
+        )
     # 5 bits do not fit into int4; "" lets QuantSpec choose the type again.
     storage = spec.storage if spec.bits < 4 or spec.storage != "int4" else ""
     return replace(spec, bits=spec.bits + 1, storage=storage)

@@ -14,6 +14,7 @@ from onnxq.backends import find_target
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import scale_floor, symmetric_steps
+from onnxq.observers.base import check_option_type
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import grid
@@ -69,26 +70,20 @@ _Option = TypeVar("_Option")
 
 
 def check_options(
-    given: Mapping[str, _Option],
+    options: Mapping[str, _Option],
     defaults: Mapping[str, _Option],
     choices: Mapping[str, tuple[str, ...]],
     site: str,
     name: str,
 ) -> dict[str, _Option]:
     """`defaults` with the given options of quantizer `name`. Raises ConfigError for a wrong name, type or word."""
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in defaults:
             raise ConfigError(site, f"{name} has no option {key!r}", suggest_names(key, defaults), code="Q311")
-        default = defaults[key]
-        wanted = (float, int) if isinstance(default, float) else (type(default),)
-        # bool is a subclass of int, but True is no number of an option.
-        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-            raise ConfigError(
-                site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}", code="Q311"
-            )
+        check_option_type(site, key, value, defaults[key])
         if key in choices and value not in choices[key]:
             raise ConfigError(site, f"{key}={value!r}", suggest_names(str(value), choices[key]), code="Q311")
-    return {**defaults, **given}
+    return {**defaults, **options}
 
 
 def check_spec(spec: QuantSpec, site: str, target: str) -> None:

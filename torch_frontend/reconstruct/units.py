@@ -9,10 +9,11 @@ A unit is such a part of a model, which runs alone on inputs caught in runs of t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from typing import Any
 
 import networkx
@@ -23,20 +24,12 @@ from onnxq.errors import ConfigError, ModelError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Role
 from torch_frontend.qmodules import find_entry
+from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quant_model import Follower
 from torch_frontend.quantizers import AdaRound, Quantizer, quantizers_of
 from torch_frontend.tracing.modules import Inputs, find_module
 from torch_frontend.tracing.names import find_constants, is_plain, read_name, read_op
 from torch_frontend.tracing.values import bind_inputs
-
-# Operators that belong to the unit in front of them: engines compute them together with its product.
-_FOLLOW = frozenset(
-    {
-        "relu", "relu6", "clamp", "leaky_relu", "prelu", "elu", "sigmoid", "silu", "gelu", "mish", "hardsigmoid",
-        "hardswish", "tanh", "softplus", "batch_norm", "identity",
-    }
-)  # fmt: skip
-
 
 # Stands in front of all inputs of a graph.
 _ROOT = "root"
@@ -68,60 +61,67 @@ class Regions:
         # Every value follows from the root, through the inputs.
         self.paths = networkx.DiGraph((s, n) for n in self.values for s in self.reads[n] or [_ROOT])
 
-    def layers(self) -> list[Region]:
+    def list_layers(self) -> list[Region]:
         """One region per operator with a quantized weight, with the activations behind it."""
-        return [self._make_region(self.path(n), {n}, n) for n in self.weighted]
+        return [self._make_layer(n) for n in self.weighted]
 
-    def blocks(self, max_layers: int) -> list[Region]:
+    def list_blocks(self, max_layers: int) -> list[Region]:
         """The largest regions with at most `max_layers` weights that end in a join; single layers for the rest."""
         # Each value's immediate dominator: the last value on all paths from the root to it.
         above = networkx.immediate_dominators(self.paths, _ROOT) if self.values else {}
-        found = []
+        blocks = []
         for join in self.values:
             start = above[join]
             if len(set(self.reads[join])) > 1 and start is not _ROOT:
                 inside = {join, *(networkx.ancestors(self.paths, join) & networkx.descendants(self.paths, start))}
                 layers = [n for n in self.weighted if n in inside]
                 if self._leaves_only_by(inside, join) and 0 < len(layers) <= max_layers:
-                    found.append((inside, join, layers))
-        chosen: list[Region] = []
+                    blocks.append((inside, join, layers))
+        regions: list[Region] = []
         taken: set[fx.Node] = set()
         # Largest first: a block holds the smaller blocks inside it.
-        for inside, join, layers in sorted(found, key=lambda f: (-len(f[0]), self.order[f[1]])):
+        for inside, join, layers in sorted(blocks, key=lambda block: (-len(block[0]), self.order[block[1]])):
             if not taken & inside:
                 taken |= inside
-                chosen.append(self._make_region(self._find_common_path([*layers, join]), inside, join))
-        chosen += [self._make_region(self.path(n), {n}, n) for n in self.weighted if n not in taken]
-        return sorted(_make_names_unique(chosen), key=lambda region: self.order[region.exit])
+                regions.append(self._make_region(self._find_common_path(layers, join), inside, join))
+        regions += [self._make_layer(n) for n in self.weighted if n not in taken]
+        names = Counter(region.name for region in regions)
+        unique = [
+            replace(region, name=f"{region.name}:{region.exit.name}") if names[region.name] > 1 else region
+            for region in regions
+        ]
+        return self._sort_regions(unique)
 
     def find_named(self, names: Sequence[str]) -> list[Region]:
         """Regions of modules by name. Raises ConfigError if a name is unknown or its region has several exits."""
-        paths = {node: self.path(node) for node in self.values}
-        made = []
+        paths = {node: self.find_path(node) for node in self.values}
+        regions = []
         for name in names:
-            depth = name.count(".") + 1
-            own = {n for n, path in paths.items() if path.split(".")[:depth] == name.split(".") and n in self.reads}
-            own = {n for n in own if n.op != "placeholder" and not self._is_quantizer(n)}
+            own = {
+                node
+                for node, path in paths.items()
+                if f"{path}.".startswith(f"{name}.") and node.op != "placeholder" and not self._is_quantizer(node)
+            }
             if not own:
                 parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(paths.values())
-                raise ConfigError(
-                    f"block {name!r}", "is no module of the model", suggest_names(name, parts), code="Q309"
-                )
+                fix = suggest_names(name, parts)
+                raise ConfigError(f"block {name!r}", "is no module of the model", fix, code="Q309")
             inside = self._add_between(own)
             # Only one value is compared, so a block has one exit.
             exits = [n for n in inside if any(user not in inside for user in self.readers[n])]
             if len(exits) != 1:
-                has = ", ".join(self.path(n) for n in exits[:4]) or "none"
-                raise ConfigError(
-                    f"block {name!r}", f"is left by {len(exits)} values ({has})", "name smaller blocks", code="Q304"
-                )
-            made.append(self._make_region(name, inside, exits[0]))
-        return sorted(made, key=lambda region: self.order[region.exit])
+                cause = f"is left by {len(exits)} values ({', '.join(map(self.find_path, exits[:4])) or 'none'})"
+                raise ConfigError(f"block {name!r}", cause, "name smaller blocks", code="Q304")
+            regions.append(self._make_region(name, inside, exits[0]))
+        return self._sort_regions(regions)
 
-    def path(self, node: fx.Node) -> str:
+    def find_path(self, node: fx.Node) -> str:
         """Qualified name of the call."""
-        found = read_name(node)
-        return found.name if found is not None else str(node.target if node.op == "call_module" else node.name)
+        name = read_name(node)
+        return name.name if name is not None else str(node.target if node.op == "call_module" else node.name)
+
+    def _sort_regions(self, regions: list[Region]) -> list[Region]:
+        return sorted(regions, key=lambda region: self.order[region.exit])
 
     # -- parts -------------------------------------------------------------------------------------------------
 
@@ -130,14 +130,14 @@ class Regions:
 
     def _is_disabled(self, node: fx.Node) -> bool:
         """True for a quantizer that is off for good, which is an identity."""
-        found = find_module(self.model, node)
-        return isinstance(found, Quantizer) and found.disabled_reason is not None
+        module = find_module(self.model, node)
+        return isinstance(module, Quantizer) and module.disabled_reason is not None
 
     def _reads_weight(self, node: fx.Node) -> bool:
         module = find_module(self.model, node)
         inside = [] if module is None or isinstance(module, Quantizer) else quantizers_of(module)
         sources = [find_module(self.model, source) for source in node.all_input_nodes]
-        return any(isinstance(found, Quantizer) and found.role is Role.WEIGHT for found in (*inside, *sources))
+        return any(isinstance(q, Quantizer) and q.role is Role.WEIGHT for q in (*inside, *sources))
 
     def _op_name(self, node: fx.Node) -> str:
         """Name of the node's operator; "" if it is unknown."""
@@ -148,6 +148,9 @@ class Regions:
         entry = find_entry(node.target if module is None else type(module))
         return "" if entry is None else entry.op.name
 
+    def _make_layer(self, node: fx.Node) -> Region:
+        return self._make_region(self.find_path(node), {node}, node)
+
     def _make_region(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
         """Region of these nodes with the activations behind its exit and the quantizers of its inputs."""
         nodes, behind, last = set(inside), set[fx.Node](), exit_
@@ -157,28 +160,28 @@ class Regions:
                 break
             # Disabled quantizers join the region only if an activation follows them.
             behind.add(last)
-            if self._op_name(last) in _FOLLOW:
+            if self._op_name(last) in GROUPS["following"]:
                 nodes, behind, exit_ = nodes | behind, set(), last
             elif not self._is_disabled(last):
                 break
         fronts = {s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)}
-        plain = self._find_sizes(nodes | fronts)
-        every = nodes | fronts | plain
-        return Region(name, tuple(sorted(every, key=lambda n: self.order[n])), exit_)
+        every = nodes | fronts | self._find_sizes(nodes | fronts)
+        return Region(name, tuple(sorted(every, key=self.order.__getitem__)), exit_)
 
     def _find_sizes(self, nodes: set[fx.Node]) -> set[fx.Node]:
         """Sizes that the region reads and that follow from values it holds or reads."""
         # Inside the region they are computed from the samples drawn, whose number is not that of the batch.
-        reach = set(nodes) | {s for n in nodes for s in self.reads[n]}
-        found: set[fx.Node] = set()
+        reach = nodes.union(*(self.reads[node] for node in nodes))
+        sizes: set[fx.Node] = set()
         for node in self.model.graph.nodes:
-            if is_plain(node) and node.all_input_nodes and all(s in reach or s in found for s in node.all_input_nodes):
-                found.add(node)
-        wanted = {s for n in nodes for s in n.all_input_nodes if s in found}
-        for node in reversed(list(self.model.graph.nodes)):
-            if node in wanted:
-                wanted.update(s for s in node.all_input_nodes if s in found)
-        return wanted
+            if is_plain(node) and node.all_input_nodes and reach.issuperset(node.all_input_nodes):
+                sizes.add(node)
+                reach.add(node)
+        read = {source for node in nodes for source in node.all_input_nodes if source in sizes}
+        for node in reversed(self.model.graph.nodes):
+            if node in read:
+                read |= sizes.intersection(node.all_input_nodes)
+        return read
 
     def _add_between(self, own: set[fx.Node]) -> set[fx.Node]:
         """These values and all on paths between them."""
@@ -189,25 +192,10 @@ class Regions:
     def _leaves_only_by(self, inside: set[fx.Node], exit_: fx.Node) -> bool:
         return all(user in inside for node in inside if node is not exit_ for user in self.readers[node])
 
-    def _find_common_path(self, nodes: list[fx.Node]) -> str:
-        """The longest module path that all but the last node share; if empty, the path of the last."""
-        parts = [self.path(n).split(".")[:-1] for n in nodes[:-1]]
-        shared = parts[0]
-        for other in parts[1:]:
-            equal = takewhile(lambda pair: pair[0] == pair[1], zip(shared, other, strict=False))
-            shared = [one for one, _ in equal]
-        return ".".join(shared) or self.path(nodes[-1])
-
-
-def _make_names_unique(regions: list[Region]) -> list[Region]:
-    """The regions with unique names: `:<exit>` is added to names that occur more than once."""
-    names = [region.name for region in regions]
-    return [
-        region
-        if names.count(region.name) == 1
-        else Region(f"{region.name}:{region.exit.name}", region.nodes, region.exit)
-        for region in regions
-    ]
+    def _find_common_path(self, layers: list[fx.Node], exit_: fx.Node) -> str:
+        """The longest module path that all layers share; if empty, the path of the exit."""
+        shared = commonprefix([self.find_path(n).split(".")[:-1] for n in layers])  # noqa: RUF071 (of lists, whose items it compares)
+        return ".".join(shared) or self.find_path(exit_)
 
 
 Caught = list[tuple[tuple[Any, ...], Tensor]]
@@ -268,7 +256,7 @@ def module_unit(model: nn.Module, name: str) -> Unit:
 
         before = module.register_forward_pre_hook(note_inputs, with_kwargs=True)
         with before, module.register_forward_hook(note_output):
-            inputs.run(model)
+            inputs.run_model(model)
         return caught
 
     def run(*flat: Any) -> Tensor:
@@ -316,35 +304,31 @@ def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -
     """(the region as a module that shares the model's modules, the nodes outside that it reads)."""
     fixed = find_constants(model.graph)
     inside = [node for node in model.graph.nodes if node in region]
-    entries: list[fx.Node] = []
-    for node in inside:
-        for source in node.all_input_nodes:
-            if source not in region and source not in fixed and source not in entries:
-                entries.append(source)
-    part, made = fx.Graph(), {}
-    for k, entry in enumerate(entries):
-        made[entry] = part.placeholder(f"value_{k}")
+    sources = dict.fromkeys(source for node in inside for source in node.all_input_nodes)
+    entries = [source for source in sources if source not in region and source not in fixed]
+    part = fx.Graph()
+    copies = {entry: part.placeholder(f"value_{k}") for k, entry in enumerate(entries)}
 
-    # Constants are copy_node along with their readers, although they are not in the region.
+    # Constants are copied along with their readers, although they are not in the region.
     def copy_node(node: fx.Node) -> fx.Node:
-        if node not in made:
+        if node not in copies:
             for source in node.all_input_nodes:
                 copy_node(source)
-            made[node] = part.node_copy(node, lambda source: made[source])
-        return made[node]
+            copies[node] = part.node_copy(node, copies.__getitem__)
+        return copies[node]
 
     for node in inside:
         copy_node(node)
-    part.output(made[exit_])
+    part.output(copies[exit_])
     return fx.GraphModule(model, part), entries
 
 
 def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]) -> list[Quantizer]:
     """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
     # A leader's qparams are also its followers'; learning them here would change other units.
-    shared = {id(found.leader) for found in quantizers_of(model) if isinstance(found, Follower)}
+    shared = {id(q.leader) for q in quantizers_of(model) if isinstance(q, Follower)}
     for node in model.graph.nodes:
         module = find_module(model, node)
         if module is not None and not (node in region and all(user in region for user in node.users)):
-            shared.update(id(found) for found in quantizers_of(module))
-    return [found for found in quantizers_of(part) if id(found) not in shared and not isinstance(found, Follower)]
+            shared.update(map(id, quantizers_of(module)))
+    return [q for q in quantizers_of(part) if id(q) not in shared and not isinstance(q, Follower)]

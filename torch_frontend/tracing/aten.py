@@ -148,10 +148,23 @@ _CHECKS = frozenset(
 )
 # Functions of torch.nn.functional that take the first so many arguments in the same order.
 _SHORTENED: Mapping[str, int] = {
-    "layer_norm": 5, "group_norm": 5, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1, "hardtanh": 3,
-    "leaky_relu": 2, "glu": 2, "adaptive_avg_pool1d": 2, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 2,
-    "pad": 4, "relu6": 1, "rms_norm": 4, "softplus": 3,
-}  # fmt: skip
+    "layer_norm": 5,
+    "group_norm": 5,
+    "silu": 1,
+    "mish": 1,
+    "hardswish": 1,
+    "hardsigmoid": 1,
+    "hardtanh": 3,
+    "leaky_relu": 2,
+    "glu": 2,
+    "adaptive_avg_pool1d": 2,
+    "adaptive_avg_pool2d": 2,
+    "adaptive_avg_pool3d": 2,
+    "pad": 4,
+    "relu6": 1,
+    "rms_norm": 4,
+    "softplus": 3,
+}
 # Operators with another name in Python.
 # A view needs a layout in memory, which may be another one in the other mode.
 _SAME: Mapping[str, str] = {

@@ -28,12 +28,27 @@ from torch_frontend.tracing.values import shape_of
 # The names of the arguments in order.
 _FUNCTIONS: dict[Any, tuple[str, ...]] = {
     functional.batch_norm: (
-        "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps",
+        "input",
+        "running_mean",
+        "running_var",
+        "weight",
+        "bias",
+        "training",
+        "momentum",
+        "eps",
     ),
     torch.batch_norm: (
-        "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled",
+        "input",
+        "weight",
+        "bias",
+        "running_mean",
+        "running_var",
+        "training",
+        "momentum",
+        "eps",
+        "cudnn_enabled",
     ),
-}  # fmt: skip
+}
 _TENSORS = ("running_mean", "running_var", "weight", "bias")
 # Key of a node's meta: True if the call is in training mode when the model is.
 _FOLLOWS = "onnxq_follows_mode"
@@ -175,10 +190,7 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
         if why is not None:
             outcomes.append((path, f"not folded into {source.target}: {why}"))
             continue
-        layer, norm = model.get_submodule(str(source.target)), model.get_submodule(str(node.target))
-        model.set_submodule(str(source.target), fold_layer(layer, norm))
-        node.replace_all_uses_with(source)
-        model.graph.erase_node(node)
+        fold_call(model, node, source)
         outcomes.append((path, f"folded into {source.target}"))
     model.delete_all_unused_submodules()  # the folded batch norms
     return outcomes
@@ -234,14 +246,14 @@ def compute_factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
-    return {key: getattr(norm, key) for key in ("weight", "bias", "running_mean", "running_var")}
+    return {f"norm.{key}": getattr(norm, key) for key in ("weight", "bias", "running_mean", "running_var")}
 
 
-def _find_factors(norm: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
-    tensors = {key: value.detach().double() for key, value in norm.items() if value is not None}
-    mean, ones = tensors["running_mean"], torch.ones_like(tensors["running_mean"])
-    factor = tensors.get("weight", ones) / torch.sqrt(tensors["running_var"] + eps)
-    return factor, tensors.get("bias", 0 * ones) - mean * factor
+def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
+    doubles = {key: value.detach().double() for key, value in tensors.items() if value is not None}
+    mean, ones = doubles["norm.running_mean"], torch.ones_like(doubles["norm.running_mean"])
+    factor = doubles.get("norm.weight", ones) / torch.sqrt(doubles["norm.running_var"] + eps)
+    return factor, doubles.get("norm.bias", 0 * ones) - mean * factor
 
 
 def _spread_factors(layer: nn.Module, weight: Tensor, factor: Tensor) -> Tensor:
@@ -255,17 +267,16 @@ def _spread_factors(layer: nn.Module, weight: Tensor, factor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Folded:
-    """The tensors of a layer and of the batch norm folded into it, by their names there."""
+    """The tensors of a layer, and of the batch norm folded into it, whose names begin with `norm.`."""
 
-    layer: Mapping[str, Tensor | None]
-    norm: Mapping[str, Tensor | None]
+    tensors: Mapping[str, Tensor | None]
     eps: float
 
 
 def fold_tensors(layer: nn.Module, folded: Folded) -> tuple[Tensor, Tensor]:
     """(weight, bias) of a layer of this kind that computes layer and batch norm, in float64 inside."""
-    factor, shift = _find_factors(folded.norm, folded.eps)
-    weight, bias = folded.layer["weight"], folded.layer.get("bias")
+    factor, shift = _find_factors(folded.tensors, folded.eps)
+    weight, bias = folded.tensors["weight"], folded.tensors.get("bias")
     assert weight is not None
     # float64, rounded once at the end.
     scaled = (weight.detach().double() * _spread_factors(layer, weight, factor)).to(weight.dtype)
@@ -280,8 +291,18 @@ def fold_layer(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """
     copy: Any = copy_shallowly(layer)
     trains = copy.weight.requires_grad
-    copy.folded = Folded({"weight": copy.weight, "bias": copy.bias}, _read_norm(norm), norm.eps)  # type: ignore
+    copy.folded = Folded({"weight": copy.weight, "bias": copy.bias, **_read_norm(norm)}, norm.eps)  # type: ignore
     weight, bias = fold_tensors(layer, copy.folded)
     copy.weight = nn.Parameter(weight, requires_grad=trains)
     copy.bias = nn.Parameter(bias, requires_grad=trains)
     return copy  # type: ignore[no-any-return]
+
+
+def fold_call(model: fx.GraphModule, norm: fx.Node, layer: fx.Node) -> nn.Module:
+    """Fold the batch norm that a node calls into the layer that another calls; returns the layer of both."""
+    path = str(layer.target)
+    folded = fold_layer(model.get_submodule(path), model.get_submodule(str(norm.target)))
+    model.set_submodule(path, folded)
+    norm.replace_all_uses_with(norm.args[0])  # type: ignore[arg-type]
+    model.graph.erase_node(norm)
+    return folded

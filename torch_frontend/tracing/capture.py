@@ -43,9 +43,15 @@ from torch_frontend.tracing.values import keep_buffers, keep_modes
 
 # Functions that take a mode, which a graph follows: their names and numbers decide nothing.
 _FOLLOWING = (
-    functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
-    functional.alpha_dropout, functional.scaled_dot_product_attention, functional.batch_norm,
-)  # fmt: skip
+    functional.dropout,
+    torch.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.scaled_dot_product_attention,
+    functional.batch_norm,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def list_calls(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf, *, training: b
     try:
         with keep_modes(model), keep_buffers(model), torch.no_grad(), torch.random.fork_rng(), watch:
             model.train(training)
-            inputs.run(model)
+            inputs.run_model(model)
     except Exception:  # the user's forward may raise anything
         return None
     return calls
@@ -261,7 +267,7 @@ def _check_widened(module: fx.GraphModule, inputs: Inputs) -> None:
     for node, value in zip(module.graph.find_nodes(op="placeholder"), pytree.tree_leaves(inputs), strict=True):
         if isinstance(value, Tensor):
             sizes = zip(read_sizes(node.meta["val"]), value.shape, strict=False)
-            if any(size not in (None, given) for size, given in sizes):
+            if any(size not in (None, wanted) for size, wanted in sizes):
                 raise NotCaptured("the size of its batch is a constant")
 
 

@@ -17,7 +17,7 @@ class Inputs(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def run(self, model: nn.Module) -> Any:
+    def run_model(self, model: nn.Module) -> Any:
         """Result of the model for these arguments."""
         return model(*self.args, **self.kwargs)
 

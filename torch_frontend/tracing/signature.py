@@ -18,13 +18,13 @@ from onnxq.errors import DataError
 from torch_frontend.tracing.modules import Inputs, make_unique_path
 
 
-def find_fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str, Any]:
+def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) -> dict[str, Any]:
     """Name -> default of the forward's arguments that will not be passed.
 
     given: names of those that will be passed; None: all without a default.
     """
     # A graph has no `if mask is None`: an argument that is passed only sometimes cannot be traced.
-    passed = set(given or ())
+    passed = set(arguments or ())
     return {
         name: parameter.default
         for name, parameter in inspect.signature(model.forward).parameters.items()
@@ -127,9 +127,9 @@ def restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Signa
     bound = signature.bind(*args, **kwargs).arguments
     with graph.inserting_before(next(iter(graph.nodes))):
         inputs = _list_inputs(signature, bound)
-        made = [graph.placeholder(name, default_value=default) for name, _, default in inputs]
-    with graph.inserting_before((flat or made)[-1].next):
-        for node, (name, value, default) in zip(made, inputs, strict=True):
+        placeholders = [graph.placeholder(name, default_value=default) for name, _, default in inputs]
+    with graph.inserting_before((flat or placeholders)[-1].next):
+        for node, (name, value, default) in zip(placeholders, inputs, strict=True):
             _connect_input(graph, node, name, value, default)
     for node in flat:
         graph.erase_node(node)
@@ -155,16 +155,16 @@ def _read_signature(info: Any) -> inspect.Signature:
 def _list_inputs(signature: inspect.Signature, bound: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(name, value in the exported graph, default) of every argument; `empty` where there is none."""
     empty = inspect.Parameter.empty
-    found: list[tuple[str, Any, Any]] = []
+    inputs: list[tuple[str, Any, Any]] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            found += [(f"{name}_{k}", value, empty) for k, value in enumerate(bound.get(name, ()))]
+            inputs += [(f"{name}_{k}", value, empty) for k, value in enumerate(bound.get(name, ()))]
         elif parameter.kind is parameter.VAR_KEYWORD:
             # Behind arguments that have defaults all must have one.
-            found += [(key, value, None) for key, value in bound.get(name, {}).items()]
+            inputs += [(key, value, None) for key, value in bound.get(name, {}).items()]
         else:
-            found.append((name, bound.get(name, empty), parameter.default))
-    return found
+            inputs.append((name, bound.get(name, empty), parameter.default))
+    return inputs
 
 
 def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, default: Any) -> None:
@@ -173,20 +173,20 @@ def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, defaul
         graph.call_function(require_default, (node, name, default))
         return
     for path, flat in pytree.tree_flatten_with_path(value)[0]:
-        held, at = flat.meta.get("val"), node
+        example, at = flat.meta.get("val"), node
         for key in path:
             inside = isinstance(key, pytree.GetAttrKey)
             at = graph.call_function(
                 getattr if inside else operator.getitem,
                 (at, key.name if inside else getattr(key, "idx", getattr(key, "key", None))),
             )
-        if not isinstance(held, (Tensor, torch.SymInt)):
-            graph.call_function(require_default, (at, name, held))
+        if not isinstance(example, (Tensor, torch.SymInt)):
+            graph.call_function(require_default, (at, name, example))
         elif default is not inspect.Parameter.empty:
             graph.call_function(require_given, (node, name))
-        if isinstance(held, Tensor):
-            graph.call_function(require_sizes, (at, f"{name}{pytree.keystr(path)}", read_sizes(held)))
-        at.meta["val"] = held
+        if isinstance(example, Tensor):
+            graph.call_function(require_sizes, (at, f"{name}{pytree.keystr(path)}", read_sizes(example)))
+        at.meta["val"] = example
         flat.replace_all_uses_with(at)
 
 

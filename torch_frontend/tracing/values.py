@@ -80,7 +80,7 @@ def compare_outputs(model: nn.Module, graph: fx.GraphModule, inputs: Inputs) -> 
         with use_eval_mode(module), torch.random.fork_rng():
             torch.manual_seed(0)
             try:
-                leaves = pytree.tree_leaves(inputs.run(module))
+                leaves = pytree.tree_leaves(inputs.run_model(module))
             except Exception as error:  # the captured calls may not fit torch's functions
                 return f"its graph does not run ({type(error).__name__}: {error})"
             outputs.append([leaf.double() for leaf in leaves if isinstance(leaf, Tensor)])

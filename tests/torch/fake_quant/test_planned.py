@@ -75,7 +75,7 @@ class _Emulated(PlannedKernels):
         self.driver.enter_context(0)
         self.module = self.driver.load_module(b"image")
 
-    def launch(self, kernel: str, grid: int, call: KernelCall, device: Any) -> None:
+    def launch_kernel(self, kernel: str, grid: int, call: KernelCall, device: Any) -> None:
         self.driver.launch_kernel(self.driver.find_function(self.module, kernel), grid, call, 0x123456789A)
 
 
