@@ -296,11 +296,10 @@ def _measure_folds(ctx: RunContext, state: State) -> ModelErrors:
     """The errors of the finished model, as the file says or as users run it, whichever are larger."""
     folds = split_folds(ctx, state)
     here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
-    headroom = 1.0 if state.promotion is None else state.promotion.headroom
     sums: dict[str, ModelErrors] = {}
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
         for fold in folds:
-            plan = fold.narrow_ranges(state.model, state.planned, headroom)
+            plan = fold.narrow_ranges(state.model, state.planned)
             model = build_file(state, plan, ctx.progress)
             samples = count_items(fold.samples.samples(), task)
             found = check.check_model(

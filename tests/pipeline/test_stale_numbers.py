@@ -115,13 +115,13 @@ def test_untouched_plans_are_carried_out_as_they_are(done: onnxq.Result, held: d
 
 def test_swept_weights_and_corrected_biases_go_with_their_scale() -> None:
     swept = onnxq.quantize(
-        residual(), images(32), EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
+        residual(), images(40), EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
     )
     weight = next(one for one in swept.plan.sites if one.role is Role.WEIGHT and one.values is not None)
     raw = json.loads(swept.plan_json())
     entry = next(one for one in raw["sites"] if one["site"] == str(weight.site))
     entry["spec"]["bits"] = 5
-    again = onnxq.apply(residual(), from_json(json.dumps(raw)), images(32), overrides={"latency": False})
+    again = onnxq.apply(residual(), from_json(json.dumps(raw)), images(40), overrides={"latency": False})
     found = next(one for one in again.plan.sites if one.site == weight.site)
     assert found.values is None
     assert worst(again) > 20

@@ -114,7 +114,8 @@ def test_an_fp8_plan_comes_back_whole_and_is_read_from_the_model() -> None:
     assert to_json(again) == text
     assert onnxq.apply(residual(), again).model == result.model
     pairs = onnxq.inspect(result.model).pairs
-    assert len(pairs) == len(result.plan.sites)
+    # A tensor that one reader takes in float16 and another in float32 has a DequantizeLinear for each.
+    assert {pair.site for pair in pairs} == {site.site for site in result.plan.sites}
     assert {(pair.storage, pair.bits, pair.symmetric, pair.levels) for pair in pairs} == {(FLOAT8, 8, True, None)}
     assert result.model.opset_import[0].version >= 19
 

@@ -8,7 +8,7 @@ a small ResNet has 43 dB on the 32 images it was calibrated with, 41 on each wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,25 +36,33 @@ WHOLE_RANGE = "minmax"
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Some samples, and the ranges of activations that the others have: (low, high) by site."""
+    """Some samples, and the ranges of activations that the others have: (low, high) by site. whole: those of all."""
 
     samples: Dataset
     ranges: Mapping[Site, tuple[float, float]]
+    whole: Mapping[Site, tuple[float, float]] = field(default_factory=dict)
 
-    def narrow_ranges(self, model: ModelLike, plan: Plan, headroom: float = 1.0) -> Plan:
+    def narrow_ranges(self, model: ModelLike, plan: Plan) -> Plan:
         """The calibrated plan as it would be without these samples: no range reaches further than that of the others.
 
-        headroom: so many times as far, which the plan's ranges do. Weights keep their numbers.
+        A range of the plan that was widened beyond all samples reaches as many times as far here. Weights keep their
+        numbers.
         """
         changed = {}
         for site in plan.sites:
             if not _is_observed(site) or site.site not in self.ranges:
                 continue
             (low, high), (least, most) = _read_range(site), self.ranges[site.site]
-            least, most = least * headroom, most * headroom
+            lowest, highest = self.whole.get(site.site, (low, high))
+            least, most = least * _measure_widening(low, lowest), most * _measure_widening(high, highest)
             if least > low or most < high:
                 changed[site.site] = _set_range(site, max(low, least), min(high, most))
         return _move_ranges(model, plan, changed)
+
+
+def _measure_widening(end: float, reached: float) -> float:
+    """How many times as far the end of a range lies as the values of all samples reach; 1 where these reach further."""
+    return max(1.0, end / reached) if reached else 1.0
 
 
 def widen_ranges(model: ModelLike, plan: Plan, factor: float) -> Plan:
@@ -109,7 +117,13 @@ def split_folds(ctx: RunContext, state: State) -> tuple[Fold, ...]:
     order = np.random.default_rng(seed).permutation(len(judged)).tolist()
     parts = [judged.part(sorted(order[k::folds])) for k in range(folds)]
     bare = state.planned.with_sites(tuple(map(_without_range, state.planned.sites)))
-    return tuple(Fold(part, _observe(ctx, state, bare, whole.without(part))) for part in parts)
+    ranges = [_observe(ctx, state, bare, whole.without(part)) for part in parts]
+    # Every sample is among the others of some fold.
+    reached = {
+        site: (min(others[site][0] for others in ranges), max(others[site][1] for others in ranges))
+        for site in ranges[0]
+    }
+    return tuple(Fold(part, others, reached) for part, others in zip(parts, ranges, strict=True))
 
 
 def find_optimism(state: State) -> float:

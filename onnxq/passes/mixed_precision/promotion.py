@@ -119,12 +119,12 @@ def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     return round_again(ctx, state, bare, AGAIN)
 
 
-def _estimate_plan(ctx: RunContext, state: State, folds: Sequence[_Judged], headroom: float) -> Estimate:
-    """The SQNR of new samples with the state's plan. headroom: of its ranges; see `Fold.narrow_ranges`."""
+def _estimate_plan(ctx: RunContext, state: State, folds: Sequence[_Judged]) -> Estimate:
+    """The SQNR of new samples with the state's plan."""
     errors = ModelErrors()
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
         for fold, floats in folds:
-            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned, headroom))
+            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned))
             errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
     return errors.estimate(find_optimism(state))
 
@@ -135,7 +135,7 @@ def _score_promoted(ctx: RunContext, state: State) -> float:
         return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
     threads = ctx.config.verify.threads
     folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
-    return _estimate_plan(ctx, state, folds, state.promotion.headroom).least_db
+    return _estimate_plan(ctx, state, folds).least_db
 
 
 def _keeps_request(ctx: RunContext, _before: State, _after: State, db: float, changed_db: float) -> bool:
@@ -349,7 +349,7 @@ class _Search:
         wider = widen_ranges(self.state.model, plan, _HEADROOM)
         if wider is plan or len(self.ctx.data.ranges) > _FEW_SAMPLES or self.expired():
             return plan, account
-        if _estimate_plan(self.ctx, replace(self.state, plan=wider), self.folds, _HEADROOM).least_db < account.least:
+        if _estimate_plan(self.ctx, replace(self.state, plan=wider), self.folds).least_db < account.least:
             return plan, account
         return wider, replace(account, headroom=_HEADROOM)
 

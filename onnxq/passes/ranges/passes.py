@@ -31,7 +31,10 @@ def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     # Others than those that candidates are made of: a range fits the values that it was made from.
     judges = samples.validation.take(_JUDGES, seed)
     shared = fix_scales(ctx, state, plan)
-    done = choose_ranges(state.model, shared, few.samples(), judges.samples(), progress=ctx.progress, crew=ctx.crew)
+    done = choose_ranges(
+        state.model, shared, few.samples(), judges.samples(), observed=len(samples.ranges), progress=ctx.progress,
+        crew=ctx.crew,
+    )  # fmt: skip
     if not done.taken:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     line = f"{done.line()} {list_replaced(shared, done.plan, MEASURED, _WHY)}"

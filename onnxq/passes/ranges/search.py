@@ -22,8 +22,8 @@ from onnxq.data import read_mask
 from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
-from onnxq.numerics import fake_quant
-from onnxq.passes.ranges.core import WORTH, Array, Ranges, choose_candidate
+from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
+from onnxq.passes.ranges.core import WHOLE, WORTH, Array, Ranges, choose_candidate
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner
 from onnxq.passes.rounding.shared_work import read_tensor
@@ -39,6 +39,13 @@ _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRESENT = "as calibrated"
 # Of the samples that candidates are made of, those that errors come from as well.
 _AGAIN = 12
+# Ranges of few positions reach so many times as far as these do. An average pool leaves one vector of an image, and
+# some new images reach further than 28 did: on five nets and 18 draws of 32 samples, new ones gain 1.1 dB in the mean
+# by 1.1, 1.4 by 1.2, 1.5 by 1.3 and 1.2 by 1.5 (0.3 less at the worst, 4.5 more at the best).
+_ROOM = 1.25
+# Operators that new samples take no further.
+_BOUNDED = ("Clip", "HardSigmoid", "Sigmoid", "Softmax", "Tanh")
+WIDENED = "of few positions, widened"
 Runner = Callable[[int, Array], Array]
 
 
@@ -61,13 +68,17 @@ def choose_ranges(
     samples: Iterable[Feeds],
     judges: Iterable[Feeds],
     *,
+    observed: int,
     progress: Progress,
     crew: Crew | None = None,
 ) -> Ranged:
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
+    Where the samples show too few positions to choose by, the range that clips none of them is widened.
+
     proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
-    they are judged on. All are held, with the tensors alive between two nodes. crew: searches weights anew.
+    they are judged on. All are held, with the tensors alive between two nodes. observed: number of samples that the
+    plan's ranges are of. crew: searches weights anew.
     Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
@@ -88,6 +99,9 @@ def choose_ranges(
     chosen = {site: choose_candidate(errors, _PRESENT) for site, errors in state.errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {site: state.candidates[site][name] for site, name in taken.items()}
+    widened = state.widen_scarce(observed)
+    qparams.update(widened)
+    taken.update(dict.fromkeys(widened, WIDENED))
     return Ranged(_replace_ranges(proto, plan, qparams, crew), taken)
 
 
@@ -140,6 +154,8 @@ class _State:
         self.judges = [*sorted(again), *range(fitted, len(feeds))]
         self.candidates: dict[Site, dict[str, QParams]] = {}
         self.errors: dict[Site, dict[str, float]] = {}
+        # Positions a sample has, of sites that have few of them in all samples here.
+        self.scarce: dict[Site, tuple[SitePlan, float]] = {}
 
     def read(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
         """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
@@ -152,6 +168,9 @@ class _State:
             # Of few positions the range is chance, and so is what a narrower one clips.
             seen = sum(_count_positions(node, value) for value in values[: self.fitted])
             made = self._made(values, site, site.qparams) if seen >= FEWEST_POSITIONS else {}
+            producer = self.index.producer(tensor)
+            if 0 < seen < FEWEST_POSITIONS and (producer is None or producer.op_type not in _BOUNDED):
+                self.scarce[site.site] = site, seen / self.fitted
             self.candidates[site.site] = {_PRESENT: site.qparams, **made}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         candidates, errors = self.candidates[site.site], self.errors[site.site]
@@ -168,6 +187,19 @@ class _State:
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
                 most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+
+    def widen_scarce(self, observed: int) -> dict[Site, QParams]:
+        """Wider ranges of the sites that have few positions even in all of so many samples, where none are clipped."""
+        widened = {}
+        for site, positions in self.scarce.values():
+            if positions * observed >= FEWEST_POSITIONS or site.observer.name != WHOLE or site.spec.dynamic:
+                continue
+            assert site.qparams is not None
+            low, high = (_ROOM * float(end) for end in clip_bounds(site.qparams, site.spec))
+            qparams = qparams_from_range(low, high, site.spec, origin=site.qparams.origin, bound=site.bound)
+            if qparams != site.qparams:
+                widened[site.site] = qparams
+        return widened
 
     def _judged(self, values: Sequence[Array]) -> list[int]:
         """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.

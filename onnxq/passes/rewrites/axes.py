@@ -1,7 +1,8 @@
-"""The axes of Pad and Resize written out: amounts, scales and sizes of every axis, as before opset 18.
+"""The axes of Pad, Resize and CenterCropPad written out: amounts, scales and sizes of every axis, as before opset 18.
 
-ONNX Runtime's layout optimizer (1.32) moves Transposes through both and permutes their amounts as if they were of every
-axis: beside int8 convolutions a run fails, or pads the wrong axes.
+ONNX Runtime's layout optimizer (1.32) moves Transposes through Pad and Resize, and permutes their amounts as if they
+were of every axis: beside int8 convolutions a run fails, or pads the wrong axes. CenterCropPad is a
+function of Pad.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from onnxq.passes.view import View
 
 
 def write_axes(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
-    """Every Pad and Resize with constant axes of a tensor of known rank."""
+    """Write out the axes of every Pad, Resize and CenterCropPad that names constant ones of a tensor of known rank."""
     view, edit, changed = View(proto), Edit(proto), []
     for node in view.index.nodes:
         amounts = _find_amounts(view, node)
@@ -47,15 +48,21 @@ class _Amounts:
 
 
 def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:
-    """The numbers of a Pad or Resize that names axes; None for other nodes, and where they cannot be written out."""
+    """The numbers of a node that names axes; None for other nodes, and where they cannot be written out."""
     data = view.tensor(node, 0)
-    rank = None if data is None or node.domain or node.op_type not in ("Pad", "Resize") else view.rank(data)
+    rank = (
+        None
+        if data is None or node.domain or node.op_type not in ("Pad", "Resize", "CenterCropPad")
+        else view.rank(data)
+    )
     axes = view.constant(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
     places = np.asarray(axes, np.int64).reshape(-1) % rank
     if node.op_type == "Pad":
         return _Amounts(1, np.concatenate([places, places + rank]), np.zeros(2 * rank, np.int64))
+    if node.op_type == "CenterCropPad":
+        return _Amounts(1, places, _read_sizes(view, node))
     # A common scale is chosen among the axes that are named, and regions have amounts of their own.
     if node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None

@@ -77,7 +77,7 @@ def test_ranges_of_all_values_widen_and_those_that_clip_by_intention_do_not(run)
     wider = widen_ranges(state.model, state.planned, 1.1)
     assert top(wider) == pytest.approx(1.1 * 9.0, rel=0.01)
     fold = max(split_folds(ctx, state), key=lambda fold: max(own(fold)))
-    assert top(fold.narrow_ranges(state.model, wider, 1.1)) == pytest.approx(1.1 * 6.0, rel=0.01)
+    assert top(fold.narrow_ranges(state.model, wider)) == pytest.approx(1.1 * 6.0, rel=0.01)
     percentile = state.planned.with_sites(
         tuple(replace(site, observer=ObserverSpec("percentile")) for site in state.planned.sites)
     )

@@ -1,4 +1,4 @@
-"""Pad and Resize of some axes compute the same of all, and ONNX Runtime can run them beside int8 convolutions."""
+"""Pad, Resize and CenterCropPad of some axes compute the same of all; ONNX Runtime runs them beside int8 products."""
 
 from __future__ import annotations
 
@@ -54,6 +54,18 @@ def test_a_resize_of_two_axes_is_one_of_all(mode: str, kind: str, batch: str) ->
     assert_same(model, result)
 
 
+@pytest.mark.parametrize("sizes", ["(3,4,7,8)", "(N,4,H,W)"])
+@pytest.mark.parametrize("axes", [(2, 3), (-1, 1)])
+def test_a_crop_of_two_axes_is_one_of_all(axes: tuple[int, int], sizes: str) -> None:
+    declared = f"g (float[{sizes.strip('()')}] x) => (float[A,B,C,D] y)"
+    line = f"y = CenterCropPad <axes = [{axes[0]}, {axes[1]}]> (x, sizes)"
+    model = parse(f"{declared} {{ {line} }}", opset=18, sizes=np.array([5, 3]))
+    result, report = apply(write_axes, model)
+    assert report.changed
+    assert "axes" not in GraphIndex(result).nodes[-1].attrs
+    assert_same(model, result)
+
+
 def test_computed_amounts_are_put_in_their_places() -> None:
     text = """g (float[N,4,7,8] x, float[A,B] like) => (float[N,4,C,D] y, float[N,4,E,F] z) {
         s = Shape(like)
@@ -105,6 +117,7 @@ BETWEEN = f"""g (float[N,16,16,16] x) => (float[N,16,A,B] y) {{
     [
         ('Pad <mode="reflect">(s, amounts, , axes)', np.array([1, 2, 2, 1])),
         ('Pad <mode="edge">(s, amounts, , axes)', np.array([1, 2, 2, 1])),
+        ("CenterCropPad <axes=[2,3]>(s, amounts)", np.array([14, 15])),
         ('Resize <mode="nearest", axes=[2,3]>(s, , amounts)', np.array([2, 2], np.float32)),
         ('Resize <mode="linear", axes=[2,3]>(s, , amounts)', np.array([2, 1.5], np.float32)),
         ('Resize <mode="nearest", axes=[2,3]>(s, , , amounts)', np.array([32, 24])),
