@@ -90,7 +90,7 @@ Images = Callable[[str], bytes]
 class CudaKernels(PlannedKernels):
     """Kernels launched through `driver`, from the images that `images` finds or builds.
 
-    `load` must have been called for a device before anything is launched on it.
+    `load_kernels` must have been called for a device before anything is launched on it.
     """
 
     def __init__(self, driver: Driver, images: Images) -> None:

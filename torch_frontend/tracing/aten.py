@@ -24,11 +24,7 @@ class _Open(Exception):
 def convert_calls(graph: fx.Graph) -> None:
     """Turn calls of ATen's operators into functions and methods; one that has none stays as it is."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        namespace, _, name = node.target._schema.name.partition("::")
-        if namespace != "aten":
-            continue
+        name = read_aten_name(node)
         # contiguous: recorded where the example's tensor was not, which differs from mode to mode.
         if name in _CHECKS or name == "contiguous":
             if name == "contiguous":
@@ -36,8 +32,16 @@ def convert_calls(graph: fx.Graph) -> None:
             graph.erase_node(node)
         elif name in _REWRITES:
             _rewrite_call(node, _REWRITES[name])
-        else:
+        elif name:
             _rename_call(node, name)
+
+
+def read_aten_name(node: fx.Node) -> str:
+    """Name of the operator of ATen that a node calls; "" for others."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return ""
+    return str(target._schema.name.removeprefix("aten::"))
 
 
 def _rewrite_call(node: fx.Node, rewrite: Rewrite) -> None:

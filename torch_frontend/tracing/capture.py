@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from onnxq.config import matches_any
 from onnxq.sites import Refusal
 from torch_frontend.qmodules import copy_shallowly
-from torch_frontend.tracing.aten import convert_calls
+from torch_frontend.tracing.aten import convert_calls, read_aten_name
 from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, mark_leaves, restore_leaves
 from torch_frontend.tracing.modules import Inputs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
@@ -127,7 +127,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
     for table in ("_parameters", "_buffers", "_modules"):
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
-    operators = [(node, _read_aten_name(node)) for node in graph.nodes]
+    operators = [(node, read_aten_name(node)) for node in graph.nodes]
     modes: tuple[Refusal, ...] = ()
     if any(name for _, name in operators):
         flags = [
@@ -146,12 +146,6 @@ _FLAGS = {
     "dropout": ("input", "p", "train"),
     "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training"),
 }
-
-
-def _read_aten_name(node: fx.Node) -> str:
-    """Name of the operator of ATen that a node calls; "" for others."""
-    target: Any = node.target
-    return target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
 
 
 def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: IsLeaf) -> tuple[Refusal, ...]:
