@@ -10,8 +10,7 @@ import numpy as np
 
 from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.model import Error, OutputDiff, Tolerances, Unmet
-from onnxq.evaluation.accumulator import ErrorAccumulator
-from onnxq.evaluation.slices import SliceSums
+from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 
 # Two engines that add the same float32 numbers in another order differ less than this; so does float16 or TF32.
 SAME_DB = 40.0

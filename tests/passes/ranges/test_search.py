@@ -18,7 +18,7 @@ from onnxq.passes.runner import run_stage
 from onnxq.plan import Plan
 from onnxq.report import silent
 from onnxq.sites import Role, TensorId
-from tests.passes.context import make_context
+from tests.passes.context import make_context, place
 from tests.passes.kit import parse
 from tests.passes.ranges.kit import deaf, linear, prepared_plan, tokens
 from tests.pipeline.models import images, residual
@@ -60,7 +60,7 @@ def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: p
     state, plan = prepared_plan(linear(1e-6), feeds)
     data = load_data(feeds, GraphIndex(state.model).inputs)
     ctx = make_context(*data.split(4, 0))
-    run_stage(passes.RANGES, Stage.REFINE, ctx, replace(state, plan=plan))
+    run_stage(passes.RANGES, Stage.REFINE, ctx, place(state, plan))
     assert counts == [4 + 8, 4 + 8]
 
 
