@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph import Graph, NodeRef
-from onnxq.graph.precision.contrib import is_custom
+from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec

@@ -75,6 +75,7 @@ class KullbackLeibler:
         self._spec = replace(spec, granularity=PerChannel(0))
 
     def __call__(self, low: Array, high: Array) -> Array:
+        """The divergence of each range."""
         first = np.searchsorted(self._centers, low, "left")
         last = np.searchsorted(self._centers, high, "right")
         costs = np.full(low.shape, np.inf)

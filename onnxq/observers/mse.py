@@ -65,6 +65,7 @@ class SquaredError:
         self._all = [float(part[-1]) for part in self._below]
 
     def __call__(self, low: Array, high: Array) -> Array:
+        """The mean squared error of each range."""
         qparams = qparams_from_range(low, high, self._spec)
         scale, zero = qparams.scale.astype(np.float64)[:, None], qparams.zero_point[:, None]
         if self._levels.size > _MOST_LEVELS:

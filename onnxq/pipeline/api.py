@@ -19,7 +19,7 @@ from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from onnxq.interop import Cache, Imported
+    from onnxq.interop import Imported, ScaleTable
 
 
 def quantize(
@@ -95,7 +95,7 @@ def make_plan(
 
 
 def import_calibration(
-    cache: str | Path | Cache,
+    cache: str | Path | ScaleTable,
     model: ModelSource,
     data: object = None,
     config: Configuration = None,

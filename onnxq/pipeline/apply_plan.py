@@ -26,7 +26,7 @@ from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
-from onnxq.plan.limits import check_specs
+from onnxq.plan.reading import check_specs
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
 from onnxq.sites import Role

@@ -11,10 +11,8 @@ from onnxq.backends import find_target
 from onnxq.data.synthetic import make_synthetic
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
-from onnxq.graph.light import measure_size
-from onnxq.graph.precision.rounding import emulate_types
-from onnxq.graph.precision.widen import widen_model
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model, measure_size
+from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.subgraph import give_outputs
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import RunContext, SampledContext

@@ -14,7 +14,16 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, Rule, RuleSet
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
-from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers, match_cache, read_cache, set_scales
+from onnxq.interop import (
+    Imported,
+    MissingSite,
+    ScaleMatch,
+    ScaleTable,
+    list_consumers,
+    match_scales,
+    read_scales,
+    set_scales,
+)
 from onnxq.nearest import suggest_names
 from onnxq.passes.base import RunContext
 from onnxq.passes.judging import SampleSets
@@ -45,7 +54,7 @@ def choose_target(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def import_calibration(
-    cache: str | Path | Cache,
+    cache: str | Path | ScaleTable,
     model: str | Path | onnx.ModelProto,
     data: object,
     config: Config,
@@ -53,7 +62,7 @@ def import_calibration(
     progress: Progress = silent,
 ) -> Imported:
     """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
-    scales = cache if isinstance(cache, Cache) else read_cache(cache)
+    scales = cache if isinstance(cache, ScaleTable) else read_scales(cache)
     _demand_symmetric(config)
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
@@ -77,14 +86,14 @@ def import_calibration(
     found, samples = trial.found, trial.samples
     plan = calibrate(
         trial.state.model,
-        set_scales(trial.plan, found.entries),
+        set_scales(trial.plan, found.entries, scales.origin),
         samples.calibration if data is not None else None,
         batch=config.data.batch,
         memory_limit=config.data.memory_limit,
         progress=progress,
     )
     # Of the samples only if some of the numbers come from them.
-    origin = f"TensorRT calibration cache {Path(scales.source).name} ({scales.header})"
+    origin = f"{scales.origin} {Path(scales.source).name} ({scales.header})"
     calibrated = data is not None and absent
     return Imported(
         plan=replace(plan, data=f"{origin}; {samples.description}" if calibrated else origin),
@@ -106,16 +115,16 @@ class _Trial:
     state: FloatState
     samples: SampleSets
     plan: Plan
-    found: Findings
+    found: ScaleMatch
 
 
 def _attempt(
-    cache: Cache, state: FloatState, samples: SampleSets, config: Config, name: str, progress: Progress
+    cache: ScaleTable, state: FloatState, samples: SampleSets, config: Config, name: str, progress: Progress
 ) -> _Trial:
     with progress("planning"):
         drafted = draft_placement(state, samples, config, name, progress=progress)
         plan = drafted.default(attention=config.attention == "quantized")
-        return _Trial(state, samples, plan, match_cache(cache, plan, state.before, GraphIndex(state.model)))
+        return _Trial(state, samples, plan, match_scales(cache, plan, state.before, GraphIndex(state.model)))
 
 
 def _lacks_own_tensor(trial: _Trial) -> bool:
@@ -141,7 +150,7 @@ def _demand_symmetric(config: Config) -> None:
         )
 
 
-def _refuse_missing(cache: Cache, found: Findings) -> CalibrationError:
+def _refuse_missing(cache: ScaleTable, found: ScaleMatch) -> CalibrationError:
     lines = []
     for one in found.absent[:_SHOWN]:
         hint = f" ({suggest_names(one.tensor, one.nearest)})" if one.nearest else ""
@@ -157,7 +166,7 @@ def _refuse_missing(cache: Cache, found: Findings) -> CalibrationError:
 
 
 def _leave_missing_float(
-    trial: _Trial, config: Config, cache: Cache, name: str, progress: Progress
+    trial: _Trial, config: Config, cache: ScaleTable, name: str, progress: Progress
 ) -> tuple[_Trial, tuple[MissingSite, ...]]:
     """The plan with float in place of whatever reads a tensor without a scale, as TensorRT itself does.
 

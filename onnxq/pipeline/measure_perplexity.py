@@ -20,7 +20,7 @@ from onnxq.evaluation.perplexity import (
     sum_errors,
     time_decoders,
 )
-from onnxq.graph.storage.external import is_external, walk_tensors
+from onnxq.graph.stored import is_external, walk_tensors
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, detect_cpu

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS

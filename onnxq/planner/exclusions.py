@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxq.backends import Target
-from onnxq.planner.operators import QuantizableOp, QuantizableOps
+from onnxq.planner.problem import QuantizableOp, QuantizableOps
 from onnxq.sites import LeftFloat, TensorId
 
 # What may stand between a graph input and the stem.

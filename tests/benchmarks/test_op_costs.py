@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import json
 import sys
@@ -14,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from onnxq.backends.ort.costs import VNNI, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.ort.costs import CPU_COSTS, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.ort.costs.base import parse_costs
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+VNNI = CPU_COSTS["vnni"]
 
 
 @pytest.fixture
@@ -42,15 +43,10 @@ def samples(cpu: CpuCosts) -> Iterator[dict[str, Any]]:
 def test_known_costs_are_found_again(fitting: Any, tmp_path: Path) -> None:
     linear = replace(VNNI.linear, gmacs=40.0, int8_gmacs=90.0, launch=0.6, int8_launch=1.4)
     machine = replace(VNNI, linear=linear, pairs=replace(VNNI.pairs, q_ns=0.2, dq_ns=0.3))
-    path, out = tmp_path / "samples.jsonl", tmp_path / "slow.py"
+    path, out = tmp_path / "samples.jsonl", tmp_path / "slow.json"
     path.write_text("".join(json.dumps(row) + "\n" for row in samples(machine)))
     fitting.fit(path, "slow", "a made-up machine", VNNI, {"int8_network": 1.25, "conv.float_gmacs.4": 99.0}, out)
-    spec = importlib.util.spec_from_file_location("slow", out)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: CpuCosts = module.SLOW
+    found = parse_costs(out.read_text(encoding="utf-8"))
     for row in fitting.read(path):
         for side in ("float", "int8"):
             if row[f"{side}_us"] > 0:

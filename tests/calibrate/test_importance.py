@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from onnxq.calibrate.importance import estimate_importance
+from onnxq.calibrate.constants import estimate_importance
 from onnxq.config import load_config
 from onnxq.graph import GraphIndex
 from onnxq.numerics import fake_quant

@@ -297,10 +297,10 @@ def images_without_words(folder: Path):
 
 @reach("Q215", pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here"))
 def full_disk(folder: Path):
-    from onnxq.data import spool
+    from onnxq.data import sources
     from onnxq.files import ScratchFolder
 
-    store = spool._Store()
+    store = sources._Store()
     store.folder, store._used = ScratchFolder(), 1 << 60
     os.symlink("/dev/full", store.folder.path / "0.npy")
     store.keep({"x": np.zeros((1 << 16,), F)})

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper, parser
 import onnxq
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import name_nodes
-from onnxq.graph.precision.rounding import emulate_types
+from onnxq.graph.precision.widen import emulate_types
 from onnxq.pipeline.check import check_model, explain_slowness, load_file
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.runtime import KernelError

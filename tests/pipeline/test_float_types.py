@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.config import load_config
 from onnxq.graph import name_nodes
-from onnxq.graph.precision.rounding import emulate_types
+from onnxq.graph.precision.widen import emulate_types
 from onnxq.plan import KeepReason, to_json
 from onnxq.report import View, show_report
 from onnxq.report.pairs import show_inspection

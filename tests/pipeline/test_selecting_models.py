@@ -14,7 +14,7 @@ import onnxq
 from onnxq.config import Config, Rule
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.engines.saturation.measure import measure_saturation
-from onnxq.graph.storage import lazy
+from onnxq.graph import light
 from onnxq.report import report_json, show_report
 from onnxq.report.diffs import difference_json, show_difference
 from onnxq.report.profiles import profile_json, show_profile
@@ -242,7 +242,7 @@ def test_another_tools_names_are_told() -> None:
 
 
 def test_a_large_model_is_checked_on_the_choices(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy, "LARGE_BYTES", 1 << 10)
+    monkeypatch.setattr(light, "LARGE_BYTES", 1 << 10)
     onnx.save(network("queries"), tmp_path / "m.onnx")
     report = onnxq.quantize(str(tmp_path / "m.onnx"), DATA, EVERYTHING, overrides={"effort": "fast"}).report
     assert report.segments

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from torch import Tensor, fx, nn
 
 from onnxq.config import MultiInput
-from onnxq.graph import NodeRef, ValueInfo
+from onnxq.graph import Graph, NodeRef, ValueInfo
 from onnxq.sites import Edge, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
@@ -129,7 +129,7 @@ class CallWeight:
 
 
 @dataclass(eq=False)
-class CallGraph:
+class CallGraph(Graph):
     """The planner's graph protocol over torch calls. Tensors are called like their sites.
 
     constants: parameters and tensors computed from them, in the layout of the node that reads them.
@@ -200,33 +200,33 @@ class CallGraph:
         """The tensor of this name; there is one scope."""
         return TensorId(tensor) if tensor else None
 
-    def producer(self, t: TensorId) -> CallNode | None:
+    def producer(self, t: TensorId | None) -> CallNode | None:
         """The node that makes the tensor."""
-        return self._producers.get(t.name)
+        return None if t is None else self._producers.get(t.name)
 
-    def consumers(self, t: TensorId) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
         """Every node input that reads the tensor."""
-        return tuple(self._consumers.get(t.name, ()))
+        return () if t is None else tuple(self._consumers.get(t.name, ()))
 
-    def is_output(self, t: TensorId) -> bool:
+    def is_output(self, t: TensorId | None) -> bool:
         """True when the module returns the tensor."""
-        return t.name in self.outputs
+        return t is not None and t.name in self.outputs
 
-    def is_constant(self, t: TensorId) -> bool:
+    def is_constant(self, t: TensorId | None) -> bool:
         """True for parameters and tensors computed from them alone."""
-        return t.name in self.constants
+        return t is not None and t.name in self.constants
 
-    def constant(self, t: TensorId) -> NDArray[Any] | None:
+    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
         """The value of a constant."""
-        value = self.constants.get(t.name)
+        value = None if t is None else self.constants.get(t.name)
         # Engines' rules look at values, not at the type and device that training takes.
         return None if value is None else np.asarray(value.detach().float().cpu())
 
-    def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:
+    def shape(self, t: TensorId | None) -> tuple[int | str | None, ...] | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
-        value = self.constants.get(t.name)
+        value = None if t is None else self.constants.get(t.name)
         return None if value is None else tuple(value.shape)
 
-    def dtype(self, t: TensorId) -> int:
+    def dtype(self, t: TensorId | None) -> int:
         """int64 for integers; float32, which engines compute in, for any other type that may be one."""
-        return TensorProto.INT64 if t.name in self.integers else TensorProto.FLOAT
+        return TensorProto.INT64 if t is not None and t.name in self.integers else TensorProto.FLOAT

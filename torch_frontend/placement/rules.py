@@ -119,7 +119,7 @@ def front_end_target(config: Config) -> FrontEndTarget:
 class CallRequests(Requests):
     """Requests for calls: rules name modules by path, and operators in torch's words or in ONNX's."""
 
-    def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+    def list_words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
         """The module's path; the operator in both."""
         # One file of rules serves the module and its export.
         call = read_call(node)

@@ -1,4 +1,4 @@
-"""What keeps ORT from undoing a plan: guards for tensors that stay float, and biases that make no Gemm of a MatMul.
+"""Guards that keep ORT from undoing a plan: of tensors that stay float, and biases that make no Gemm of a MatMul.
 
 A guard is a Clip without bounds between a DequantizeLinear and its reader.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, Stage
 from onnxq.passes.equalization.bias_absorption import choose_shifts, list_shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels

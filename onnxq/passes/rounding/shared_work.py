@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.files.atomic import make_write_error
+from onnxq.files.access import make_write_error
 from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Piece

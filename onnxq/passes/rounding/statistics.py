@@ -173,7 +173,9 @@ class StatisticsSource(Protocol):
     """Samples to gather from, with the tensors that an operator reads of each."""
 
     @property
-    def feeds(self) -> Sequence[Feeds]: ...
+    def feeds(self) -> Sequence[Feeds]:
+        """The samples."""
+        ...
 
     def tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
         """Feeds, tensor in the float model, tensor in the quantized one."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxq.calibrate.chunks import split_evenly
-from onnxq.calibrate.parts import Part, join_parts, read_part, write_part
+from onnxq.calibrate.parts import Part, join_parts, read_part, split_evenly, write_part
 from onnxq.calibrate.run import observe_part
 from onnxq.config import Command
 from onnxq.errors import ConfigError, PlanError

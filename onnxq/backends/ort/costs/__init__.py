@@ -1,16 +1,21 @@
 """Predicted times of nodes in ONNX Runtime, by kind of CPU.
 
-Measured for x86 with and without VNNI. Nobody has measured an ARM: there is no table for it.
+Measured for x86 with and without VNNI; each kind has its numbers in a data file. Nobody has measured an ARM: it has no
+table.
 """
 
 from collections.abc import Mapping
+from importlib import resources
 
-from onnxq.backends.ort.costs.avx2 import AVX2
-from onnxq.backends.ort.costs.base import Cost, CpuCosts, Moves, OpCase
+from onnxq.backends.ort.costs.base import Cost, CpuCosts, Moves, OpCase, parse_costs
 from onnxq.backends.ort.costs.model import dequantize_us, op_cost, quantize_us
-from onnxq.backends.ort.costs.vnni import VNNI
 
-CPU_COSTS: Mapping[str, CpuCosts] = {"vnni": VNNI, "avx2": AVX2}
+
+def _read_costs(cpu: str) -> CpuCosts:
+    return parse_costs(resources.files(__name__).joinpath(f"{cpu}.json").read_text(encoding="utf-8"))
+
+
+CPU_COSTS: Mapping[str, CpuCosts] = {cpu: _read_costs(cpu) for cpu in ("vnni", "avx2")}
 
 
 def list_cpu_costs(cpu: str) -> list[CpuCosts]:
@@ -19,9 +24,7 @@ def list_cpu_costs(cpu: str) -> list[CpuCosts]:
 
 
 __all__ = [
-    "AVX2",
     "CPU_COSTS",
-    "VNNI",
     "Cost",
     "CpuCosts",
     "Moves",

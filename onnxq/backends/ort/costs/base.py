@@ -6,10 +6,12 @@ per nanosecond.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 Shape = tuple[int, ...]
 # Values by size; see `interpolate` for sizes between.
@@ -47,7 +49,8 @@ class PairCosts:
     q_ns: float
     dq_launch: float
     dq_ns: float
-    # On top of QuantizeLinear, for a scale that is computed at each run.
+    # On top of QuantizeLinear, for a scale that is computed at each run: measured with VNNI on 384 to 196608 values of
+    # one tensor (2026-11-22); with AVX2 in the ratio to QuantizeLinear that was measured there.
     dynamic_launch: float
     dynamic_ns: float
     # On top, behind a float Conv: ReorderOutput and Transpose.
@@ -183,8 +186,26 @@ class CpuCosts:
     depthwise: DepthwiseCosts
     linear: LinearCosts
     # By operator; also "residual" (an Add that the Conv in front computes as well, the usual case on maps), "gate" (a
-    # Mul of a map by one value per channel) and "unknown" (any other operator, without the pair around it).
+    # Mul of a map by one value per channel) and "unknown" (any other operator, without the pair around it). "Mul" is
+    # nearly always x * sigmoid(x), one kernel in float.
     elements: Mapping[str, Moves]
+
+
+def parse_costs(text: str) -> CpuCosts:
+    """The table in a data file, as `benchmarks/op_costs.py fit` writes it."""
+    table = json.loads(text)
+    for name, kind in _GROUPS.items():
+        table[name] = kind(**{field: _parse_table(value) for field, value in table[name].items()})
+    table["elements"] = {op_type: Moves(**times) for op_type, times in table["elements"].items()}
+    return CpuCosts(**table)
+
+
+_GROUPS = {"pairs": PairCosts, "conv": ConvCosts, "depthwise": DepthwiseCosts, "linear": LinearCosts}
+
+
+def _parse_table(value: Any) -> Any:
+    # JSON has words for keys only, a table has sizes.
+    return {int(size): entry for size, entry in value.items()} if isinstance(value, dict) else value
 
 
 def round_up(n: int, multiple: int) -> int:
