@@ -25,8 +25,7 @@ import numpy as np
 from onnxq.calibrate.taps import Array, Taps
 from onnxq.config.schema import JsonText, Loose, Natural, SchemaNumber
 from onnxq.data import Batch, Dataset
-from onnxq.data.dataset import SharedSamples
-from onnxq.data.shared import share_samples
+from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.errors import CalibrationError
 from onnxq.files import read_text
 from onnxq.graph import ModelLike
