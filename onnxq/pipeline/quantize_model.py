@@ -20,7 +20,7 @@ from onnxq.errors import ConfigError, ModelError
 from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.graph import GraphIndex, get_index
-from onnxq.numerics.blas import use_one_blas_thread
+from onnxq.numerics.threads import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage

@@ -23,7 +23,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, 
 from onnxq.graph.light import is_large_model
 from onnxq.graph.stored import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,

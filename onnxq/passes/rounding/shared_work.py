@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.files.access import make_write_error
-from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Piece
 
