@@ -32,6 +32,7 @@ from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.request import AccuracyRequest
+from onnxq.passes.ranges.scarce import widen_scarce_ranges
 from onnxq.passes.runner import run_pass, run_stage
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
@@ -136,7 +137,7 @@ def quantize(model: ModelSource, data: object, config: Config, *, progress: Prog
         prepared = state.model
         placed = plan_run(ctx, state, name)
         with ctx.timers.run("calibrate", "calibrating"):
-            placed = _calibrate(ctx, placed)
+            placed = widen_scarce_ranges(ctx, _calibrate(ctx, placed))
         placed = run_stage(_list_passes(ctx), Stage.REFINE, ctx, placed)
         with ctx.timers.run("emit", "making the quantized model"):
             placed = replace(placed, plan=note_contents(placed.plan, prepared))

@@ -29,9 +29,8 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState
     judges = samples.validation.take(_JUDGES, seed)
     shared = fix_scales(ctx, state, plan)
     chosen = choose_ranges(
-        state.model, shared, fitted.samples(), judges.samples(), observed=len(samples.ranges), progress=ctx.progress,
-        crew=ctx.crew,
-    )  # fmt: skip
+        state.model, shared, fitted.samples(), judges.samples(), progress=ctx.progress, crew=ctx.crew
+    )
     if not chosen.taken:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     line = f"{chosen.describe_taken()} {list_replaced(shared, chosen.plan, MEASURED, _WHY)}"

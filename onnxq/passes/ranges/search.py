@@ -22,8 +22,8 @@ from onnxq.data import read_mask
 from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
-from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
-from onnxq.passes.ranges.core import WHOLE, WORTH, Array, RangeCandidates, choose_candidate
+from onnxq.numerics import fake_quant
+from onnxq.passes.ranges.core import WORTH, Array, RangeCandidates, choose_candidate
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner
 from onnxq.passes.rounding.shared_work import read_tensor
@@ -39,13 +39,6 @@ _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRESENT = "as calibrated"
 # Of the samples that candidates are made of, those that errors come from as well.
 _AGAIN = 12
-# Ranges of few positions reach so many times as far as these do. An average pool leaves one vector of an image, and
-# some new images reach further than 28 did: on five nets and 18 draws of 32 samples, new ones gain 1.1 dB in the mean
-# by 1.1, 1.4 by 1.2, 1.5 by 1.3 and 1.2 by 1.5 (0.3 less at the worst, 4.5 more at the best).
-_ROOM = 1.25
-# Operators that new samples take no further.
-_BOUNDED = ("Clip", "HardSigmoid", "Sigmoid", "Softmax", "Tanh")
-WIDENED = "of few positions, widened"
 Runner = Callable[[int, Array], Array]
 
 
@@ -70,17 +63,13 @@ def choose_ranges(
     samples: Iterable[Feeds],
     judges: Iterable[Feeds],
     *,
-    observed: int,
     progress: Progress,
     crew: Crew | None = None,
 ) -> ChosenRanges:
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
-    Where the samples show too few positions to choose by, the range that clips none of them is widened.
-
     proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
-    they are judged on. All are held, with the tensors alive between two nodes. observed: number of samples that the
-    plan's ranges are of. crew: searches weights anew.
+    they are judged on. All are held, with the tensors alive between two nodes. crew: searches weights anew.
     Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
@@ -101,21 +90,18 @@ def choose_ranges(
     chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {site: errors.candidates[site][name] for site, name in taken.items()}
-    widened = errors.widen_scarce(observed)
-    qparams.update(widened)
-    taken.update(dict.fromkeys(widened, WIDENED))
-    return ChosenRanges(_replace_ranges(proto, plan, qparams, crew), taken)
+    qparams = {site: replace(numbers, origin=f"{numbers.origin}, chosen") for site, numbers in qparams.items()}
+    return ChosenRanges(replace_ranges(proto, plan, qparams, crew), taken)
 
 
-def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], crew: Crew | None) -> Plan:
+def replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], crew: Crew | None) -> Plan:
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan
     sites = []
     for site in plan.sites:
         if site.site in taken:
-            qparams = taken[site.site]
-            site = replace(site, qparams=replace(qparams, origin=f"{qparams.origin}, chosen"))
+            site = replace(site, qparams=taken[site.site])
         elif site.derived is not None and site.derived[0] in taken:
             site = replace(site, qparams=None)
         sites.append(site)
@@ -143,7 +129,9 @@ def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, Sit
 
 def _count_positions(node: NodeRef, value: Array) -> int:
     """How many times the channels of a tensor are seen: pixels, tokens."""
-    axis = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
+    # Images are read by others, too: a Flatten behind an average pool sees each channel once.
+    channels_first = node.op_type in ("Conv", "ConvTranspose") or (value.ndim == 4 and node.op_type not in _RUN)
+    axis = 1 if channels_first else -1
     return value.size // value.shape[axis] if value.ndim > 1 and value.size else value.size
 
 
@@ -156,8 +144,6 @@ class _RangeErrors:
         self.judges = [*sorted(again), *range(fitted, len(feeds))]
         self.candidates: dict[Site, dict[str, QParams]] = {}
         self.errors: dict[Site, dict[str, float]] = {}
-        # Positions a sample has, of sites that have few of them in all samples here.
-        self.scarce: dict[Site, tuple[SitePlan, float]] = {}
 
     def add_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
         """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
@@ -170,9 +156,6 @@ class _RangeErrors:
             # Of few positions the range is chance, and so is what a narrower one clips.
             positions = sum(_count_positions(node, value) for value in values[: self.fitted])
             others = self._make_candidates(values, site, site.qparams) if positions >= FEWEST_POSITIONS else {}
-            producer = self.index.producer(tensor)
-            if 0 < positions < FEWEST_POSITIONS and (producer is None or producer.op_type not in _BOUNDED):
-                self.scarce[site.site] = site, positions / self.fitted
             self.candidates[site.site] = {_PRESENT: site.qparams, **others}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         candidates, errors = self.candidates[site.site], self.errors[site.site]
@@ -189,19 +172,6 @@ class _RangeErrors:
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
                 most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
-
-    def widen_scarce(self, observed: int) -> dict[Site, QParams]:
-        """Wider ranges of the sites that have few positions even in all of so many samples, where none are clipped."""
-        widened = {}
-        for site, positions in self.scarce.values():
-            if positions * observed >= FEWEST_POSITIONS or site.observer.name != WHOLE or site.spec.dynamic:
-                continue
-            assert site.qparams is not None
-            low, high = (_ROOM * float(end) for end in clip_bounds(site.qparams, site.spec))
-            qparams = qparams_from_range(low, high, site.spec, origin=site.qparams.origin, bound=site.bound)
-            if qparams != site.qparams:
-                widened[site.site] = qparams
-        return widened
 
     def _list_judges(self, values: Sequence[Array]) -> list[int]:
         """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.

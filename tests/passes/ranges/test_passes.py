@@ -53,4 +53,4 @@ def test_weights_alone_have_no_ranges_to_choose() -> None:
     config = Config(mode="weight-only", rules=ALL, weights=TensorConfig(granularity="channel"))
     prepared, plan = prepared_plan(linear(1.0), tokens(8), config)
     samples = list(load_data(tokens(8), GraphIndex(prepared.model).inputs).samples())
-    assert choose_ranges(prepared.model, plan, samples, samples, observed=len(samples), progress=silent).plan == plan
+    assert choose_ranges(prepared.model, plan, samples, samples, progress=silent).plan == plan
