@@ -141,7 +141,7 @@ class ProveConfig(Section):
     )  # fmt: skip
     # A path; "": none.
     compare: File = option(
-        "", "List the changes since an earlier proof, which `onnxq prove --json` wrote.", metavar="PREVIOUS.json"
+        "", "List the changes since an earlier proof, which `prove` wrote as JSON.", metavar="PREVIOUS.json"
     )
     reduce: bool = option(False, "If the build fails or crashes, find the smallest part of the model that does too.")
     timeout: Seconds = option(600.0, "Time limit of a build, in seconds.", metavar="SECONDS")

@@ -303,7 +303,7 @@ def full_disk(folder: Path):
     store = sources._Store()
     store.folder, store._used = ScratchFolder(), 1 << 60
     os.symlink("/dev/full", store.folder.path / "0.npy")
-    store.keep({"x": np.zeros((1 << 16,), F)})
+    store.store_array(np.zeros((1 << 16,), F))
 
 
 @reach("Q216")
