@@ -26,8 +26,8 @@ _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DATA = """
 import sys, time
 import numpy as np
-from onnxq.data import spool
-spool._IN_MEMORY = 0
+from onnxq.data import sources
+sources._IN_MEMORY = 0
 def load():
     for k in range(4):
         yield {"x": np.ones((1, 4), np.float32)}

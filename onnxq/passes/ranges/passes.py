@@ -9,6 +9,7 @@ from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.ranges.core import WHOLE
+from onnxq.passes.ranges.scarce import find_scarce_sites
 from onnxq.passes.ranges.search import ChosenRanges, choose_ranges
 from onnxq.passes.rounding.samples import take_enough
 from onnxq.passes.scales import MEASURED, fix_scales, list_replaced
@@ -29,8 +30,9 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState
     judges = samples.validation.take(_JUDGES, seed)
     shared = fix_scales(ctx, state, plan)
     chosen = choose_ranges(
-        state.model, shared, fitted.samples(), judges.samples(), progress=ctx.progress, crew=ctx.crew
-    )
+        state.model, shared, fitted.samples(), judges.samples(), progress=ctx.progress, crew=ctx.crew,
+        settled=find_scarce_sites(ctx, state),
+    )  # fmt: skip
     if not chosen.taken:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     line = f"{chosen.describe_taken()} {list_replaced(shared, chosen.plan, MEASURED, _WHY)}"

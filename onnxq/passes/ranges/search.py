@@ -10,7 +10,7 @@ whose scale several share keep theirs. The numbers: `ranges.core`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,17 +65,19 @@ def choose_ranges(
     *,
     progress: Progress,
     crew: Crew | None = None,
+    settled: Collection[Site] = (),
 ) -> ChosenRanges:
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
     proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
     they are judged on. All are held, with the tensors alive between two nodes. crew: searches weights anew.
+    settled: sites that keep their ranges.
     Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
-    readers = _map_readers(index, plan)
+    readers = _map_readers(index, plan, settled)
     fitted, others = list(samples), list(judges)
     errors = _RangeErrors(index, LayerwiseRunner(proto, [*fitted, *others], {}), [*fitted, *others], len(fitted))
     left = Counter(site.site for read in readers.values() for _, site in read)
@@ -111,11 +113,16 @@ def replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], 
     return calibrate(proto, replace(plan, sites=tuple(sites)), crew=crew)
 
 
-def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePlan]]]:
+def _map_readers(index: GraphIndex, plan: Plan, settled: Collection[Site]) -> dict[str, list[tuple[int, SitePlan]]]:
     """Readers of each site that has a scale of its own: (input, site) by node."""
     readers: dict[str, list[tuple[int, SitePlan]]] = {}
     for site in plan.sites:
-        if site.role not in (Role.ACTIVATION, Role.OUTPUT) or site.group or site.qparams is None:
+        if (
+            site.role not in (Role.ACTIVATION, Role.OUTPUT)
+            or site.group
+            or site.qparams is None
+            or site.site in settled
+        ):
             continue
         if site.spec.is_float or not isinstance(site.spec.granularity, PerTensor):
             continue
@@ -129,9 +136,7 @@ def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, Sit
 
 def _count_positions(node: NodeRef, value: Array) -> int:
     """How many times the channels of a tensor are seen: pixels, tokens."""
-    # Images are read by others, too: a Flatten behind an average pool sees each channel once.
-    channels_first = node.op_type in ("Conv", "ConvTranspose") or (value.ndim == 4 and node.op_type not in _RUN)
-    axis = 1 if channels_first else -1
+    axis = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
     return value.size // value.shape[axis] if value.ndim > 1 and value.size else value.size
 
 

@@ -214,5 +214,5 @@ def test_a_shorter_tail_holds_its_own_nodes_only():
 
 def test_formulas_of_one_pattern_are_counted_together():
     one, other = Used("", {"a"}, {X}, 1), Used("", {"b"}, {Y}, 3)
-    one.merge(other)
+    one.add_formula(other)
     assert (one.nodes, one.tensors, one.rank) == ({"a", "b"}, {X, Y}, 3)
