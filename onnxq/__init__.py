@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxq.config import Config, load_config
+    from onnxq.backends import load_config
+    from onnxq.config import Config
     from onnxq.errors import OnnxqError
     from onnxq.interop import Imported, Marked, strip_markers
     from onnxq.pipeline import (
@@ -70,7 +71,7 @@ _HOME = {
     "diff": "onnxq.pipeline",
     "import_calibration": "onnxq.pipeline",
     "inspect": "onnxq.pipeline",
-    "load_config": "onnxq.config",
+    "load_config": "onnxq.backends",
     "make_plan": "onnxq.pipeline",
     "merge_parts": "onnxq.pipeline",
     "perplexity": "onnxq.pipeline",

@@ -2,17 +2,17 @@
 
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
-from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
 from onnxq.config.model import Config
 from onnxq.config.options import Option, expand_names, list_code, list_options, parse_setting
-from onnxq.config.presets import list_presets, read_preset
+from onnxq.config.presets import DEFAULT_TARGET, list_presets, read_preset
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
 from onnxq.config.trust import check_trust
 from onnxq.config.values import Command, Frozen, Observer, Scheme, matches_any
 from onnxq.nearest import find_nearest, suggest_names
 
 __all__ = [
+    "DEFAULT_TARGET",
     "Command",
     "Config",
     "DataConfig",
@@ -31,7 +31,6 @@ __all__ = [
     "TensorConfig",
     "Trained",
     "VerifyConfig",
-    "check_limits",
     "check_trust",
     "expand_names",
     "find_nearest",

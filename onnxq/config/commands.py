@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, PlainValidator
 
 from onnxq.config.values import Command, File, Files, Seconds, Section, Words, option, split_words, wrap_pairs
 
-_Engines = Annotated[tuple[Literal["ort", "trt"], ...], BeforeValidator(split_words)]
+# Names of `onnxq.backends`, which knows whether there are any.
+_Engines = Annotated[tuple[str, ...], BeforeValidator(split_words)]
 # (type, pattern) of nodes that must run in the type.
 _Pairs = Annotated[tuple[tuple[str, str], ...], BeforeValidator(wrap_pairs)]
 _Dtypes = Annotated[tuple[Literal["fp16", "int8", "q8", "q4", "q4f16"], ...], BeforeValidator(split_words)]
@@ -59,7 +60,9 @@ class DiffConfig(Section):
 
     commands: ClassVar[Command] = Command.DIFF
     # (): ONNX Runtime, and TensorRT where it can run.
-    engines: _Engines = option((), "Engines that must run. [default: ort, and trt where it can]", metavar="ort,trt")
+    engines: _Engines = option(
+        (), "Engines that must run. [default: ort, and trt where it can]", metavar="ENGINE,…", names="runnable"
+    )
     layers: bool = option(False, "Compare every matching tensor inside, in the order of the network.")
     bisect: bool = option(False, "Find the smallest subgraph in which engines diverge.")
     min_sqnr: float | None = option(None, "Least SQNR of every output against float.", metavar="DB")
@@ -84,9 +87,10 @@ class ProveConfig(Section):
 
     commands: ClassVar[Command] = Command.PROVE
     # None: the one that the plan in the model is for.
-    engine: Literal["tensorrt-rtx", "tensorrt", "ort"] | None = option(
+    engine: str | None = option(
         None, "tensorrt-rtx builds without a GPU, tensorrt for the one in this machine, ort for this CPU. [default: "
         "the one that the plan in MODEL is for; tensorrt-rtx where it holds none]",
+        metavar="ENGINE", names="engines",
     )  # fmt: skip
     compute_capability: str | None = option(None, "GPU to build for, tensorrt-rtx only. [default: 8.6]", metavar="8.6")
     require: _Pairs = option(
@@ -130,9 +134,10 @@ class BenchConfig(Section):
 
     commands: ClassVar[Command] = Command.BENCH
     # None: the one that the first plan in the models is for.
-    engine: Literal["tensorrt-rtx", "tensorrt", "ort"] | None = option(
+    engine: str | None = option(
         None, "tensorrt and tensorrt-rtx on the GPU of this machine, ort on the CPU or a provider. [default: the one "
         "that the first plan in the models is for]",
+        metavar="ENGINE", names="engines",
     )  # fmt: skip
     compute_capability: str | None = option(
         None, "GPU to build for, tensorrt-rtx only; kernels are counted and nothing is timed.", metavar="8.6"

@@ -12,10 +12,9 @@ from pydantic import BaseModel, ValidationError
 from onnxq.config.data import BYTES
 from onnxq.config.document import Document, Path, format_path, parse_yaml
 from onnxq.config.faults import CORRECT, list_faults, suggest_key
-from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
 from onnxq.config.options import list_code
-from onnxq.config.presets import UnreadableConfigError, list_presets, read_preset
+from onnxq.config.presets import DEFAULT_PRESET, UnreadableConfigError, list_presets, read_preset
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
 from onnxq.errors import ConfigError, Location
@@ -23,7 +22,6 @@ from onnxq.escapes import replace_surrogates
 from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
 
-DEFAULT = "ort-int8"
 # Bytes. No configuration is as large; /dev/zero is larger.
 _MOST_BYTES = 16 * 2**20
 # The place of values that came as arguments.
@@ -71,7 +69,7 @@ def load_config(
 def _choose_preset(target: object) -> str:
     """The preset of files that extend nothing. A target without one of its own has `ort-int8`."""
     preset = f"{target}-int8"
-    return preset if preset in list_presets() else DEFAULT
+    return preset if preset in list_presets() else DEFAULT_PRESET
 
 
 def _read_chain(
@@ -230,7 +228,7 @@ def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], so
     except ValidationError as error:
         raise _build_error(error, places, source) from error
     config._places.update(places)
-    return check_limits(config)
+    return config
 
 
 def _to_plain(value: Any) -> Any:

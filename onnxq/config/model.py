@@ -22,6 +22,7 @@ from onnxq.config.commands import (
 from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
+from onnxq.config.presets import DEFAULT_TARGET
 from onnxq.config.rules import Rule, TensorConfig
 from onnxq.config.values import Bits, Command, Files, HighPrecision, Seconds, Section, Words, option, wrap_single
 from onnxq.errors import ConfigError, Location
@@ -53,8 +54,8 @@ class Config(Section):
     )  # fmt: skip
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
-        "ort", "The engine that will run the result; virtual: none.", _PLANNING | Command.PROFILE | Command.IMPORT,
-        metavar="[ort|trt|virtual]",
+        DEFAULT_TARGET, "The engine that will run the result; virtual: none.",
+        _PLANNING | Command.PROFILE | Command.IMPORT, metavar="TARGET", names="backends",
     )  # fmt: skip
     # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
     # only float types are chosen.

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 _PACKAGE = "onnxq_configs"
+# Where nothing is said. Presets are named after their target.
+DEFAULT_PRESET = "ort-int8"
+DEFAULT_TARGET = DEFAULT_PRESET.partition("-")[0]
 
 
 class UnreadableConfigError(ConfigError):
@@ -22,7 +25,7 @@ class UnreadableConfigError(ConfigError):
 def _find_folder() -> Traversable:
     # The checkout comes first: an editable install may not map the data-only package.
     beside = Path(__file__).resolve().parents[2] / "configs"
-    if (beside / "ort-int8.yaml").is_file():
+    if (beside / f"{DEFAULT_PRESET}.yaml").is_file():
         return beside
     try:
         return resources.files(_PACKAGE)

@@ -71,17 +71,18 @@ class Section(Frozen):
 
 def option(
     default: Any, text: str, commands: Command | None = None, *, name: str = "", flags: str = "", metavar: str = "",
-    bare: str = "", code: bool = False, **bounds: Any,
+    bare: str = "", code: bool = False, names: str = "", **bounds: Any,
 ) -> Any:  # fmt: skip
     """Make a field that commands take as an option, and Python functions as an override.
 
     text: for --help. commands: None for those of the section. name: for overrides, "" for the field's own. flags: of
     the command line, without dashes; "" for the name, with "no-" in front where the default is True. metavar: the
     value in --help. bare: the value where the flag stands alone; "": it must have one. code: its value names code that
-    is run. bounds: ge, gt, le, as of pydantic's Field.
+    is run. names: the registry of `onnxq.backends` that lists its values. bounds: ge, gt, le, as of pydantic's Field.
     """
     extra: dict[str, Any] = {
         "commands": commands, "name": name, "flags": flags, "metavar": metavar, "bare": bare, "code": code,
+        "names": names,
     }  # fmt: skip
     return Field(default, description=text, json_schema_extra=extra, **bounds)
 

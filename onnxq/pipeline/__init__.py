@@ -11,7 +11,7 @@ from onnxq.pipeline.result import Result, summarize
 
 if TYPE_CHECKING:
     from onnxq.calibrate.parts import Part
-    from onnxq.engines.bench.model import Bench
+    from onnxq.engines.bench import Bench
     from onnxq.engines.diff.model import Difference
     from onnxq.engines.prove.proof import Proof
     from onnxq.evaluation.perplexity import Perplexity
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onnxq.report.variants import Variant, Variants
 
 _HOME = {
-    "Bench": "onnxq.engines.bench.model",
+    "Bench": "onnxq.engines.bench",
     "Difference": "onnxq.engines.diff.model",
     "Part": "onnxq.calibrate.parts",
     "Perplexity": "onnxq.evaluation.perplexity",

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.backends import list_engines
 from onnxq.config import Command
-from onnxq.engines.bench.bench import BenchRequest, bench_models
-from onnxq.engines.bench.model import Bench
-from onnxq.engines.builder.library import ORT
-from onnxq.engines.builder.shapes import parse_shapes
+from onnxq.engines.bench import Bench, BenchRequest, bench_models
+from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
@@ -43,11 +42,12 @@ def bench(
         raise ConfigError("models", "none was given", "give at least one", code="Q304")
     with open_run(given[0], config, overrides, Command.BENCH) as chosen:
         wanted, provider = chosen.bench, chosen.runtime.provider
-        if (overrides or {}).get("provider") and wanted.engine not in (ORT, None):
+        fitting = [engine.name for engine in list_engines(foreign=False).values() if "provider" in engine.takes]
+        if (overrides or {}).get("provider") and wanted.engine not in (*fitting, None):
             cause = "is of ONNX Runtime, and another engine was asked for"
             raise ConfigError("provider", cause, "leave it out", code="Q317")
         request = BenchRequest(
-            engine=wanted.engine or (ORT if provider else None), capability=wanted.compute_capability,
+            engine=wanted.engine or (fitting[0] if provider else None), capability=wanted.compute_capability,
             shapes=parse_shapes(wanted.shapes), batch=wanted.batch, threads=chosen.verify.threads, provider=provider,
             libraries=chosen.runtime.libraries, plugins=chosen.runtime.plugins, seconds=wanted.seconds,
             timeout=wanted.timeout, progress=progress,

@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx
 
-from onnxq.backends import check_target
-from onnxq.config import Command, Config, check_limits, check_trust, expand_names, list_options, load_config
+from onnxq.backends import check_limits, check_target, load_config
+from onnxq.config import Command, Config, check_trust, expand_names, list_options
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.backends import list_runnable
 from onnxq.config import Command
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
-from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
+from onnxq.engines.diff.model import OFF, ON, Difference, Tolerances
 from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
 from onnxq.errors import OutputError
 from onnxq.files import name_folder, prepare_folder, write_text
@@ -22,8 +23,6 @@ from onnxq.progress import Progress, silent
 from onnxq.report.diffs import difference_json
 
 REPORT = "diff.json"
-# Files that bisection may write for a run: a model and its inputs.
-_PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx_data", ".inputs.json"))
 
 
 def diff(
@@ -74,9 +73,15 @@ def _path(source: ModelSource) -> str:
     return "" if isinstance(source, onnx.ModelProto) else str(source)
 
 
+def _list_pieces() -> list[str]:
+    """The files that bisection may write for a run: a model and its inputs."""
+    runs = (OFF, ON, *list_runnable())
+    return [f"bisect-{run}{end}" for run in runs for end in (".onnx", ".onnx_data", ".inputs.json")]
+
+
 def _list_files(folder: Path, force: bool) -> list[str]:
     """The files that are written there. OutputError for a folder with earlier results, unless they may be replaced."""
-    names = [RESULTS, INPUTS, REPORT, *_PIECES]
+    names = [RESULTS, INPUTS, REPORT, *_list_pieces()]
     there = [name for name in names if os.path.lexists(folder / name)]
     if there and not force:
         cause = f"holds {', '.join(there)} already"
@@ -90,7 +95,7 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
         files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
         # An earlier run may have found more places than this one.
-        for name in _PIECES:
+        for name in _list_pieces():
             (folder / name).unlink(missing_ok=True)
         for piece in result.pieces:
             stem = f"bisect-{piece.bisection.run}"

@@ -10,8 +10,9 @@ from typing import Any
 
 import onnx
 
+from onnxq.backends import list_backends
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, Rule, RuleSet
+from onnxq.config import DEFAULT_TARGET, Config, Rule, RuleSet
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers, match_cache, read_cache, set_scales
@@ -28,7 +29,7 @@ from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Refusal
 
 # The target where neither the configuration nor an option names one.
-USUAL = "trt"
+USUAL = next(backend.name for backend in list_backends() if backend.scales)
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -39,8 +40,10 @@ _MAKES_TENSORS = frozenset({"scalars"})
 def choose_target(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
     given = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
-    # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
-    fitting = {"activations.scheme": "symmetric", "activations.signed": True} if given["target"] == "ort" else {}
+    # The default preset is asymmetric uint8, of which TensorRT's scales say nothing.
+    fitting = (
+        {"activations.scheme": "symmetric", "activations.signed": True} if given["target"] == DEFAULT_TARGET else {}
+    )
     return {**fitting, **given}
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.backends import find_target
-from onnxq.config import Command, Config, check_limits, expand_names, load_config
+from onnxq.backends import check_limits, find_target, load_config
+from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.annotate import read_model
+from onnxq.backends import find_engine, list_engines
 from onnxq.config import Command, Config
 from onnxq.data import Dataset, load_data
-from onnxq.engines.builder.library import ORT
-from onnxq.engines.builder.shapes import parse_shapes
 from onnxq.engines.prove.proof import INT8, Proof
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder
 from onnxq.engines.prove.prove import prove_model as _prove
+from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError
 from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
@@ -65,10 +65,12 @@ def prove(
 
 def _check_libraries(engine: str | None, given: Mapping[str, Any]) -> None:
     """ConfigError for a library of another engine than the one asked for."""
-    for name, title, fits in (("ort_library", "ONNX Runtime", ORT), ("plugin", "TensorRT", None)):
-        other = engine not in (fits, None) if fits else engine == ORT
-        if given.get(name) and other:
-            raise ConfigError(name, f"is for {title}, and another engine was asked for", "leave it out", code="Q317")
+    for name in ("ort_library", "plugin"):
+        if engine is None or not given.get(name) or name in find_engine(engine).takes:
+            continue
+        families = dict.fromkeys(other.family for other in list_engines().values() if name in other.takes)
+        cause = f"is for {' or '.join(families)}, and another engine was asked for"
+        raise ConfigError(name, cause, "leave it out", code="Q317")
 
 
 def _load_samples(model: ModelSource, data: object, config: Config, progress: Progress) -> Dataset:

@@ -15,7 +15,7 @@ import onnx
 from onnxq.annotate import Inspection
 from onnxq.calibrate.parts import Part
 from onnxq.emit import leave_out_notes
-from onnxq.engines.bench.model import Bench
+from onnxq.engines.bench import Bench
 from onnxq.engines.diff.model import Difference
 from onnxq.engines.prove.proof import Proof
 from onnxq.errors import ConfigError

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends.ort.costs import CPU_COSTS, Cost
+from onnxq.backends import find_reference
+from onnxq.backends.costs import Cost, MachineCosts
 from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.sites import Caution
 
@@ -59,12 +60,16 @@ class Balance:
         return tuple(_warn_of_kind(one) for one in self.forecasts if one.loss > TOLERATED)
 
 
-def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
+def find_balance(
+    problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY, tables: Mapping[str, MachineCosts] | None = None
+) -> Balance:
     """The placement for one kind of CPU, or for all that have a table.
 
-    fixed: operators whose side is given. Operators forced into integers count as part of the float model.
+    tables: of costs by kind of CPU; None for those of ONNX Runtime. fixed: operators whose side is given. Operators
+    forced into integers count as part of the float model.
     """
-    costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
+    tables = find_reference().usual.costs if tables is None else tables
+    costs = {name: problem.costs(table) for name, table in tables.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
 
     def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onnxq.backends import Output
-from onnxq.backends.ort.costs import Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.costs import Cost, MachineCosts, OpCase
 from onnxq.planner.flow import FlowNetwork
 from onnxq.planner.operators import QuantizableOp, QuantizableOps
 from onnxq.sites import TensorId
@@ -89,7 +89,7 @@ class CutProblem:
     dynamic: bool = False
     apart: frozenset[str] = frozenset()
 
-    def costs(self, cpu: CpuCosts) -> PlacementCosts:
+    def costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
         return PlacementCosts(
             ops={op.name: self._find_op_cost(op, cpu) for op in self.ops},
@@ -97,10 +97,10 @@ class CutProblem:
             quantize={
                 use.tensor: 0.0
                 if use.paired
-                else quantize_us(use.elements, cpu, from_conv=use.from_conv, dynamic=self.dynamic)
+                else cpu.predict_quantize(use.elements, from_conv=use.from_conv, dynamic=self.dynamic)
                 for use in self._uses
             },
-            dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in self._uses},
+            dequantize={use.tensor: cpu.predict_dequantize(use.elements, to_conv=use.to_conv) for use in self._uses},
         )
 
     def minimum_cut(self, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
@@ -142,12 +142,12 @@ class CutProblem:
         uses = (_describe_use(self.ops, tensor, self.apart) for tensor in tensors)
         return tuple(use for use in uses if use is not None)
 
-    def _find_op_cost(self, op: QuantizableOp, cpu: CpuCosts) -> Cost:
+    def _find_op_cost(self, op: QuantizableOp, cpu: MachineCosts) -> Cost:
         cost = _find_op_cost(self.ops, op, cpu)
         if op.name not in self.apart:
             return cost
         shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
-        own = sum(quantize_us(None if one is None else math.prod(one), cpu, dynamic=True) for one in shapes)
+        own = sum(cpu.predict_quantize(None if one is None else math.prod(one), dynamic=True) for one in shapes)
         return Cost(cost.float_us, cost.int8_us + own)
 
     def _follow(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
@@ -168,7 +168,7 @@ class CutProblem:
                 net.edge(op.name, readers[0].name if readers else _SINK, _INFINITE)
 
 
-def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost:
+def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> Cost:
     """Predicted float and int8 time of an operator, its folded activation included."""
     candidate = ops.candidate(op.node)
     case = OpCase(
@@ -181,7 +181,7 @@ def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost
         strides=tuple(candidate.attr("strides", ())),
         activation=op.activation.op_type if op.activation is not None else "",
     )
-    return op_cost(case, cpu)
+    return cpu.predict_node(case)
 
 
 def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> _TensorUse | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
-from onnxq.engines.builder.library import ORT
+from onnxq.backends import find_engine
+from onnxq.backends.engine import Untimed
+from onnxq.engines.bench import Bench, BenchedModel
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
@@ -110,7 +111,7 @@ def _list_facts(found: Bench) -> Iterator[str]:
     if found.chosen:
         yield f"{found.engine}: {found.chosen}"
     latency = next((one.best for one in found.models if one.best is not None), None)
-    if latency is not None and found.engine == ORT:
+    if latency is not None and "provider" in find_engine(found.engine).takes:
         if not found.provider:
             yield f"{CPU_KINDS[found.device]}, {format_threads(latency.threads)}"
         else:

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from onnxq.engines.prove.proof import INT8, QUANTIZED, NodeProof, Proof, Requirement, SiteState, Tensor
+from onnxq.backends.engine import Tensor
+from onnxq.engines.prove.proof import INT8, QUANTIZED, NodeProof, Proof, Requirement, SiteState
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json

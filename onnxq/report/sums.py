@@ -12,7 +12,7 @@ from onnxq.report.terminal import View, format_decibel, make_table, select_rows
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
-    from onnxq.engines.saturation.model import Cost
+    from onnxq.engines.saturation.measure import Cost
 
 # Rows of the table without `verbose`, and names in a sentence.
 _SHOWN = 12

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
 from onnxq.report.document import SCHEMA, to_json
@@ -152,7 +153,9 @@ def _describe_variant(found: Variants, one: Variant) -> dict[str, Any]:
         "preset": one.preset,
         "settings": one.settings,
         "size_bytes": one.size_bytes,
-        "sqnr_db": None if math.isnan(one.worst_db) else {"file": one.sqnr_db[0], "ort": one.sqnr_db[1]},
+        "sqnr_db": None
+        if math.isnan(one.worst_db)
+        else {"file": one.sqnr_db[0], find_reference().name: one.sqnr_db[1]},
         "latency": None if latency is None else {"median_ms": latency.median_ms, "threads": latency.threads},
         "speedup": found.speedup(one),
         "metric": one.metric,

@@ -8,13 +8,22 @@ from typing import Any
 import onnx
 import pytest
 
-from onnxq.backends import TARGETS, Candidate, Capability, PlacementRule, Target, describe_spec, find_target
+from onnxq.backends import (
+    Candidate,
+    Capability,
+    PlacementRule,
+    Target,
+    describe_spec,
+    find_target,
+    list_backends,
+)
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
 from tests.backends.graphs import model
 
+TARGETS = {(backend.name, mode): target for backend in list_backends() for mode, target in backend.modes.items()}
 TEXT = """g (float[N,4,8,8] x, float[2] other) => (float[N,4,8,8] y, float[2] z) {
     h = Conv<pads=[1,1,1,1]>(x, w) y = Clip(h, , high) z = Relu(other)
 }"""

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from onnxq.backends.ort.costs import VNNI, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.costs import OpCase
+from onnxq.backends.ort.costs import VNNI, OrtCosts
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -26,16 +27,17 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("op_cost_fit", None)
 
 
-def samples(cpu: CpuCosts) -> Iterator[dict[str, Any]]:
+def samples(cpu: OrtCosts) -> Iterator[dict[str, Any]]:
     """Gemms, MatMuls and pairs of many sizes, timed by the model itself."""
     for op, rows, depth, outputs in itertools.product(("Gemm", "MatMul"), (1, 16, 128), (64, 384, 1024), (64, 512)):
         case = {"op_type": op, "inputs": [[rows, depth]], "output": [rows, outputs], "weight": [depth, outputs]}
-        cost = op_cost(OpCase(**{key: tuple(map(tuple, v)) if key == "inputs" else v for key, v in case.items()}), cpu)
+        fields = {key: tuple(map(tuple, v)) if key == "inputs" else v for key, v in case.items()}
+        cost = cpu.predict_node(OpCase(**fields))
         times = {"float_us": cost.float_us, "int8_us": cost.int8_us}
         yield {"family": op.lower(), "shape": [rows, depth], "op": "", "cases": [case], **times}
     for elements, conv in itertools.product((64, 4096, 262144), (False, True)):
         cases = [{"boundary": side, "elements": elements, "conv": conv} for side in ("dequantize", "quantize")]
-        pair = quantize_us(elements, cpu, from_conv=conv) + dequantize_us(elements, cpu, to_conv=conv)
+        pair = cpu.predict_quantize(elements, from_conv=conv) + cpu.predict_dequantize(elements, to_conv=conv)
         yield {"family": "boundary", "shape": [elements], "op": "", "cases": cases, "float_us": -1.0, "int8_us": pair}
 
 
@@ -50,7 +52,7 @@ def test_known_costs_are_found_again(fitting: Any, tmp_path: Path) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: CpuCosts = module.SLOW
+    found: OrtCosts = module.SLOW
     for row in fitting.read(path):
         for side in ("float", "int8"):
             if row[f"{side}_us"] > 0:

@@ -131,12 +131,12 @@ import subprocess, sys
 from pathlib import Path
 from onnx import parser
 from onnxq.cli.signals import catch_signals
-from onnxq.engines.builder.process import Job
-from onnxq.engines.builder.process import build_engine
+from onnxq.backends.engine import Job
+from onnxq.backends.building import build_engine
 run = subprocess.run
 def slow(command, **how):
     # A library that takes long: the process announces itself, and stands still.
-    code = "import os, sys, time; from onnxq.engines.builder import child; child.end_with_parent();"
+    code = "import os, sys, time; from onnxq.backends import child; child.end_with_parent();"
     code += "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     return run([sys.executable, "-c", code, sys.argv[1] + "/pid"], **how)
 subprocess.run = slow

@@ -37,10 +37,10 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, value: str = "acce
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
     """What a package registers is gone afterwards."""
-    before = dict(backends.TARGETS)
+    before = dict(backends.BACKENDS)
     yield
-    backends.TARGETS.clear()
-    backends.TARGETS.update(before)
+    backends.BACKENDS.clear()
+    backends.BACKENDS.update(before)
     sys.modules.pop("accelerator", None)
 
 
@@ -68,7 +68,7 @@ def run(line: str) -> Result:
 
 def test_plan_apply_inspect(work: Path) -> None:
     run("plan m.onnx --config c.yaml --data d.npz -o plan.json")
-    assert ("accelerator", "static") in backends.TARGETS
+    assert ("accelerator", "static") in backends.BACKENDS
     assert json.loads((work / "plan.json").read_text())["target"] == "accelerator"
     run("apply m.onnx plan.json --data d.npz --no-latency -o q.onnx")
     shown = json.loads(run("inspect q.onnx --json").stdout)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
+from onnxq.backends.engine import Untimed
+from onnxq.engines.bench import Bench, BenchedModel
 from onnxq.report.benches import bench_json, show_bench
 from onnxq.runtime import Latency
 from onnxq.sites import Caution

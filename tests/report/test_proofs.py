@@ -8,18 +8,8 @@ from dataclasses import replace
 import pytest
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.prove.proof import (
-    Build,
-    BuildState,
-    Kernel,
-    NodeProof,
-    Proof,
-    Reduced,
-    Requirement,
-    SiteProof,
-    SiteState,
-    Tensor,
-)
+from onnxq.backends.engine import BuildState, Kernel, Tensor
+from onnxq.engines.prove.proof import Build, NodeProof, Proof, Reduced, Requirement, SiteProof, SiteState
 from onnxq.report.proofs import find_unmet_requirement, proof_json, show_proof
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned

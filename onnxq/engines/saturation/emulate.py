@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.saturation import Operand, find_operands, find_saturating
-from onnxq.backends.ort.sums import Data
+from onnxq.backends.sums import Data
 from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.sites import Refusal, TensorId

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from onnxq.backends.ort.costs import list_cpu_costs
+from onnxq.backends import list_costs
 from onnxq.config import Rule
 from onnxq.evaluation.toggled import measure_settings, toggle_model
 from onnxq.passes.assembly.model import write_pairs
@@ -58,7 +58,8 @@ def choose_scales(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, tuple[str, ...]]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     found: dict[TensorId, tuple[str, ...]] = {}
-    costs = [CutProblem(problem.ops, dynamic=True).costs(kind) for kind in list_cpu_costs(problem.config.cpu)]
+    kinds = list_costs(problem.engine, problem.config.cpu)
+    costs = [CutProblem(problem.ops, dynamic=True).costs(kind) for kind in kinds]
     for site in plan.sites:
         tensor, edges = site.site, site.consumers
         if site.role is not Role.ACTIVATION or site.spec != _USUAL or not isinstance(tensor, TensorId) or not edges:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from onnxq.backends.ort.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
+from onnxq.backends.ort.costs.base import ConvCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
+from onnxq.backends.ort.costs.model import OrtCosts
 
-AVX2 = CpuCosts(
+AVX2 = OrtCosts(
     name="avx2",
     origin="AMD EPYC (Zen 3, AVX2), one thread, onnxruntime 1.31.1, 2026-11-22",
     int8_network=1.1,

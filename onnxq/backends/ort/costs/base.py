@@ -1,4 +1,4 @@
-"""Input and output of the cost model, and the constants that each kind of CPU gives it.
+"""The constants that each kind of CPU gives the cost model.
 
 Units, by the end of a name: `_us` and `_launch` microseconds, `_ns` nanoseconds per element, `_gmacs` multiplications
 per nanosecond.
@@ -11,32 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-Shape = tuple[int, ...]
 # Values by size; see `interpolate` for sizes between.
 Table = Mapping[int, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpCase:
-    """One node as its cost depends on it; a shape that is not known is None."""
-
-    op_type: str
-    inputs: tuple[Shape | None, ...]
-    output: Shape | None
-    weight: Shape | None = None
-    group: int = 1
-    kernel: Shape = ()
-    strides: Shape = ()
-    # Operator of the activation behind, which the kernel computes as well; "" without one.
-    activation: str = ""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Microseconds of one node inside a float region and inside an int8 region."""
-
-    float_us: float
-    int8_us: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

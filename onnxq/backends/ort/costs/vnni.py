@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from onnxq.backends.ort.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
+from onnxq.backends.ort.costs.base import ConvCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts
+from onnxq.backends.ort.costs.model import OrtCosts
 
 # Operators that change no bytes: the same short launch either way.
 _VIEW = Moves(0.3, 0.0, 0.3, 0.0)
 
-VNNI = CpuCosts(
+VNNI = OrtCosts(
     name="vnni",
     origin="AMD EPYC (Zen 5, AVX512-VNNI), one thread, onnxruntime 1.31.1, 2026-11-21",
     int8_network=1.0,
