@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
+from onnxq.config.presets import DEFAULT_TARGET
 from onnxq.config.values import Command, File, Files, Seconds, Section, Words, option, split_words, wrap_pairs
 
 # Names of `onnxq.backends`, which knows whether there are any.
@@ -102,7 +103,10 @@ class ProveConfig(Section):
     forbid: Words = option(
         (), "No product (Conv, Gemm, MatMul, LSTM, …) may compute in it, e.g. float32; repeatable.", metavar="TYPE"
     )
-    require_exact: bool = option(False, "No weight may overflow 16-bit sums on CPUs without VNNI; `engine='ort'` only.")
+    # The engine of the default target has its name.
+    require_exact: bool = option(
+        False, f"No weight may overflow 16-bit sums on CPUs without VNNI; `engine='{DEFAULT_TARGET}'` only."
+    )
     # Decibels and shares settle within few samples.
     samples: int = option(8, "Count saturating sums on at most so many samples.", ge=1)
     threads: int = option(0, "Threads for that; 0: all.", ge=0)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.backends import check_limits, find_target, load_config
+from onnxq.backends import check_limits, find_reference, find_target, load_config
 from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
@@ -143,7 +143,7 @@ def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
         )
     if not find_target(config.target).times_itself:
         cause = f"the configuration {config.source!r} is for {config.target!r}, and hubs hold files for ONNX Runtime"
-        raise ConfigError("target", cause, "choose a configuration for `ort`", code="Q312")
+        raise ConfigError("target", cause, f"choose a configuration for `{find_reference().name}`", code="Q312")
     wanted = config.variants
     if wanted.max_drop is not None and wanted.metric is None:
         raise ConfigError("max_drop", "says nothing without a metric", "give `metric=…` as well", code="Q308")

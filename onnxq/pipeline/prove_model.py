@@ -33,15 +33,16 @@ def prove(
 ) -> Proof:
     """Build the engine, and find the kernel that every pair and every heavy node became, and the type it runs in.
 
-    config, overrides: as for `quantize`, of which the sections `prove`, `data` and `runtime` are used. `engine`: None
-    for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx" where there is
-    no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time and needs no GPU; "tensorrt" builds for
-    the GPU of this machine; "ort" reads ONNX Runtime's optimized graph. Nodes that do not run in the type that
-    `require`, (type, pattern) pairs, or `require_int8` asks for, and those that compute in a type of `forbid`, are in
-    `.unmet`. out: folder for engine, log and list of kernels; force: overwrite them.
+    config, overrides: as for `quantize`, of which the sections `prove`, `data` and `runtime` are used. `engine`: a name
+    of `onnxq.backends.list_engines()`; None for the first of the backend that the plan in the model is for, TensorRT
+    for RTX where there is no plan; the proof's `chosen` says why. TensorRT for RTX builds ahead of time and needs no GPU,
+    TensorRT builds for the GPU of this machine, of ONNX Runtime the optimized graph is read. Nodes that do not run in
+    the type that `require`, (type, pattern) pairs, or `require_int8` asks for, and those that compute in a type of
+    `forbid`, are in `.unmet`. out: folder for engine, log and list of kernels; force: overwrite them.
 
-    With "ort", `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on CPUs
-    without VNNI. data: as for `quantize`, to count how often that happens and the error it leaves each output, `.cost`.
+    With ONNX Runtime `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on
+    CPUs without VNNI. data: as for `quantize`, to count how often that happens and the error it leaves each output,
+    `.cost`.
 
     The build runs in a process of its own: a model that crashes the library, or is refused, gives a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.

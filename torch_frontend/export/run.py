@@ -68,8 +68,8 @@ def to_onnx(
 
     example_inputs: one batch: a tensor, a tuple of positions, or a mapping by name. target: a name of
     `onnxq.backends`; None: the QuantModel's own, ONNX Runtime's for other modules. opset: None: the one that the
-    quantizers need. optimize: run the exporter's own optimizer. dynamic_batch: the first axis of every input has any size; dynamic_shapes: as for
-    torch.export.
+    quantizers need. optimize: run the exporter's own optimizer. dynamic_batch: the first axis of every input has any
+    size; dynamic_shapes: as for torch.export.
 
     Every quantizer that is on leaves a marker in the graph, from which onnxq reads its place; the sites found there
     must be those of the quantizers. The model itself does not change.

@@ -24,6 +24,7 @@ from onnxq.backends.engine import (
     TimedModel,
     Timing,
 )
+from onnxq.backends.ort.kernels import INT8_KERNELS, PACKED_KERNELS, read_optimized
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.scopes import walk_graphs
@@ -40,32 +41,6 @@ from onnxq.sites import Caution, Refusal
 
 # The graph with the names of the model's tensors, before they are laid out anew.
 OPTIMIZED = "optimized.onnx"
-# Kernels on integers. Every other one computes in the type of its tensors, or moves them.
-INT8_KERNELS = frozenset(
-    {
-        "QLinearConv",
-        "QLinearMatMul",
-        "QGemm",
-        "ConvInteger",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "DynamicQuantizeMatMul",
-        "DynamicQuantizeLSTM",
-        "QAttention",
-        "QLinearAdd",
-        "QLinearMul",
-        "QLinearConcat",
-        "QLinearAveragePool",
-        "QLinearGlobalAveragePool",
-        "QLinearSigmoid",
-        "QLinearLeakyRelu",
-        "QLinearSoftmax",
-        "QLinearReduceMean",
-        "QLinearWhere",
-    }
-)
-# On float data and weights in few bits.
-PACKED_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
 _ACTIVATIONS = frozenset(
     ("Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Elu", "PRelu", "Tanh", "Mul", "Mish")
 )
@@ -119,8 +94,6 @@ class OrtEngine(Engine):
 
     def read_kernels(self, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
         """The nodes of the optimized graph."""
-        from onnxq.backends.ort.kernels import read_optimized
-
         return read_optimized(model, self.read_optimized(folder))
 
     def read_optimized(self, folder: Path) -> onnx.ModelProto:
@@ -129,8 +102,6 @@ class OrtEngine(Engine):
 
     def list_kernels(self, model: ModelLike) -> tuple[Kernel, ...]:
         """The kernels of a model, optimized in this process."""
-        from onnxq.backends.ort.kernels import read_optimized
-
         return read_optimized(model, optimize_graph(model, layout=False))
 
     def list_warnings(self, folder: Path) -> Iterator[Caution]:

@@ -12,12 +12,37 @@ from dataclasses import replace
 import onnx
 
 from onnxq.backends.engine import Kernel, Tensor
-from onnxq.backends.ort.engine import PACKED_KERNELS
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.values import name_type
 from onnxq.graph.verify import DEQUANTIZE
 from onnxq.sites import TensorId
 
+# Kernels on integers. Every other one computes in the type of its tensors, or moves them.
+INT8_KERNELS = frozenset(
+    {
+        "QLinearConv",
+        "QLinearMatMul",
+        "QGemm",
+        "ConvInteger",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
+        "QAttention",
+        "QLinearAdd",
+        "QLinearMul",
+        "QLinearConcat",
+        "QLinearAveragePool",
+        "QLinearGlobalAveragePool",
+        "QLinearSigmoid",
+        "QLinearLeakyRelu",
+        "QLinearSoftmax",
+        "QLinearReduceMean",
+        "QLinearWhere",
+    }
+)
+# On float data and weights in few bits.
+PACKED_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
 # ONNX's names of types that a proof calls otherwise, as TensorRT's do.
 _WORDS = {"float": "float32", "double": "float64", "float8e4m3fn": "float8"}
 

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job, Profile
-from onnxq.backends.trt.engine import INSPECTION, LAYERS
+from onnxq.backends.trt.kernels import HEADER, INSPECTION, LAYERS
 
-# How the verbose message that lists an engine's kernels begins.
-HEADER = "Layers:"
 _ERRORS = ("ERROR", "INTERNAL_ERROR")
 
 

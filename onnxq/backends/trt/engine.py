@@ -27,18 +27,19 @@ from onnxq.backends.engine import (
     Timing,
     Untimed,
 )
+from onnxq.backends.trt.build import build_engine
 from onnxq.backends.trt.cuda import count_gpus
+from onnxq.backends.trt.kernels import INSPECTION, LAYERS, read_inspector, read_layers_message
+from onnxq.backends.trt.run import POLYGRAPHY, TrtRunner, build_trt
+from onnxq.backends.trt.timing import time_engines, time_job
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.sites import Refusal
 
-# Kernels as its log or its inspector lists them.
-LAYERS, INSPECTION = "layers.txt", "layers.json"
 # Compute capability that is built for where none is asked for: GeForce 30.
 CAPABILITY = "8.6"
 # That of the GPU in this machine.
 CURRENT = "current"
-POLYGRAPHY = "pip install 'onnxq[polygraphy]'"
 _LINKS = "links"
 # Int8 kernels need 8.0 or more.
 _TURING = (7, 5)
@@ -92,14 +93,10 @@ class TrtEngine(Engine):
 
     def build(self, job: Job, folder: Path) -> BuildResult:
         """Build the model in `folder`, and write the engine and the list of its kernels there."""
-        from onnxq.backends.trt.build import build_engine
-
         return build_engine(self, job, folder)
 
     def read_kernels(self, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
         """The kernels that the inspector or the log lists."""
-        from onnxq.backends.trt.kernels import read_inspector, read_layers_message
-
         inspection = folder / INSPECTION
         if inspection.exists():
             return read_inspector(inspection.read_text(encoding="utf-8"))
@@ -154,8 +151,6 @@ class TrtEngine(Engine):
         inner: bool = False,
     ) -> Iterator[Runner]:
         """Build an engine for this machine's GPU and run it with Polygraphy."""
-        from onnxq.backends.trt.run import TrtRunner, build_trt
-
         path = build_trt(self, model, shapes, folder, debug_tensors=inner, plugins=plugins)
         with TrtRunner(self, name, path, plugins) as runner:
             yield runner
@@ -170,14 +165,10 @@ class TrtEngine(Engine):
 
     def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
         """Time engines on this machine's GPU, each launched kernel by kernel and as a CUDA graph."""
-        from onnxq.backends.trt.timing import time_engines
-
         return time_engines(self, models, timing)
 
     def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Time the engines of a job."""
-        from onnxq.backends.trt.timing import time_job
-
         return time_job(self, job, folder)
 
 

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onnxq.backends.engine import Kernel, Tensor
-from onnxq.backends.trt.build import HEADER
 
+# Files in which a build lists its kernels, as its log or its inspector does.
+LAYERS, INSPECTION = "layers.txt", "layers.json"
+# How the verbose message that lists an engine's kernels begins.
+HEADER = "Layers:"
 _LINE = re.compile(
     r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: \[(?P<inputs>.*?)\]"
     r"(?:, Constants: \[(?P<weights>.*?)\])?, Outputs: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"

@@ -12,11 +12,11 @@ from typing import Any
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, Engine, Job, Profile
 from onnxq.backends.trt.build import load_plugins, make_logger
-from onnxq.backends.trt.engine import POLYGRAPHY
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike
 from onnxq.runtime import Feeds, NodeError
 
+POLYGRAPHY = "pip install 'onnxq[polygraphy]'"
 # Of its errors: the name of its runs.
 _SUBJECT = "trt"
 # Seconds. A large network takes minutes to build; one that takes longer hangs.
