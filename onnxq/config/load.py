@@ -46,8 +46,8 @@ def load_config(
     """Read a preset by name or a YAML file by path. None is the preset of the target; a Config is used as it is.
 
     overrides: values by dotted path ("data.samples") or nested; None means not given. target: of files that name none,
-    by default ONNX Runtime. A file extends a preset or another file by `extends:`, or else the preset of its target; its own
-    rules, libraries and plugins come before the inherited ones.
+    by default ONNX Runtime. A file extends a preset or another file by `extends:`, or else the preset of its target;
+    its own rules, libraries and plugins come before the inherited ones.
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
     try:

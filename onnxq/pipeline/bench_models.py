@@ -29,10 +29,10 @@ def bench(
     models: of one network, e.g. float32, float16 and quantized; the others are compared with the first. data: as for
     `quantize`, of which the first sample is timed; made-up inputs without. config, overrides: as for `quantize`, of
     which the sections `bench`, `data`, `verify` and `runtime` are used. `engine`: a name of
-    `onnxq.backends.list_engines()`; TensorRT's run on the GPU of this machine, launched kernel by kernel and as a CUDA
-    graph, timed by events of the GPU, ONNX Runtime on the CPU, or on `provider`; None for the one that the first plan
-    in the models is for. Without a GPU TensorRT for RTX builds ahead of time for `compute_capability` ("8.6" if None) and
-    times nothing; `.untimed` says so.
+    `onnxq.backends.list_engines()`. TensorRT's run on the GPU of this machine, launched kernel by kernel and as a CUDA
+    graph, timed by events of the GPU; ONNX Runtime runs on the CPU, or on `provider`. None: the one that the first plan
+    in the models is for. Without a GPU TensorRT for RTX builds ahead of time for `compute_capability` ("8.6" if None)
+    and times nothing; `.untimed` says so.
 
     Returns a Bench with `.models`, each with its `.proof`, `.eager` and `.graph`; `.failed` has those that were not
     built. Raises a subclass of OnnxqError for models with different inputs, options that do not fit, and a GPU on
