@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Train two small nets on scikit-learn's digits and write them as a corpus, for `wishes.py`; needs torch, scikit-learn.
+"""Train two small nets on scikit-learn's digits and write them as a corpus, for `accuracy_requests.py`.
+
+Needs torch and scikit-learn.
 
     python benchmarks/digit_nets.py out/digits
 

@@ -193,7 +193,7 @@ def run(folder: Path, sizes: Sizes, methods: Methods) -> dict[str, Score]:
 def main() -> None:
     """Run everything and print the table."""
     folder, sizes = read_arguments(__doc__, "qat_text_encoder_out", Sizes(), QUICK)
-    heads = ("right, % as the file says", "% as ONNX Runtime runs it")
+    heads = ("accuracy as the file says, %", "as ONNX Runtime runs it, %")
     print_table(run(folder, sizes, METHODS), heads, lambda share: f"{100 * share:.1f}")
 
 

@@ -40,20 +40,33 @@ class AccuracyConfig(Section):
     """The accuracy that a result must have. The costliest parts are promoted until it does."""
 
     commands: ClassVar[Command] = Command.QUANTIZE
-    min_sqnr: float | None = option(None, "Promote sites until every output keeps so many dB.", metavar="DB")
+    min_sqnr: float | None = option(
+        None, "Least SQNR of every output against float, in dB; sites are promoted until it holds.", metavar="DB"
+    )
     # A file.py:function, or a function, of a `MetricModel`.
     metric: _Metric | None = option(
-        None, "Promote sites until this metric, higher is better, drops no more…", metavar="FILE.py:FUNCTION", code=True
+        None,
+        "A metric, higher is better; sites are promoted until it drops by `max_drop=…` at most.",
+        metavar="FILE.py:FUNCTION",
+        code=True,
     )
-    max_drop: _Drop | None = option(None, "…than this: 0.01, or 1% of the float model's. [default: 0]", metavar="X")
-    promote_to: Literal["float", "uint16"] = option("float", "Type of promoted sites: float, or uint16 activations.")
+    max_drop: _Drop | None = option(
+        None,
+        "Largest drop of `metric=…`: absolute (0.01), or relative to the float model (1%). [default: 0]",
+        metavar="X",
+    )
+    promote_to: Literal["float", "uint16"] = option(
+        "float", "The type of promoted sites: float, or 16-bit activations."
+    )
 
 
 class ApplyConfig(Section):
     """Options of `apply`, which carries out a plan."""
 
     commands: ClassVar[Command] = Command.APPLY
-    new_weights: bool = option(False, "The weights were trained further: compute their scales again.")
+    new_weights: bool = option(
+        False, "Compute the scales of the weights again, because the network was trained further."
+    )
 
 
 class DiffConfig(Section):
@@ -62,23 +75,33 @@ class DiffConfig(Section):
     commands: ClassVar[Command] = Command.DIFF
     # (): ONNX Runtime, and TensorRT where it can run.
     engines: _Engines = option(
-        (), "Engines that must run. [default: ort, and trt where it can]", metavar="ENGINE,…", names="runnable"
+        (),
+        "Engines that must run: ort, trt or both. [default: ort, and trt where available]",
+        metavar="ENGINE,…",
+        names="runnable",
     )
-    layers: bool = option(False, "Compare every matching tensor inside, in the order of the network.")
-    bisect: bool = option(False, "Find the smallest subgraph in which engines diverge.")
-    min_sqnr: float | None = option(None, "Least SQNR of every output against float.", metavar="DB")
-    min_cosine: float | None = option(None, "Least cosine similarity of every output with float.", metavar="C")
-    max_abs: float | None = option(None, "Largest absolute error of every output against float.", metavar="X")
+    layers: bool = option(False, "Compare every tensor that both models have, in the order of the network.")
+    bisect: bool = option(False, "Find the smallest subgraph in which the engines diverge.")
+    min_sqnr: float | None = option(None, "Least SQNR of every output against float, in dB.", metavar="DB")
+    min_cosine: float | None = option(None, "Least cosine similarity of every output with float, -1 to 1.", metavar="C")
+    max_abs: float | None = option(
+        None, "Largest absolute error of every output against float, in the output's unit.", metavar="X"
+    )
     top_k: int = option(
-        1, "Agreement: the share of the K largest along the last axis that both name.", metavar="K", ge=1
+        1,
+        "K of the agreement: the share of the K largest values along the last axis that both models name.",
+        metavar="K",
+        ge=1,
     )
-    min_agreement: float | None = option(None, "Least agreement, 0 to 1.", metavar="P", ge=0, le=1)
+    min_agreement: float | None = option(
+        None, "Least agreement of every output with float, 0 to 1 (see `top_k=…`).", metavar="P", ge=0, le=1
+    )
     min_engines: float | None = option(
-        None, "Least SQNR of every engine against ONNX Runtime without optimizations.", metavar="DB"
+        None, "Least SQNR of every engine against ONNX Runtime without optimizations, in dB.", metavar="DB"
     )
-    keep: int = option(16, "Samples whose inputs and outputs are saved.", ge=1)
+    keep: int = option(16, "Number of samples whose inputs and outputs are saved.", ge=1)
     load: Files = option(
-        (), "Also compare results saved elsewhere, by this command or `polygraphy run --save-outputs`; repeatable.",
+        (), "Also compare results that this command or `polygraphy run --save-outputs` saved elsewhere; repeatable.",
         metavar="RESULTS.json",
     )  # fmt: skip
 
@@ -89,35 +112,46 @@ class ProveConfig(Section):
     commands: ClassVar[Command] = Command.PROVE
     # None: the one that the plan in the model is for.
     engine: str | None = option(
-        None, "tensorrt-rtx builds without a GPU, tensorrt for the one in this machine, ort for this CPU. [default: "
-        "the one that the plan in MODEL is for; tensorrt-rtx where it holds none]",
+        None, "tensorrt-rtx builds without a GPU, tensorrt for the GPU of this machine, ort for this CPU. [default: "
+        "the engine of the plan in MODEL; tensorrt-rtx if there is none]",
         metavar="ENGINE", names="engines",
     )  # fmt: skip
-    compute_capability: str | None = option(None, "GPU to build for, tensorrt-rtx only. [default: 8.6]", metavar="8.6")
+    compute_capability: str | None = option(
+        None,
+        "Compute capability of the GPU to build for, or `current`; tensorrt-rtx only. [default: 8.6]",
+        metavar="8.6",
+    )
     require: _Pairs = option(
-        (), "Nodes (glob, /regular expression/, or an operator) that must run in a type: int8 'Conv*'; quantized '*': "
-        "products run as their pairs say; repeatable.",
+        (), "Nodes (a glob, /regular expression/ or operator) that must run in a type: int8, float8, float16, "
+        "bfloat16, float32; int4, int2, uint4, uint2, float4 for weights; or `quantized`, as their pairs say; "
+        "repeatable.",
         metavar="TYPE PATTERN",
     )  # fmt: skip
-    require_int8: Words = option((), "The same for int8; repeatable.", metavar="PATTERN")
+    require_int8: Words = option(
+        (), "Nodes that must run in int8, as PATTERN of `require=…`; repeatable.", metavar="PATTERN"
+    )
     forbid: Words = option(
-        (), "No product (Conv, Gemm, MatMul, LSTM, …) may compute in it, e.g. float32; repeatable.", metavar="TYPE"
+        (),
+        "A type, e.g. float32, in which no Conv, Gemm, MatMul, LSTM or other product may compute; repeatable.",
+        metavar="TYPE",
     )
     # The engine of the default target has its name.
     require_exact: bool = option(
-        False, f"No weight may overflow 16-bit sums on CPUs without VNNI; `engine='{DEFAULT_TARGET}'` only."
+        False, f"Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `engine='{DEFAULT_TARGET}'` only."
     )
     # Decibels and shares settle within few samples.
-    samples: int = option(8, "Count saturating sums on at most so many samples.", ge=1)
-    threads: int = option(0, "Threads for that; 0: all.", ge=0)
+    samples: int = option(8, "Number of samples at most on which saturating sums are counted.", ge=1)
+    threads: int = option(0, "Threads for counting saturating sums; 0: all cores.", ge=0)
     shapes: Words = option(
-        (), "Sizes of an input of no fixed size, e.g. x:1x3x224x224,4x3x224x224,8x3x224x224; repeatable.",
+        (), "Sizes of a dynamic input, e.g. x:1x3x224x224,4x3x224x224,8x3x224x224, or one size for all; repeatable.",
         metavar="INPUT:MIN,OPT,MAX",
     )  # fmt: skip
     # A path; "": none.
-    compare: File = option("", "List the changes since the JSON of an earlier proof.", metavar="PREVIOUS.json")
-    reduce: bool = option(False, "When the build fails or crashes, find the smallest part that does.")
-    timeout: Seconds = option(600.0, "Time a build may take.", metavar="SECONDS")
+    compare: File = option(
+        "", "List the changes since an earlier proof, which `onnxq prove --json` wrote.", metavar="PREVIOUS.json"
+    )
+    reduce: bool = option(False, "If the build fails or crashes, find the smallest part of the model that does too.")
+    timeout: Seconds = option(600.0, "Time limit of a build, in seconds.", metavar="SECONDS")
 
 
 class ProfileConfig(Section):
@@ -126,11 +160,11 @@ class ProfileConfig(Section):
     commands: ClassVar[Command] = Command.PROFILE
     by: _Groups = option(
         (),
-        "Sites to switch together: all that a node reads, neighbouring nodes, each site. [default: all three]",
+        "Groups of sites to switch together: the inputs of a node, neighbouring nodes, single sites. [default: all]",
         metavar="node,segment,site",
     )
     # A cost is a matter of decibels, which few samples settle.
-    samples: int = option(8, "Measure on at most so many samples.", ge=1)
+    samples: int = option(8, "Number of samples at most to measure on.", ge=1)
 
 
 class BenchConfig(Section):
@@ -139,27 +173,27 @@ class BenchConfig(Section):
     commands: ClassVar[Command] = Command.BENCH
     # None: the one that the first plan in the models is for.
     engine: str | None = option(
-        None, "tensorrt and tensorrt-rtx on the GPU of this machine, ort on the CPU or a provider. [default: the one "
-        "that the first plan in the models is for]",
+        None, "tensorrt and tensorrt-rtx time on the GPU of this machine, ort on the CPU or `provider=…`. [default: "
+        "the engine of the first plan in the models]",
         metavar="ENGINE", names="engines",
     )  # fmt: skip
     compute_capability: str | None = option(
-        None, "GPU to build for, tensorrt-rtx only; kernels are counted and nothing is timed.", metavar="8.6"
+        None,
+        "Compute capability of the GPU to build for, tensorrt-rtx only; counts kernels and times nothing.",
+        metavar="8.6",
     )
-    shapes: Words = option(
-        (), "Sizes of an input of no fixed size, e.g. x:1x3x224x224; repeatable.", metavar="INPUT:SIZES"
-    )
-    batch: int = option(1, "Samples in a run.", ge=1)
-    seconds: Seconds = option(10.0, "Time to spend on timing, in all.", metavar="SECONDS")
-    timeout: Seconds = option(600.0, "Time a build may take.", metavar="SECONDS")
+    shapes: Words = option((), "Size of a dynamic input, e.g. x:1x3x224x224; repeatable.", metavar="INPUT:SIZES")
+    batch: int = option(1, "Number of samples in a run (batch size).", ge=1)
+    seconds: Seconds = option(10.0, "Time to spend on timing all models, in seconds.", metavar="SECONDS")
+    timeout: Seconds = option(600.0, "Time limit of a build, in seconds.", metavar="SECONDS")
 
 
 class PerplexityConfig(Section):
     """Options of `perplexity`, which compares language models on a text."""
 
     commands: ClassVar[Command] = Command.PERPLEXITY
-    generate: int = option(50, "Tokens to generate after each of the prompts; 0: none.", ge=0)
-    prompts: int = option(8, "Prompts to generate after: first halves of windows.", ge=1)
+    generate: int = option(50, "Number of tokens to generate after each prompt; 0: none.", ge=0)
+    prompts: int = option(8, "Number of prompts, which are first halves of windows.", ge=1)
 
 
 class VariantsConfig(Section):
@@ -167,13 +201,17 @@ class VariantsConfig(Section):
 
     commands: ClassVar[Command] = Command.VARIANTS
     # (): all.
-    only: _Dtypes = option((), "Make no others. [default: all]", metavar="fp16,int8,q8,q4,q4f16")
+    only: _Dtypes = option(
+        (), "Variants to make: any of fp16, int8, q8, q4, q4f16. [default: all]", metavar="fp16,int8,q8,q4,q4f16"
+    )
     # "": that of the model.
-    name: str = option("", "Name of the files in front of the suffix. [default: that of MODEL]", metavar="NAME")
-    keep_broken: bool = option(False, "Also write files whose answers are lost.")
+    name: str = option("", "File name in front of each variant's suffix. [default: the name of MODEL]", metavar="NAME")
+    keep_broken: bool = option(False, "Also write variants whose outputs are broken or beyond `max_drop=…`.")
     metric: _Metric | None = option(
-        None, "Also measure this metric, higher is better, of every file.", metavar="FILE.py:FUNCTION", code=True
+        None, "A metric, higher is better, to measure on every variant.", metavar="FILE.py:FUNCTION", code=True
     )
     max_drop: _Drop | None = option(
-        None, "Answers are lost, too, where the metric drops more: 0.01, or 1% of the float model's.", metavar="X"
+        None,
+        "Largest drop of `metric=…`, beyond which a variant is broken: absolute (0.01) or relative to float (1%).",
+        metavar="X",
     )

@@ -72,24 +72,25 @@ class DataConfig(Section):
 
     images: ImageConfig | None = None
     # None: all.
-    samples: int | None = option(None, "Use at most so many samples.", _READING | Command.PERPLEXITY, ge=1)
+    samples: int | None = option(None, "Number of samples to use at most.", _READING | Command.PERPLEXITY, ge=1)
     seed: int = option(0, "Seed of every random choice.", _RUNNING | Command.PERPLEXITY, ge=0)
     # "": none. A path in a file is relative to its folder.
     tokenizer: File = option(
-        "", "Of a text as DATA: a folder with tokenizer.json, the file, or `bytes`.", _LOADING, metavar="FOLDER"
+        "", "The tokenizer of a text as DATA: tokenizer.json, its folder, or `bytes`.", _LOADING, metavar="FOLDER"
     )
     # None: the model's own, or 256.
     sequence_length: int | None = option(
-        None, "Tokens in a sample of text. [default: the model's, or 256]", _LOADING, ge=2
+        None, "Number of tokens in a sample of text. [default: the model's, or 256]", _LOADING, ge=2
     )
     # None: chosen from the model.
-    batch: int | None = option(None, "Samples in one run.", _CALIBRATING, ge=1)
+    batch: int | None = option(None, "Number of samples in one run (batch size).", _CALIBRATING, ge=1)
     memory_limit: Size | None = option(
-        None, "Bound on the tensors kept of one run, e.g. 512MB or 2GB.", _CALIBRATING | Command.DIFF, metavar="SIZE"
+        None,
+        "Limit on the tensors kept of one run, in bytes or as 512MB, 2GB.",
+        _CALIBRATING | Command.DIFF,
+        metavar="SIZE",
     )
-    allow_missing: bool = option(
-        False, "Leave float whatever reads a tensor the cache has no scale for.", Command.IMPORT
-    )
+    allow_missing: bool = option(False, "Leave operators float whose input has no scale in the cache.", Command.IMPORT)
 
 
 class RuntimeConfig(Section):
@@ -97,15 +98,16 @@ class RuntimeConfig(Section):
 
     # Paths in a file are relative to its folder.
     libraries: Files = option(
-        (), "A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
+        (), "A shared library with custom operators for ONNX Runtime; repeatable.",
         _LOADING, name="ort_library", metavar="FILE.so", code=True,
     )  # fmt: skip
     plugins: Files = option(
-        (), "A shared library with plugins, for TensorRT; repeatable.",
+        (), "A shared library with TensorRT plugins; repeatable.",
         _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so", code=True,
     )  # fmt: skip
     provider: str = option(
-        "", "Execution provider of ONNX Runtime for calibration and checks: cuda, openvino … [default: cpu]",
+        "", "Execution provider of ONNX Runtime for calibration and checks: cpu, cuda, openvino or another that is "
+        "installed. [default: cpu]",
         _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, metavar="NAME",
     )  # fmt: skip
 
@@ -114,22 +116,29 @@ class ScaleConfig(Section):
     """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
     commands: ClassVar[Command] = Command.QUANTIZE | Command.PROFILE
-    workers: int = option(1, "Processes to spread calibration, weights and trials over.", ge=1, le=_MOST_THREADS)
+    workers: int = option(
+        1, "Number of processes that share calibration, weight rounding and trials.", ge=1, le=_MOST_THREADS
+    )
     # Of sessions whose runs show in the result. Their sums, and so its last bits, depend on it.
     threads: int = option(
         0, "Threads of each run of samples; 0: all cores.", name="run_threads", ge=0, le=_MOST_THREADS
     )
     # "": none.
     # Both sides send each other pickled objects, and unpickling runs code.
-    dask: str = option("", "Spread them over the workers of this Dask scheduler.", metavar="ADDRESS", code=True)
+    dask: str = option(
+        "",
+        "Address of a Dask scheduler whose workers share the work, e.g. tcp://10.0.0.1:8786.",
+        metavar="ADDRESS",
+        code=True,
+    )
     # A folder; "": none; "auto": beside the model.
     resume: File = option(
-        "", "Keep finished pieces in a folder, and go on from those there. [default: MODEL.resume]", metavar="[DIR]",
+        "", "Keep finished work in a folder and continue from it. [default without DIR: MODEL.resume]", metavar="[DIR]",
         bare="auto",
     )  # fmt: skip
     # "": observed in this run.
     ranges: File = option(
-        "", "Take the ranges of activations from a file of `onnxq merge`.", Command.QUANTIZE, metavar="RANGES.json"
+        "", "Read activation ranges from a file that `onnxq merge` wrote.", Command.QUANTIZE, metavar="RANGES.json"
     )
 
 
@@ -137,12 +146,14 @@ class VerifyConfig(Section):
     """The check of the result against the float model."""
 
     # None: chosen from the number of samples.
-    holdout: int | None = option(None, "Samples kept from calibration to check the result with.", _CHECKING, ge=0)
-    latency: bool = option(True, "Do not time float and quantized model.", _CHECKING | Command.PERPLEXITY)
+    holdout: int | None = option(
+        None, "Number of samples held back from calibration to check the result on.", _CHECKING, ge=0
+    )
+    latency: bool = option(True, "Do not time the models.", _CHECKING | Command.PERPLEXITY)
     # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
     optimized: bool = False
     threads: int = option(
-        1, "Threads for checking, comparing and timing; 0: all.",
+        1, "Threads for checking, comparing and timing; 0: all cores.",
         _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, ge=0, le=_MOST_THREADS,
     )  # fmt: skip
 
@@ -152,18 +163,18 @@ class OutputConfig(Section):
 
     # "": none.
     plan: File = option(
-        "", "Also write the plan with its numbers, for `onnxq apply`.", _WRITING, name="plan_out", flags="plan",
+        "", "Also write the plan with its scales, for `onnxq apply`.", _WRITING, name="plan_out", flags="plan",
         metavar="OUT.json",
     )  # fmt: skip
     bits_attribute: bool = option(
-        False, "Also write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",
+        False, "Write the attribute `bits` on Q/DQ nodes, which ONNX Runtime and onnx.checker refuse.",
         _WRITING | Command.ANNOTATE, flags="emit-bits-attribute bits-attribute",
     )  # fmt: skip
     external_data: bool = option(
-        False, "Write the weights to a file of their own beside the model.", _WRITING | Command.ANNOTATE
+        False, "Write the weights to a separate file beside the model.", _WRITING | Command.ANNOTATE
     )
     notes: Literal["full", "names", "none"] = option(
-        "full", "Left in the file. full: the plan and each site's record; names: names of nodes and the bits of sites; "
-        "none: neither. Doc strings and metadata of nodes stay with full.", _CHECKING,
+        "full", "Notes that stay in the file. full: the plan, a record of each site, doc strings; names: node names "
+        "and the bits of each site; none: nothing.", _CHECKING,
     )  # fmt: skip
-    rename: bool = option(False, "Also name the pairs' nodes after their sites.", Command.ANNOTATE)
+    rename: bool = option(False, "Rename the Q and DQ nodes after their sites.", Command.ANNOTATE)

@@ -49,13 +49,16 @@ class Config(Section):
     source: str = ""
     # Never from a file, which could trust itself.
     trust: Files = option(
-        (), "A configuration that may run the code it names (libraries, metrics); repeatable.", ~Command(0),
+        (), "A configuration file that may run the code that it names (libraries, metrics); repeatable.", ~Command(0),
         metavar="FILE.yaml",
     )  # fmt: skip
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
-        DEFAULT_TARGET, "The engine that will run the result; virtual: none.",
-        _PLANNING | Command.PROFILE | Command.IMPORT, metavar="TARGET", names="backends",
+        DEFAULT_TARGET,
+        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, or virtual for no engine.",
+        _PLANNING | Command.PROFILE | Command.IMPORT,
+        metavar="TARGET",
+        names="backends",
     )  # fmt: skip
     # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
     # only float types are chosen.
@@ -67,50 +70,60 @@ class Config(Section):
     saturation: Literal["avoid", "allow"] = "avoid"
     placement: Literal["rules", "measured"] = option(
         "rules",
-        "rules: the same graph on every machine. measured: time a handful of placements here, take the fastest.",
+        "rules gives the same graph on every machine; measured times a few placements on this machine and takes the "
+        "fastest.",
         _PLANNING,
     )
     cpu: Literal["any", "vnni", "avx2"] = option(
         "any",
-        "The CPUs that target ort places for; any: one graph for those with and without VNNI.",
+        "The x86 CPUs that target ort places pairs for: with VNNI, without VNNI (avx2), or one graph for both (any).",
         _PLANNING | Command.VARIANTS,
     )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.
     attention: Literal["float", "quantized", "auto"] = "float"
     # Constants that Gather looks rows up in: int8 with one scale a row, or 4 bits in blocks of a row.
     embeddings: Literal["auto", "int8", "int4", "float"] = option(
-        "auto", "Tables of embeddings; auto: int8 in weight-only mode or as most of the file, if outputs bear it.",
+        "auto", "The type that embedding tables are stored in. auto takes int8 in mode weight-only, or where they "
+        "are most of the file, if the outputs stay accurate.",
         _PLANNING | Command.VARIANTS,
     )  # fmt: skip
     projection_bits: Bits | None = option(
-        None, "Bits of a weight that makes an output of the model, where weights alone are quantized, as in the scores "
-        "of a vocabulary; by default those of all weights.", _PLANNING,
+        None, "Bits of weights that compute an output of the model, such as the scores of a vocabulary, in weight-only "
+        "quantization. [default: the bits of all weights]", _PLANNING,
     )  # fmt: skip
     emit: Literal["qdq", "nbits"] = option(
-        "qdq", "Weights in blocks: as pairs, or as com.microsoft's MatMulNBits, for ONNX Runtime alone.", _PLANNING
+        "qdq", "How block-wise weights are written: as Q/DQ pairs, or as com.microsoft.MatMulNBits, which only ONNX "
+        "Runtime runs.", _PLANNING
     )  # fmt: skip
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
     accuracy_level: Literal[0, 1, 2, 3, 4] = option(
-        0, "Of MatMulNBits. 1: float32; 4: int8 inside, faster where few tokens are computed at a time.", _PLANNING
+        0,
+        "How MatMulNBits computes. 0: the engine chooses; 1: float32; 2: float16; 3: bfloat16; 4: int8, faster for "
+        "few tokens at a time.",
+        _PLANNING,
     )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
-        None, "The float type of what is not quantized: by default float16 for trt, float32 for the others.", _PLANNING
+        None, "The float type of operators that are not quantized. [default: float16 for trt, else float32]", _PLANNING
     )
     io_types: HighPrecision | None = option(
-        None, "The type of float inputs and outputs: by default the model's.", _PLANNING
+        None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING
     )
     effort: Literal["fast", "balanced", "high"] = option(
-        "balanced", "Time spent on accuracy. fast: ranges only; balanced, high: rewrite channels and weights.",
+        "balanced", "Time spent on accuracy. fast: observe ranges only; balanced: also equalize channels and optimize "
+        "weight rounding; high: the same with more samples and a longer search.",
         Command.QUANTIZE | Command.VARIANTS,
     )  # fmt: skip
     # Passes get a share of it, or are left out.
     budget: Seconds | None = option(
-        None, "Wall-clock time to keep to, e.g. 90s or 10m; passes get less.", Command.QUANTIZE, metavar="TIME"
+        None,
+        "Wall-clock limit, in seconds or as 90s, 10m, 1.5h; passes are shortened to meet it.",
+        Command.QUANTIZE,
+        metavar="TIME",
     )
     # On average over their elements.
     weight_bits_budget: float | None = option(
-        None, "Bits that weights may have on average; those get more than the configuration's that need them.",
+        None, "Average bits per weight element, 2 to 16; the most sensitive weights get more bits than configured.",
         Command.QUANTIZE, metavar="BITS", ge=2, le=16,
     )  # fmt: skip
     # The widths to choose from for that; () for all.

@@ -51,31 +51,31 @@ class AgreementSums:
 
         A choice that it does not make is left out.
         """
-        for one in self.selections.nodes:
-            made = {name: outputs.pop(name_own(name), None) for name, _ in one.choices}
-            choice, own = reference.get(one.name), made[one.name]
-            if isinstance(choice, np.ndarray) and isinstance(own, np.ndarray):
-                rows, mine, theirs = _number_items(one, choice, own)
+        for selection in self.selections.nodes:
+            choices = {name: outputs.pop(name_own(name), None) for name, _ in selection.choices}
+            choice, other = reference.get(selection.name), choices[selection.name]
+            if isinstance(choice, np.ndarray) and isinstance(other, np.ndarray):
+                rows, mine, theirs = _number_items(selection, choice, other)
                 shared = np.isin(mine, theirs).sum()
-                counts = self._counts.setdefault(one.node, np.zeros(3, np.int64))
+                counts = self._counts.setdefault(selection.node, np.zeros(3, np.int64))
                 counts += np.array([rows, mine.size, shared], np.int64)
 
     def results(self) -> tuple[ChoiceAgreement, ...]:
         """The agreement in each selection over the samples so far."""
-        found = []
+        agreements = []
         settled = self.selections.settled
-        for one in self.selections.nodes:
-            rows, chosen, shared = self._counts.get(one.node, np.zeros(3, np.int64))
+        for selection in self.selections.nodes:
+            rows, chosen, shared = self._counts.get(selection.node, np.zeros(3, np.int64))
             if rows:
-                found.append(
+                agreements.append(
                     ChoiceAgreement(
-                        node=one.node, op=one.op_type, values=tuple(name for name, _ in one.values),
-                        outputs=tuple(name for name in one.outputs if name not in settled),
-                        decides=tuple(name for name in one.outputs if name in settled),
+                        node=selection.node, op=selection.op_type, values=tuple(name for name, _ in selection.values),
+                        outputs=tuple(name for name in selection.outputs if name not in settled),
+                        decides=tuple(name for name in selection.outputs if name in settled),
                         chosen=float(chosen / rows), shared=float(shared / rows),
                     )
                 )  # fmt: skip
-        return tuple(found)
+        return tuple(agreements)
 
 
 def _number_items(selection: Selection, choice: Array, own: Array) -> tuple[int, Integers, Integers]:

@@ -22,7 +22,7 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
     True: its name says so, or Softmax makes it. False: a matrix product makes it, one row a sample, which may also be
     an embedding or a regression.
     """
-    found = {}
+    scores = {}
     for value in index.outputs:
         shape = value.shape or ()
         if value.dtype not in FLOAT_TYPES or len(shape) not in _RANKS or shape[-1] == 1:
@@ -30,8 +30,8 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
         maker = _find_maker(index, value)
         named = bool(_NAMES.search(value.name)) or (maker is not None and _is_softmax(maker, len(shape)))
         if named or (len(shape) == min(_RANKS) and maker is not None and _is_product(index, maker)):
-            found[value.name] = named
-    return found
+            scores[value.name] = named
+    return scores
 
 
 def _find_maker(index: GraphIndex, value: ValueInfo) -> NodeRef | None:

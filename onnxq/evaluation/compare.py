@@ -12,8 +12,7 @@ from onnx import TypeProto, ValueInfoProto
 
 from onnxq.data import read_mask
 from onnxq.errors import VerificationError
-from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, compute_sqnr
-from onnxq.evaluation.slices import SliceSums
+from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
 from onnxq.graph import ModelLike
 from onnxq.spec import FLOAT_TYPES, FloatType
 
@@ -38,7 +37,7 @@ class ModelErrors:
     """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
     outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
-    # As of ErrorAccumulator.
+    # As of ErrorAccumulator: how many of the largest of each row are compared.
     top_k: int = 0
     # Noise and signal of each sample, by output.
     _noises: dict[str, list[float]] = field(default_factory=dict)
@@ -46,21 +45,17 @@ class ModelErrors:
 
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
-        for name, pairs in pair_outputs(feeds, reference, got):
-            sums = self._find_sums(name)
-            before = sums.noise, sums.signal
-            for one, two in pairs:
-                sums.update(one, two)
-            self._note_sample(name, *before)
+        self.add(measure_sample(feeds, reference, got, self.top_k))
 
     def add(self, sample: SampleErrors) -> None:
-        """Add one run that `measure_sample` looked at: to the bit as `update` would."""
-        for name, found in sample.items():
+        """Add one run that `measure_sample` looked at."""
+        for name, parts in sample.items():
             sums = self._find_sums(name)
-            before = sums.noise, sums.signal
-            for one in found:
-                sums.add(one)
-            self._note_sample(name, *before)
+            noise, signal = sums.noise, sums.signal
+            for part in parts:
+                sums.add(part)
+            self._noises.setdefault(name, []).append(sums.noise - noise)
+            self._signals.setdefault(name, []).append(sums.signal - signal)
 
     def merge(self, other: ModelErrors) -> None:
         """Add the runs of another."""
@@ -77,24 +72,18 @@ class ModelErrors:
     def _find_sums(self, name: str) -> ErrorAccumulator:
         return self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k))
 
-    def _note_sample(self, name: str, noise: float, signal: float) -> None:
-        """Note the last sample of an output. noise, signal: the sums before it."""
-        sums = self.outputs[name]
-        self._noises.setdefault(name, []).append(sums.noise - noise)
-        self._signals.setdefault(name, []).append(sums.signal - signal)
-
     def results(self) -> tuple[OutputAccuracy, ...]:
         """The error of each output."""
         return tuple(sums.result() for sums in self.outputs.values())
 
     def noise(self) -> float:
         """Noise power over signal power, the mean of all outputs; inf when an output is not finite."""
-        ratios = [10.0 ** (-one.sqnr_db / 10.0) for one in self.results()]
+        ratios = [10.0 ** (-result.sqnr_db / 10.0) for result in self.results()]
         return math.fsum(ratios) / len(ratios) if ratios else 0.0
 
     def worst_db(self) -> float:
         """SQNR in dB of the worst output, or part of one; inf when nothing differs."""
-        return min((one.sqnr_db for one in self.results()), default=math.inf)
+        return min((result.sqnr_db for result in self.results()), default=math.inf)
 
     def likely_db(self) -> float:
         """SQNR in dB that the worst output, or part of one, is likely to have on as many other samples.
@@ -109,21 +98,21 @@ class ModelErrors:
 
         optimism: dB by which these samples may have more than others, beyond chance.
         """
-        found = self._estimate(count_errors(self.count))
-        return replace(found, spread_db=found.spread_db + optimism)
+        estimate = self._estimate(count_errors(self.count))
+        return replace(estimate, spread_db=estimate.spread_db + optimism)
 
     def _estimate(self, errors: float) -> Estimate:
         """`estimate` with a spread of so many standard errors."""
-        found = [Estimate(math.inf, 0.0)]
+        estimates = [Estimate(math.inf, 0.0)]
         for name, sums in self.outputs.items():
             result = sums.result()
-            found.append(Estimate(result.whole_db, _to_spread(errors * self._measure_error(name)), name))
+            estimates.append(Estimate(result.whole_db, _to_spread(errors * self._measure_error(name)), name))
             for part in sums.parts() if sums.comparable else ():
                 # Of their ratio to the mean, as of the whole.
                 error = part.spread / part.noise if part.noise > 0 else 0.0
                 db = compute_sqnr(part.signal, part.noise)
-                found.append(Estimate(db, _to_spread(errors * error), name + part.text))
-        return min(found, key=lambda one: one.least_db)
+                estimates.append(Estimate(db, _to_spread(errors * error), name + part.text))
+        return min(estimates, key=lambda estimate: estimate.least_db)
 
     def _measure_error(self, name: str) -> float:
         """Standard error of an output's noise-to-signal ratio, as a share of it; 1 where one sample tells nothing."""
@@ -167,15 +156,17 @@ def _to_spread(share: float) -> float:
 
 
 def measure_sample(
-    feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]
+    feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object], top_k: int = 0
 ) -> SampleErrors:
     """The errors of one run by themselves, for `ModelErrors.add`, which may be that of another process."""
-    found: SampleErrors = {}
+    errors: SampleErrors = {}
     for name, pairs in pair_outputs(feeds, reference, got):
-        found[name] = [ErrorAccumulator(name, slices=SliceSums()) for _ in pairs]
-        for sums, (one, two) in zip(found[name], pairs, strict=True):
-            sums.update(one, two)
-    return found
+        errors[name] = []
+        for exact, value in pairs:
+            sums = ErrorAccumulator(name, slices=SliceSums(), top_k=top_k)
+            sums.update(exact, value)
+            errors[name].append(sums)
+    return errors
 
 
 def compare_models(
@@ -202,17 +193,16 @@ def sum_errors(
     """The sums of `compare_models`."""
     sums = {label: ModelErrors(top_k=1) for label in pairs}
     for feeds in samples:
-        done: dict[int, dict[str, Array]] = {}
         # By identity: sessions compare by nothing else, and the float model's is in most pairs.
-        for session in {id(s): s for pair in pairs.values() for s in pair}.values():
-            done[id(session)] = session.run(feeds)
+        sessions = {id(session): session for pair in pairs.values() for session in pair}
+        outputs = {key: session.run(feeds) for key, session in sessions.items()}
         for label, (reference, other) in pairs.items():
-            sums[label].update(feeds, done[id(reference)], done[id(other)])
+            sums[label].update(feeds, outputs[id(reference)], outputs[id(other)])
         on_sample()
     return sums
 
 
-def _meant(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
+def _drop_padding(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
     mask = read_mask(feeds, value.shape)
     if mask is None or value.shape != other.shape:
         return value, other
@@ -229,22 +219,22 @@ def pair_outputs(
     for name, value in reference.items():
         if name not in got:
             continue
-        mine, other = dict(_arrays(value, "")), dict(_arrays(got[name], ""))
+        mine, other = dict(_list_arrays(value, "")), dict(_list_arrays(got[name], ""))
         if list(mine) != list(other):
             # Two shapes that never agree make the output incomparable.
             yield name, [(np.zeros(1), np.zeros(0))]
         elif mine:
-            yield name, [_meant(feeds, array, other[place]) for place, array in mine.items()]
+            yield name, [_drop_padding(feeds, array, other[place]) for place, array in mine.items()]
 
 
-def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
+def _list_arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
     """The arrays of numbers in a value of ONNX Runtime's, with their places: in sequences, maps and optionals."""
     if isinstance(value, (list, tuple)):
         for k, item in enumerate(value):
-            yield from _arrays(item, f"{place}[{k}]")
+            yield from _list_arrays(item, f"{place}[{k}]")
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            yield from _arrays(value[key], f"{place}[{key!r}]")
+            yield from _list_arrays(value[key], f"{place}[{key!r}]")
     elif isinstance(value, (np.ndarray, np.generic, int, float)):
         array = np.asarray(value)
         # Strings and objects have no distance.
@@ -273,7 +263,7 @@ def check_interface(
 
 
 def _describe_type(value: ValueInfoProto, floats: FloatType | None) -> bytes:
-    wanted = TypeProto.FromString(value.type.SerializeToString())
-    if floats is not None and wanted.tensor_type.elem_type in FLOAT_TYPES:
-        wanted.tensor_type.elem_type = floats.onnx_type
-    return bytes(wanted.SerializeToString(deterministic=True))
+    kind = TypeProto.FromString(value.type.SerializeToString())
+    if floats is not None and kind.tensor_type.elem_type in FLOAT_TYPES:
+        kind.tensor_type.elem_type = floats.onnx_type
+    return bytes(kind.SerializeToString(deterministic=True))

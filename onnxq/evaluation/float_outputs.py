@@ -1,13 +1,13 @@
-"""The outputs of the float model on some samples, by sample: it runs each of them once."""
+"""The float model's outputs, and other models scored against them: the one place where both run on the same samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import Array
-from onnxq.evaluation.compare import ModelErrors, Runner
+from onnxq.evaluation.agreement import AgreementSums
+from onnxq.evaluation.compare import ModelErrors, Runner, SampleErrors, measure_sample
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.graph.storage.lazy import is_large_model
@@ -16,7 +16,7 @@ from onnxq.runtime import Feeds, Session
 # Bytes of outputs that are kept, 64 MiB; those of further samples are computed again.
 _MOST_BYTES = 2**26
 
-_Run = tuple[Feeds, dict[str, Array], dict[str, Array]]
+Run = Callable[[Feeds], Mapping[str, object]]
 
 
 class FloatOutputs:
@@ -30,53 +30,52 @@ class FloatOutputs:
         self.selections = find_selections(proto)
         self.threads = threads
         self._session: Session | None = None
-        self._kept: dict[int, dict[str, Array]] = {}
+        self._outputs: dict[int, dict[str, Array]] = {}
         self._bytes = 0
 
     def run(self, at: int, feeds: Feeds) -> dict[str, Array]:
         """Return the outputs, choices among them, for the sample at this position, whose inputs are `feeds`."""
-        if at in self._kept:
-            return self._kept[at]
+        if at in self._outputs:
+            return self._outputs[at]
         if self._session is None:
             exposed = self.selections.expose_choices(self.proto)
             self._session = Session(exposed, optimize=False, threads=self.threads)
-        found: dict[str, Array] = self._session.run(feeds)
+        outputs: dict[str, Array] = self._session.run(feeds)
         # Sequences and maps have no size; they are rare, and small.
-        self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
+        self._bytes += sum(value.nbytes for value in outputs.values() if hasattr(value, "nbytes"))
         if self._bytes <= _MOST_BYTES:
-            self._kept[at] = found
-            if len(self._kept) == len(self.samples):
+            self._outputs[at] = outputs
+            if len(self._outputs) == len(self.samples):
                 self._session = None  # and the weights with it: nothing is left to run
-        return found
+        return outputs
+
+    def score_runs(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[tuple[int, SampleErrors]]:
+        """Yield (number of the run, its errors) for each sample and, within it, each run, which takes the choices."""
+        for at in positions:
+            feeds = self.samples[at]
+            exact = self.run(at, feeds)
+            matched = self.selections.add_choices(feeds, exact)
+            for k, run in enumerate(runs):
+                yield k, measure_sample(feeds, exact, run(matched))
+        # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
+        if is_large_model(self.proto):
+            self._session = None
+
+    def sum_runs(
+        self, runs: Sequence[Run], *, limit: int | None = None, tick: Callable[[], None] = lambda: None
+    ) -> list[ModelErrors]:
+        """Return the errors of each run over all samples. limit: the most samples to run. tick: called after each."""
+        errors = [ModelErrors() for _ in runs]
+        for k, sample in self.score_runs(runs, range(len(self.samples))[:limit]):
+            errors[k].add(sample)
+            tick()
+        return errors
 
     def measure(
         self, model: Runner, *, limit: int | None = None, tick: Callable[[], None] = lambda: None
     ) -> ModelErrors:
-        """Return the errors of a model, which takes the choices, over all samples.
-
-        limit: the most samples to run. tick: called after each.
-        """
-        errors = ModelErrors()
-        for run in self._run_both(model, limit, tick):
-            errors.update(*run)
-        return errors
-
-    def measure_each(self, model: Runner, *, tick: Callable[[], None] = lambda: None) -> list[ModelErrors]:
-        """Return the errors of a model, which takes the choices, on each sample alone, in their order."""
-        found = []
-        for run in self._run_both(model, None, tick):
-            found.append(ModelErrors())
-            found[-1].update(*run)
-        return found
-
-    def _run_both(self, model: Runner, limit: int | None, tick: Callable[[], None]) -> Iterator[_Run]:
-        for at, feeds in enumerate(islice(self.samples.samples(), limit)):
-            exact = self.run(at, feeds)
-            yield feeds, exact, model.run(self.selections.add_choices(feeds, exact))
-            tick()
-        # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
-        if is_large_model(self.proto):
-            self._session = None
+        """Return the errors of a model, which takes the choices, over all samples; as of `sum_runs`."""
+        return self.sum_runs([model.run], limit=limit, tick=tick)[0]
 
 
 def add_own_choices(model: ModelLike, samples: Iterable[Feeds]) -> Iterator[Feeds]:
@@ -85,3 +84,40 @@ def add_own_choices(model: ModelLike, samples: Iterable[Feeds]) -> Iterator[Feed
     session = Session(selections.expose_choices(model), optimize=False) if selections.nodes else None
     for feeds in samples:
         yield dict(feeds) if session is None else selections.add_choices(feeds, session.run(feeds))
+
+
+class ReferenceRunner:
+    """A float model with its choices among its outputs. Asked again for the same inputs, by identity, it runs no more.
+
+    optimize, threads, arena: of the session.
+    """
+
+    def __init__(self, model: ModelLike, *, optimize: bool = True, threads: int = 0, arena: bool = True) -> None:
+        self.selections = find_selections(model)
+        exposed = self.selections.expose_choices(model)
+        self.session = Session(exposed, optimize=optimize, threads=threads, arena=arena)
+        self._last: tuple[Feeds, dict[str, Array]] | None = None
+
+    def run(self, feeds: Feeds, /) -> dict[str, Array]:
+        """Return all outputs by name."""
+        if self._last is None or self._last[0] is not feeds:
+            self._last = feeds, self.session.run(feeds)
+        return self._last[1]
+
+
+class MatchedRunner:
+    """Another model, as `take_choices` makes it of one, on the choices of the reference.
+
+    agreement: of its own choices, over all runs.
+    """
+
+    def __init__(self, reference: ReferenceRunner, runner: Runner) -> None:
+        self.agreement = AgreementSums(reference.selections)
+        self._reference, self._runner = reference, runner
+
+    def run(self, feeds: Feeds, /) -> dict[str, Array]:
+        """Return all outputs by name, without its own choices."""
+        exact = self._reference.run(feeds)
+        outputs = self._runner.run(self._reference.selections.add_choices(feeds, exact))
+        self.agreement.update(exact, outputs)
+        return outputs

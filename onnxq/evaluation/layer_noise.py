@@ -26,7 +26,7 @@ def relative_noise(
     exact: Sequence[Array], got: Iterable[Array], signal: float | None = None, most: float = np.inf
 ) -> float:
     """Sum of squared differences over `signal`, by default that of `exact`; inf as soon as it is beyond `most`."""
-    signal = sum(sum_squares(one) for one in exact) if signal is None else signal
+    signal = sum(sum_squares(values) for values in exact) if signal is None else signal
     wrong, floor = 0.0, max(signal, 1e-30)
     for a, b in zip(exact, got, strict=True):
         wrong += sum_squares(np.subtract(b, a, dtype=np.float32))

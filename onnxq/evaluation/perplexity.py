@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.data.text import Window
+from onnxq.data.text import TextInputs, Window, find_text_inputs
+from onnxq.data.text.generate import find_logits, make_decoder_error
 from onnxq.errors import DataError
-from onnxq.evaluation.decoder import Array, Decoder
 from onnxq.progress import Progress
+from onnxq.runtime import Session
 from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
 from onnxq.wording import abbreviate
 
+Array = NDArray[Any]
+Caches = dict[str, Array]
 # Logits of one model held at a time: 64 MB of float32.
 _BLOCK = 2**24
 # Beyond it a float overflows.
@@ -68,8 +73,70 @@ class Perplexity:
     data: str
 
 
+class Decoder:
+    """A session that reads tokens and gives logits. name: for messages.
+
+    Raises DataError for a model that tokens do not feed, or that gives no logits.
+    """
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.name = session, name
+        self.parts: TextInputs = find_text_inputs(session.inputs, [value.name for value in session.outputs])
+        self._logits = find_logits(session.outputs, self.parts, name)
+
+    @property
+    def caches(self) -> bool:
+        """True where keys and values of the tokens before go in and come out."""
+        return bool(self.parts.caches)
+
+    def run_tokens(self, ids: Array, caches: Caches | None = None) -> tuple[Array, Caches]:
+        """Run tokens [T] behind those of the caches: float32 logits [T, vocabulary], and the caches behind them.
+
+        Raises DataError where the model has no token of that number, or gives other logits.
+        """
+        count, fixed = len(ids), self.parts.length
+        if fixed is not None and count > fixed:
+            parts, behind = [], caches
+            for start in range(0, count, fixed):
+                logits, behind = self.run_tokens(ids[start : start + fixed], behind)
+                parts.append(logits)
+            return np.concatenate(parts), behind or {}
+        # No token sees those behind it, so that any number may fill up what has one length.
+        row = ids if fixed is None else np.pad(ids, (0, fixed - count))
+        outputs = self.session.run(self.parts.make_feeds(np.repeat(row[None], self.parts.batch, 0), caches))
+        logits = outputs[self._logits]
+        if logits.ndim != 3 or logits.shape[1] != len(row):
+            cause = f"its output {self._logits!r} is {list(logits.shape)} for {len(row)} tokens"
+            raise make_decoder_error(self.name, cause)
+        return logits[0, :count].astype(np.float32), self.parts.read_caches(outputs)
+
+    def read_logits(self, ids: Array, rows: int) -> Iterator[Array]:
+        """Logits of a text [T] in blocks of `rows` positions; with caches, of which each needs the memory of one."""
+        if not self.caches:
+            logits, _ = self.run_tokens(ids)
+            yield from (logits[start : start + rows] for start in range(0, len(ids), rows))
+            return
+        caches: Caches | None = None
+        for start in range(0, len(ids), rows):
+            logits, caches = self.run_tokens(ids[start : start + rows], caches)
+            yield logits
+
+    def generate_tokens(self, prompt: Array, count: int) -> list[int]:
+        """Continue a text by `count` tokens, each the likeliest one."""
+        tokens: list[int] = []
+        logits, caches = self.run_tokens(prompt)
+        while True:
+            tokens.append(int(np.argmax(logits[-1])))
+            if len(tokens) == count:
+                return tokens
+            if self.caches:
+                logits, caches = self.run_tokens(np.array(tokens[-1:]), caches)
+            else:
+                logits, _ = self.run_tokens(np.concatenate([prompt, tokens]))
+
+
 @dataclass
-class _Sums:
+class _PositionSums:
     """Sums over positions of one model."""
 
     nats: float = 0.0
@@ -81,7 +148,7 @@ class _Sums:
 class TextErrors:
     """Sums over windows of every model."""
 
-    sums: dict[str, _Sums] = field(default_factory=dict)
+    sums: dict[str, _PositionSums] = field(default_factory=dict)
     windows: int = 0
     tokens: int = 0
     size: float = 0.0
@@ -110,11 +177,11 @@ class TextErrors:
                 cause = f"the model has {logits.shape[1]} tokens, and the text token {int(targets.max())}"
                 fix = "give the tokenizer that belongs to the model with `tokenizer=…`"
                 raise DataError(decoder.name, cause, fix, code="Q223")
-            found = reference if logits is blocks[0] else _compute_log_softmax(logits)
-            sums = self.sums.setdefault(decoder.name, _Sums())
-            sums.nats -= float(found[np.arange(len(targets)), targets].sum(dtype=np.float64))
+            logs = reference if logits is blocks[0] else _compute_log_softmax(logits)
+            sums = self.sums.setdefault(decoder.name, _PositionSums())
+            sums.nats -= float(logs[np.arange(len(targets)), targets].sum(dtype=np.float64))
             sums.same += int((logits.argmax(-1) == first).sum())
-            sums.divergence += float((chances * (reference - found)).sum(dtype=np.float64))
+            sums.divergence += float((chances * (reference - logs)).sum(dtype=np.float64))
 
 
 def _compute_log_softmax(logits: Array) -> Array:
@@ -155,19 +222,19 @@ def compare_texts(
 ) -> dict[str, float]:
     """Generate `count` tokens after each prompt; tokens of each model, on average, that are the first model's."""
     wanted: list[list[int]] = []
-    kept = {}
+    shares = {}
     with progress("generating", len(decoders) * len(prompts)) as task:
         for decoder in decoders:
             alike = 0
             for k, prompt in enumerate(prompts):
-                made = decoder.generate_tokens(prompt, count)
+                tokens = decoder.generate_tokens(prompt, count)
                 if len(wanted) == k:
-                    wanted.append(made)
-                pairs = zip(made, wanted[k], strict=True)
+                    wanted.append(tokens)
+                pairs = zip(tokens, wanted[k], strict=True)
                 alike += next((n for n, (a, b) in enumerate(pairs) if a != b), count)
                 task.advance()
-            kept[decoder.name] = alike / len(prompts)
-    return kept
+            shares[decoder.name] = alike / len(prompts)
+    return shares
 
 
 def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tuple[dict[str, float], ...]:
@@ -188,7 +255,10 @@ def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tu
         repeated = {name: partial(block, count_block_runs(block)) for name, block in blocks.items()}
         rounds = measure_rounds(repeated, seconds=seconds)
         rates.append(
-            {name: tokens / float(np.median([np.mean(one) for one in found])) for name, found in rounds.items()}
+            {
+                name: tokens / float(np.median([np.mean(seconds_of_round) for seconds_of_round in seconds_of_rounds]))
+                for name, seconds_of_rounds in rounds.items()
+            }
         )
     return tuple(rates)
 

@@ -54,9 +54,9 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
     cutter = Cutter(model, computed=True)
     nodes = [name for name in cutter.nodes if name not in cutter.constants]
     sizes = {tensor.name: count_tensor_bytes(tensor) for tensor in bare_proto(model).graph.initializer}
-    allowed, given = set(shared), {value.name for value in model.graph.output}
+    allowed, results = set(shared), {value.name for value in model.graph.output}
     last = {tensor: k for k, name in enumerate(nodes) for tensor in list_reads(cutter.nodes[name])}
-    made: list[Segment] = []
+    segments: list[Segment] = []
     start = 0
     while start < len(nodes):
         read: set[str] = set()
@@ -67,8 +67,8 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
             if best and sum(sizes.get(tensor, 0) for tensor in read) > limit:
                 break
             alive.update(tensor for tensor in cutter.nodes[nodes[k]].output if tensor)
-            alive = {tensor for tensor in alive if last.get(tensor, -1) > k or tensor in given}
-            inner = alive - given
+            alive = {tensor for tensor in alive if last.get(tensor, -1) > k or tensor in results}
+            inner = alive - results
             # Where as few are alive, the later: fewer segments.
             if inner <= allowed and (not best or len(inner) <= fewest):
                 best, fewest = k + 1, len(inner)
@@ -76,11 +76,11 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         stop = len(nodes) if k == len(nodes) else best
         part = nodes[start:stop]
         outputs = [
-            t for name in part for t in cutter.nodes[name].output if t and (last.get(t, -1) >= stop or t in given)
+            t for name in part for t in cutter.nodes[name].output if t and (last.get(t, -1) >= stop or t in results)
         ]
-        made.append(Segment(tuple(part), tuple(outputs)))
+        segments.append(Segment(tuple(part), tuple(outputs)))
         start = stop
-    return made
+    return segments
 
 
 def _list_stored(cutter: Cutter[ModelLike], node: str) -> set[str]:
@@ -111,12 +111,12 @@ def compare_segments(
     All tensors alive between two segments are held, of every sample. Raises ModelError where ORT cannot run a segment.
     """
     agreement = AgreementSums(find_selections(before)) if agreement is None else agreement
-    choices = {name for one in agreement.selections.nodes for name, _ in one.choices}
+    choices = {name for selection in agreement.selections.nodes for name, _ in selection.choices}
     before = agreement.selections.expose_choices(before)
     after = agreement.selections.take_choices(after)
     types = get_index(infer_shapes(after))
     reference, other = Cutter(before, computed=True), Cutter(after, computed=True)
-    found = []
+    errors = []
     alive: list[Values] = [{name: np.asarray(value) for name, value in sample.items()} for sample in samples]
     shared = set(other.list_tensors())
     segments = cut_segments(before, limit, shared)
@@ -126,20 +126,20 @@ def compare_segments(
             wanted = [_run_part(reference, segment.nodes, segment.outputs, alive, threads=threads)]
             names = (name_own(name) if name in choices else name for name in segment.outputs)
             outputs = [name for name in names if name in shared]
-            given = [
+            fed = [
                 {**values, **{name: exact[name] for name in choices.intersection(exact)}}
                 for values, exact in zip(alive, wanted[0], strict=True)
             ]
-            inner = other.list_between(outputs, given[0])
+            inner = other.list_between(outputs, fed[0])
             for optimize in (False, True):
-                wanted.append(_run_part(other, inner, outputs, given, types=types, optimize=optimize, threads=threads))
-            found.append(_sum_errors(segment, samples, wanted, agreement))
+                wanted.append(_run_part(other, inner, outputs, fed, types=types, optimize=optimize, threads=threads))
+            errors.append(_sum_errors(segment, samples, wanted, agreement))
             for values, new in zip(alive, wanted[0], strict=True):
                 values.update(new)
                 for name in [name for name in values if last.get(name, -1) <= k and name not in samples[0]]:
                     del values[name]
             task.advance()
-    return found
+    return errors
 
 
 def _run_part(

@@ -35,7 +35,7 @@ _SAME_DB = 60.0
 
 
 @dataclass(frozen=True)
-class Group:
+class SwitchGroup:
     """Switches that are measured together."""
 
     kind: str
@@ -43,7 +43,7 @@ class Group:
     switches: tuple[Switch, ...]
 
 
-def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple[Group, ...]:
+def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple[SwitchGroup, ...]:
     """Sites, nodes with all they read quantized, segments of nodes; one of two that hold the same switches.
 
     switches: in the order the model runs. Raises ConfigError for a kind that does not exist.
@@ -53,33 +53,33 @@ def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tup
         if kind not in KINDS:
             raise ConfigError(f"by: {kind}", "there is no such grouping", suggest_names(kind, KINDS), code="Q304")
     nodes = group_by_node(switches)
-    found: dict[tuple[str, frozenset[Switch]], Group] = {}
+    groups: dict[tuple[str, frozenset[Switch]], SwitchGroup] = {}
     if "node" in wanted:
         for name, members in nodes.items():
-            found.setdefault(("", frozenset(members)), Group("node", name, members))
+            groups.setdefault(("", frozenset(members)), SwitchGroup("node", name, members))
     if "segment" in wanted:
         for parts in _SEGMENTS:
-            for group in split_segments(nodes, parts):
-                found.setdefault(("segment", frozenset(group.switches)), group)
+            for segment in split_segments(nodes, parts):
+                groups.setdefault(("segment", frozenset(segment.switches)), segment)
     if "site" in wanted:
-        for one in switches:
+        for switch in switches:
             # A node that reads only this site has the figures already.
-            found.setdefault(("", frozenset([one])), Group("site", one.site, (one,)))
-    return tuple(found.values())
+            groups.setdefault(("", frozenset([switch])), SwitchGroup("site", switch.site, (switch,)))
+    return tuple(groups.values())
 
 
 def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
     """Node name -> the switches of the tensors it reads, in order."""
     nodes: dict[str, list[Switch]] = {}
-    for one in switches:
-        for name in one.readers:
-            nodes.setdefault(name, []).append(one)
+    for switch in switches:
+        for name in switch.readers:
+            nodes.setdefault(name, []).append(switch)
     return {name: tuple(members) for name, members in nodes.items()}
 
 
-def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Group]:
+def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[SwitchGroup]:
     """The nodes in so many segments with about as many weights each; [] where they would hold fewer than two."""
-    heavy = [name for name, members in nodes.items() if any(one.role is Role.WEIGHT for one in members)]
+    heavy = [name for name, members in nodes.items() if any(switch.role is Role.WEIGHT for switch in members)]
     # A plan of activations alone has no weights to go by.
     marks = heavy or list(nodes)
     size = -(-len(marks) // parts)
@@ -93,8 +93,8 @@ def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Gro
         out[-1].append(name)
     groups = []
     for names in out:
-        members = tuple(dict.fromkeys(one for name in names for one in nodes[name]))
-        groups.append(Group("segment", f"{names[0]} … {names[-1]}", members))
+        members = tuple(dict.fromkeys(switch for name in names for switch in nodes[name]))
+        groups.append(SwitchGroup("segment", f"{names[0]} … {names[-1]}", members))
     return groups
 
 
@@ -133,8 +133,8 @@ def measure_sensitivity(
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     prefixes = [PrefixError(node=name, sqnr_db=db) for name, db in zip(steps, figures[2 * len(groups) :], strict=True)]
     outputs = tuple(
-        OutputCost(name=one.name, sqnr_db=one.sqnr_db, part=one.part, float_db=plain.whole_db)
-        for one, plain in zip(on.results(), off.results(), strict=True)
+        OutputCost(name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=plain.whole_db)
+        for output, plain in zip(on.results(), off.results(), strict=True)
     )
     return Profile(
         sqnr_db=whole,
@@ -158,12 +158,12 @@ def _compare_choices(toggled: ToggledModel, reference: FloatOutputs, setting: Se
     return sums.results()
 
 
-def _make_cost(group: Group, isolated: float, left_out: float, whole: float) -> GroupCost:
+def _make_cost(group: SwitchGroup, isolated: float, left_out: float, whole: float) -> GroupCost:
     return GroupCost(
         kind=group.kind,
         name=group.name,
-        ops=tuple(dict.fromkeys(op for one in group.switches for op in one.ops)),
-        sites=tuple(one.site for one in group.switches),
+        ops=tuple(dict.fromkeys(op for switch in group.switches for op in switch.ops)),
+        sites=tuple(switch.site for switch in group.switches),
         isolated_db=isolated,
         leave_one_out_db=left_out,
         # Both may be infinite, and inf - inf is no number.
@@ -177,13 +177,13 @@ def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:
     names = list(nodes)
     size = max(1, -(-len(names) // _PREFIXES))
     ends = [*range(size - 1, len(names) - 1, size), *([len(names) - 1] if names else [])]
-    return {names[k]: frozenset(one for name in names[: k + 1] for one in nodes[name]) for k in ends}
+    return {names[k]: frozenset(switch for name in names[: k + 1] for switch in nodes[name]) for k in ends}
 
 
 def _gather_warnings(
     outputs: Sequence[OutputCost], toggled: ToggledModel, missing: Sequence[Selection]
 ) -> tuple[Caution, ...]:
-    worst = min(outputs, key=lambda one: one.float_db, default=None)
+    worst = min(outputs, key=lambda output: output.float_db, default=None)
     if toggled.fixed:
         text = (
             f"{len(toggled.fixed)} pairs could not be switched off and stay quantized in all figures "

@@ -7,7 +7,7 @@ the other. One session serves all settings, and a pair that is off costs next to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import find_selections
-from onnxq.evaluation.settings import measure_in_pieces
+from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, rebuild
@@ -60,9 +60,6 @@ class Switch:
     feed: str
 
 
-# Settings, below which sharing models with workers takes longer than they save.
-_WORTH_SHARING = 8
-
 # The switches that are on.
 Setting = frozenset[Switch]
 
@@ -71,27 +68,18 @@ Setting = frozenset[Switch]
 class ToggledModel:
     """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why.
 
-    session: of `model`, in so many threads. large: the values of the switches lie in files, and are let go of after
-    each run.
+    board: the session of `model`, in so many threads.
     """
 
     model: ModelLike
     threads: int
-    session: Session
+    board: Switchboard
     switches: tuple[Switch, ...]
     fixed: tuple[Refusal, ...]
-    on: Mapping[str, Array]
-    off: Mapping[str, Array]
-    large: bool = False
 
     def run(self, feeds: Feeds, on: Collection[Switch]) -> dict[str, Array]:
         """The outputs with these switches on and all others off."""
-        chosen = {switch.feed for switch in on}
-        held = {name: (self.on if name in chosen else self.off)[name] for name in self.off}
-        found = self.session.run({**feeds, **held})
-        if self.large:
-            release_pages(*held.values())
-        return found
+        return self.board.run(feeds, {switch.feed for switch in on})
 
 
 def measure_settings(
@@ -107,20 +95,12 @@ def measure_settings(
 
     crew: measures them; the result does not depend on it.
     """
-    found = {setting: ModelErrors() for setting in settings}
-    with progress(title, len(reference.samples) * len(found)) as task:
-        if crew is not None and not crew.plain and len(found) >= _WORTH_SHARING:
-            board = (toggled.model, toggled.threads, toggled.on, toggled.off)
-            on = [[one.feed for one in setting] for setting in found]
-            found = dict(zip(found, measure_in_pieces(crew, board, reference, on, task), strict=True))
-            return [found[setting] for setting in settings]
-        for at, feeds in enumerate(reference.samples.samples()):
-            wanted = reference.run(at, feeds)
-            given = reference.selections.add_choices(feeds, wanted)
-            for setting, errors in found.items():
-                errors.update(feeds, wanted, toggled.run(given, setting))
-                task.advance()
-    return [found[setting] for setting in settings]
+    different = list(dict.fromkeys(settings))
+    feeds = [[switch.feed for switch in setting] for setting in different]
+    with progress(title, len(reference.samples) * len(different)) as task:
+        errors = score_settings(toggled.board, toggled.model, toggled.threads, reference, feeds, crew, task)
+    by_setting = dict(zip(different, errors, strict=True))
+    return [by_setting[setting] for setting in settings]
 
 
 def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> ToggledModel:
@@ -135,33 +115,27 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
     named = widen_model(named) if read_types(named).narrow else named
-    work = _Work(GraphIndex(float_model), GraphIndex(named), named)
+    work = _ToggleWork(GraphIndex(float_model), GraphIndex(named), named)
     work.toggle_pairs()
     work.toggle_corrections()
-    model = work.finish()
+    model = work.finish_model()
     session = Session(model, optimize=False, threads=threads)
     # Without those of pairs that no output needs, which went with the rest of what none needs.
     present = {value.name for value in session.inputs}
     order = {node.name: node.order for node in work.index.nodes}
-    switches = sorted(
-        (one for one in work.switches if one.feed in present),
-        key=lambda one: (min((order.get(name, 0) for name in one.readers), default=len(order)), one.site),
-    )
-    keep = {one.feed for one in switches}
-    return ToggledModel(
-        model,
-        threads,
-        session,
-        tuple(switches),
-        tuple(work.fixed),
-        {name: value for name, value in work.on.items() if name in keep},
-        {name: value for name, value in work.off.items() if name in keep},
-        work.spool is not None,
-    )
+
+    def find_place(switch: Switch) -> tuple[int, str]:
+        return min((order.get(name, 0) for name in switch.readers), default=len(order)), switch.site
+
+    switches = sorted((switch for switch in work.switches if switch.feed in present), key=find_place)
+    feeds = {switch.feed for switch in switches}
+    on, off = ({name: values[name] for name in values if name in feeds} for values in (work.on, work.off))
+    board = Switchboard(session, on, off, large=work.spool is not None)
+    return ToggledModel(model, threads, board, tuple(switches), tuple(work.fixed))
 
 
 @dataclass
-class _Work:
+class _ToggleWork:
     real: GraphIndex
     index: GraphIndex
     source: ModelLike
@@ -177,11 +151,11 @@ class _Work:
         # Of a large model the constants of both positions are twice as large as itself.
         self.spool = Spool() if is_large_model(self.real.proto) else None
         self.known = {node.name for node in self.real.nodes}
-        kept = {node.name for node in self.index.nodes}
-        gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in kept]
+        present = {node.name for node in self.index.nodes}
+        gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in present]
         # Their inputs may have kept their names, or their outputs.
         self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
-        self.taken = kept | {
+        self.taken = present | {
             name for _, graph in walk_graphs(self.proto.graph) for node in graph.node
             for name in (*node.input, *node.output)
         }  # fmt: skip
@@ -197,8 +171,8 @@ class _Work:
                 reason = "what it quantizes is computed on in integers"
                 self.fixed.append(Refusal(str(info.site), reason, rule="profile", code="R113"))
                 continue
-            made = chain.dequantize.result
-            edges = self.index.consumers(made)
+            tensor = chain.dequantize.result
+            edges = self.index.consumers(tensor)
             nodes = tuple(dict.fromkeys(edge.node for edge in edges))
             if not nodes and chain.source is not None and (maker := self.index.producer(chain.source)) is not None:
                 # A graph output that nobody reads: its error is its maker's.
@@ -211,7 +185,7 @@ class _Work:
                 inner = [] if chain.inner is None else [chain.inner.name]
                 feed = self._insert_branch(chain, {*info.nodes, *inner})
             else:
-                feed = self._toggle_constant(chain, made, edges)
+                feed = self._toggle_constant(chain, tensor, edges)
             if feed:
                 ops = tuple(dict.fromkeys(self.index.node(name).op_type for name in nodes))
                 self.switches.append(Switch(str(info.site), info.role, nodes, ops, feed))
@@ -237,7 +211,7 @@ class _Work:
         inside = [
             NodeProto.FromString(self.by_name[n.name].SerializeToString()) for n in chain.nodes if n.name in members
         ]
-        plain, made = inside[0].input[0], inside[-1].output[0]
+        plain, result = inside[0].input[0], inside[-1].output[0]
         source = self.index.resolve(plain, last.scope)
         if source is None:
             return ""
@@ -248,21 +222,21 @@ class _Work:
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
         dtype = self.index.dtype(source) or TensorProto.FLOAT
-        feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{made}/plain")
+        feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{result}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
             helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)])
-            for nodes, out in ((inside, rename[made]), (outside, skip))
+            for nodes, out in ((inside, rename[result]), (outside, skip))
         ]
         # In the place of the last node, so that the order of the nodes stays one that runs.
         self.branches[last.name] = helper.make_node(
-            "If", [feed], [made], name=last.name, then_branch=branches[0], else_branch=branches[1]
+            "If", [feed], [result], name=last.name, then_branch=branches[0], else_branch=branches[1]
         )
         self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.BOOL, []))
         self.on[feed], self.off[feed] = np.asarray(True), np.asarray(False)
         return feed
 
-    def _make_bypass(self, plain: str, made: str, base: str) -> list[NodeProto]:
+    def _make_bypass(self, plain: str, result: str, base: str) -> list[NodeProto]:
         """Nodes that compute `made` without the pair: the tensor, through the Relu or Clip the pair stands for.
 
         onnxruntime.quantization leaves out activations whose bounds the integers keep anyway.
@@ -270,56 +244,60 @@ class _Work:
         node = self.activations.get(plain)
         name = self._make_unique(base)
         if node is None:
-            return [helper.make_node("Identity", [plain], [made], name=name)]
-        again = helper.make_node(node.op_type, [plain], [made], name=name, **node.attrs)
+            return [helper.make_node("Identity", [plain], [result], name=name)]
+        again = helper.make_node(node.op_type, [plain], [result], name=name, **node.attrs)
         nodes = []
-        for k, given in enumerate(node.inputs[1:], start=1):
-            value = self.real.input_value(node, k) if given else None
-            again.input.append(self._make_unique(f"{made}/bound{k}") if value is not None else "")
+        for k, bound in enumerate(node.inputs[1:], start=1):
+            value = self.real.input_value(node, k) if bound else None
+            again.input.append(self._make_unique(f"{result}/bound{k}") if value is not None else "")
             if value is not None:
                 tensor = numpy_helper.from_array(np.asarray(value))
                 nodes.append(helper.make_node("Constant", [], [again.input[-1]], name=again.input[-1], value=tensor))
         return [*nodes, again]
 
-    def _toggle_constant(self, chain: Chain, made: TensorId, edges: Sequence[Edge]) -> str:
+    def _toggle_constant(self, chain: Chain, tensor: TensorId, edges: Sequence[Edge]) -> str:
         """An input in the place of a dequantized constant; "" where the float model lacks its value."""
         plain = self._find_float_constant(edges)
         value = _dequantize_constant(self.index, chain)
-        if plain is None or value is None or value.size != plain.size or self.index.is_output(made):
+        if plain is None or value is None or value.size != plain.size or self.index.is_output(tensor):
             return ""
         return self._feed_constant(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
 
     def _toggle_table(self, chain: Chain, lookup: NodeRef) -> str:
         """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
-        numbers = read_numbers(self.index, chain)
+        stored_qparams = read_numbers(self.index, chain)
         stored = None if chain.source is None else self.index.constant(chain.source)
         plain = self.real.input_value(self.real.node(lookup.name), 0) if lookup.name in self.known else None
-        if plain is None or stored is None or numbers.scale is None or plain.shape != stored.shape:
+        if plain is None or stored is None or stored_qparams.scale is None or plain.shape != stored.shape:
             return ""
-        feed, made, kind = self._make_unique(f"onnxq/{lookup.name}"), chain.last.outputs[0], numbers.element_type
+        feed, result, kind = (
+            self._make_unique(f"onnxq/{lookup.name}"),
+            chain.last.outputs[0],
+            stored_qparams.element_type,
+        )
         ids = self.by_name[lookup.name].input[1]
-        self.branches[chain.last.name] = helper.make_node("Gather", [feed, ids], [made], name=chain.last.name)
+        self.branches[chain.last.name] = helper.make_node("Gather", [feed, ids], [result], name=chain.last.name)
         self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.FLOAT, stored.shape))
         spec = QuantSpec(
             bits=kind.bits,
             signed=kind.signed,
             symmetric=False,
-            granularity=numbers.granularity,
-            storage=numbers.storage,
+            granularity=stored_qparams.granularity,
+            storage=stored_qparams.storage,
         )
-        zero = np.zeros(numbers.scale.shape) if numbers.zero_point is None else numbers.zero_point
-        qparams = QParams(numbers.scale.astype(np.float32), zero.astype(np.int32))
+        zero = np.zeros(stored_qparams.scale.shape) if stored_qparams.zero_point is None else stored_qparams.zero_point
+        qparams = QParams(stored_qparams.scale.astype(np.float32), zero.astype(np.int32))
         self.on[feed] = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
         self.off[feed] = np.ascontiguousarray(plain, np.float32)
         return feed
 
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""
-        found = [
+        values = [
             self.real.input_value(self.real.node(edge.node), edge.index) if edge.node in self.known else None
             for edge in edges
         ]
-        return None if not found or any(value is None for value in found) else found[-1]
+        return None if not values or any(value is None for value in values) else values[-1]
 
     def _feed_constant(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
         feed = self._make_unique(base)
@@ -359,7 +337,7 @@ class _Work:
                 owner = maker if maker is not None and maker.op_type == "MatMul" else node
                 self.switches.append(Switch(str(edge), Role.BIAS, (owner.name,), (owner.op_type,), feed))
 
-    def finish(self) -> ModelLike:
+    def finish_model(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
         for _, graph in walk_graphs(self.proto.graph):
             nodes = [self.branches.get(node.name, node) for node in graph.node]
@@ -369,9 +347,9 @@ class _Work:
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
-        kept = [value for value in self.proto.graph.input if value.name in used]
+        inputs = [value for value in self.proto.graph.input if value.name in used]
         del self.proto.graph.input[:]
-        self.proto.graph.input.extend(kept)
+        self.proto.graph.input.extend(inputs)
         return rebuild(self.source, self.proto)
 
     def _make_unique(self, base: str) -> str:

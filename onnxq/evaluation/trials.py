@@ -1,30 +1,62 @@
-"""Models tried beside the float model, sample by sample: here, or in pieces by the workers of a crew.
+"""Models and settings of switches scored against the float model: here, or in pieces by the workers of a crew.
 
-Workers give the sums of each sample alone. They are added up in the order of the samples, as one process does it.
+Workers run `FloatOutputs.score_runs` as this process does. Errors of single samples are added up in the order of the
+samples, so that the result does not depend on the crew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 
 from onnxq.calibrate.chunks import split_evenly
 from onnxq.data.shared import SharedSamples, share_samples
-from onnxq.evaluation.compare import ModelErrors, SampleErrors, measure_sample
+from onnxq.evaluation.accumulator import Array, AxisSums, ErrorAccumulator, SliceSums
+from onnxq.evaluation.compare import ModelErrors, SampleErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import NO_SELECTIONS, Selections
-from onnxq.evaluation.settings import open_reference
 from onnxq.graph import ModelLike
 from onnxq.graph.dequantized import dequantize_weights
+from onnxq.graph.storage.stored import release_pages
 from onnxq.progress import Task
-from onnxq.runtime import Session
-from onnxq.runtime.crew import Crew, SharedModel, hash_run, open_model
-from onnxq.workers import Piece
+from onnxq.runtime import Feeds, Session
+from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
+from onnxq.workers import Piece, register_packed
+
+for _kind in (ModelErrors, ErrorAccumulator, SliceSums, AxisSums):
+    register_packed(_kind)
 
 # Pieces of one model's trial: enough for some workers, each of which opens the models.
 TRIAL_PIECES = 8
+# Pieces of all settings; each runs the float model once more.
+_SETTING_PIECES = 32
+# Settings, below which sharing models with workers takes longer than they save.
+_WORTH_SHARING = 8
+
+
+@dataclass(frozen=True)
+class SharedReference:
+    """The float model and the samples that others are scored on, as workers get them."""
+
+    model: SharedModel
+    threads: int
+    samples: SharedSamples
+
+    def open(self) -> FloatOutputs:
+        """The float model, which keeps its outputs from one piece to the next."""
+        return _open_reference(self)
+
+
+@lru_cache(maxsize=1)
+def _open_reference(shared: SharedReference) -> FloatOutputs:
+    return FloatOutputs(open_model(shared.model), shared.samples.open(), threads=shared.threads)
+
+
+def _share_reference(crew: Crew, reference: FloatOutputs) -> SharedReference:
+    samples = share_samples(crew, reference.samples, range(len(reference.samples)))
+    return SharedReference(crew.share_model(reference.proto), reference.threads, samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +76,13 @@ class TrialModel:
 
 @dataclass(frozen=True)
 class TrialTask:
-    """A model as of `TrialModel`, and the float model and samples it is tried on. positions: of samples to run."""
+    """A model as of `TrialModel`, and the samples it is tried on. positions: of samples to run."""
 
     model: SharedModel
     optimize: bool
     dequantize: bool
     threads: int
-    reference: SharedModel
-    reference_threads: int
-    samples: SharedSamples
+    reference: SharedReference
     positions: tuple[int, ...]
 
 
@@ -63,56 +93,52 @@ def measure_models(
 
     crew: runs them; the result does not depend on it.
     """
-    if crew.plain:
-        return [reference.measure(one.open(reference.selections), tick=task.advance) for one in models]
-    found = []
-    for samples in _try_in_pieces(models, reference, crew, task, pieces):
-        found.append(ModelErrors())
-        for one in samples:
-            found[-1].add(one)
-    return found
+    errors = []
+    for samples in _try_models(models, reference, crew, task, pieces):
+        errors.append(ModelErrors())
+        for sample in samples:
+            errors[-1].add(sample)
+    return errors
 
 
 def measure_each(model: TrialModel, reference: FloatOutputs, crew: Crew, task: Task) -> list[ModelErrors]:
     """The errors of a model on each sample alone; see `measure_models`."""
-    if crew.plain:
-        return reference.measure_each(model.open(reference.selections), tick=task.advance)
-    (samples,) = _try_in_pieces([model], reference, crew, task, TRIAL_PIECES)
-    found = [ModelErrors() for _ in samples]
-    for errors, one in zip(found, samples, strict=True):
-        errors.add(one)
-    return found
+    (samples,) = _try_models([model], reference, crew, task, TRIAL_PIECES)
+    errors = [ModelErrors() for _ in samples]
+    for sums, sample in zip(errors, samples, strict=True):
+        sums.add(sample)
+    return errors
 
 
-def _try_in_pieces(
+def _try_models(
     models: Iterable[TrialModel], reference: FloatOutputs, crew: Crew, task: Task, count: int
-) -> list[list[SampleErrors]]:
+) -> Iterable[list[SampleErrors]]:
     """The errors of each model on each sample."""
-    plain = crew.share_model(reference.proto)
-    samples = share_samples(crew, reference.samples, range(len(reference.samples)))
-    todo, shares = [], split_evenly(range(len(reference.samples)), count)
-    for number, one in enumerate(models):
-        shared = crew.share_model(one.model)
+    if crew.plain:
+        for model in models:
+            run, samples = model.open(reference.selections).run, []
+            for _, errors in reference.score_runs([run], range(len(reference.samples))):
+                samples.append(errors)
+                task.advance()
+            yield samples
+        return
+    shared, shares = _share_reference(crew, reference), split_evenly(range(len(reference.samples)), count)
+    pieces = []
+    for number, model in enumerate(models, start=1):
+        form = crew.share_model(model.model), model.optimize, model.dequantize, model.threads
         for share in shares:
-            given = TrialTask(
-                shared, one.optimize, one.dequantize, one.threads, plain, reference.threads, samples, tuple(share)
-            )
-            todo.append(Piece(f"trial {number + 1} on {samples.names[share[0]]}", given, _hash_task(given)))
-    done = crew.map(try_model, todo, on_done=lambda one: task.advance(len(one.task.positions)))
-    return [[errors for part in islice(done, len(shares)) for errors in part] for _ in range(len(todo) // len(shares))]
+            trial = TrialTask(*form, shared, tuple(share))
+            pieces.append(Piece(f"trial {number} on {shared.samples.names[share[0]]}", trial, _hash_trial(trial)))
+    done = crew.map(try_model, pieces, on_done=lambda piece: task.advance(len(piece.task.positions)))
+    for _ in range(len(pieces) // len(shares)):
+        yield [errors for part in islice(done, len(shares)) for errors in part]
 
 
 def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
-    reference = open_reference(task.reference, task.samples, task.reference_threads)
+    reference = task.reference.open()
     session = _open_trial(task.model, task.optimize, task.dequantize, task.threads, reference.selections)
-    found = []
-    for at in task.positions:
-        feeds = reference.samples[at]
-        exact = reference.run(at, feeds)
-        outputs = session.run(reference.selections.add_choices(feeds, exact))
-        found.append(measure_sample(feeds, exact, outputs))
-    return found
+    return [errors for _, errors in reference.score_runs([session.run], task.positions)]
 
 
 @lru_cache(maxsize=1)
@@ -120,7 +146,91 @@ def _open_trial(model: SharedModel, optimize: bool, dequantize: bool, threads: i
     return TrialModel(open_model(model), optimize, dequantize, threads).open(selections)
 
 
-def _hash_task(task: TrialTask) -> str:
-    feeds = [task.samples.feeds[at].digest for at in task.positions]
-    numbers = (task.optimize, task.dequantize, task.threads, task.reference_threads)
-    return hash_run("trial", task.model.digest, task.reference.digest, repr(numbers), *feeds)
+def _hash_trial(task: TrialTask) -> str:
+    feeds = [task.reference.samples.feeds[at].digest for at in task.positions]
+    options = (task.optimize, task.dequantize, task.threads, task.reference.threads)
+    return hash_run("trial", task.model.digest, task.reference.model.digest, repr(options), *feeds)
+
+
+@dataclass(frozen=True, eq=False)
+class Switchboard:
+    """A session whose inputs switch parts of its model. on, off: their values in both positions, by input.
+
+    large: they lie in files, and are let go of after each run.
+    """
+
+    session: Session
+    on: Mapping[str, Array]
+    off: Mapping[str, Array]
+    large: bool = False
+
+    def run(self, feeds: Feeds, on: Collection[str]) -> dict[str, Array]:
+        """The outputs with these inputs on and all others off."""
+        values = {name: (self.on if name in on else self.off)[name] for name in self.off}
+        outputs = self.session.run({**feeds, **values})
+        if self.large:
+            release_pages(*values.values())
+        return outputs
+
+
+@dataclass(frozen=True)
+class SharedBoard:
+    """A switchboard as workers get it."""
+
+    model: SharedModel
+    on: SharedFeeds
+    off: SharedFeeds
+    threads: int
+
+
+@dataclass(frozen=True)
+class SettingsTask:
+    """Some settings, each as the inputs that are on, and what they are scored on."""
+
+    board: SharedBoard
+    reference: SharedReference
+    settings: tuple[tuple[str, ...], ...]
+
+
+def score_settings(
+    board: Switchboard,
+    model: ModelLike,
+    threads: int,
+    reference: FloatOutputs,
+    settings: Sequence[Collection[str]],
+    crew: Crew | None,
+    task: Task,
+) -> list[ModelErrors]:
+    """The errors of every setting, in order, over all samples. model, threads: of the board's session."""
+    if crew is None or crew.plain or len(settings) < _WORTH_SHARING:
+        runs = [partial(board.run, on=frozenset(setting)) for setting in settings]
+        return reference.sum_runs(runs, tick=task.advance)
+    shared = SharedBoard(crew.share_model(model), crew.share_feeds(board.on), crew.share_feeds(board.off), threads)
+    shared_reference, size = _share_reference(crew, reference), -(-len(settings) // _SETTING_PIECES)
+    pieces = []
+    for first in range(0, len(settings), size):
+        part = tuple(tuple(sorted(setting)) for setting in settings[first : first + size])
+        some = SettingsTask(shared, shared_reference, part)
+        pieces.append(Piece(f"settings {first + 1} to {first + len(part)}", some, _hash_settings(some)))
+    count = len(reference.samples)
+    done = crew.map(measure_piece, pieces, on_done=lambda piece: task.advance(count * len(piece.task.settings)))
+    return [errors for part in done for errors in part]
+
+
+def measure_piece(task: SettingsTask) -> list[ModelErrors]:
+    """The errors of some settings over all samples."""
+    board = _open_board(task.board)
+    return task.reference.open().sum_runs([partial(board.run, on=frozenset(setting)) for setting in task.settings])
+
+
+@lru_cache(maxsize=1)
+def _open_board(shared: SharedBoard) -> Switchboard:
+    session = Session(open_model(shared.model), optimize=False, threads=shared.threads)
+    return Switchboard(session, read_feeds(shared.on), read_feeds(shared.off))
+
+
+def _hash_settings(task: SettingsTask) -> str:
+    board, reference = task.board, task.reference
+    digests = [str(part.digest) for part in (board.model, board.on, board.off, reference.model)]
+    digests += [str(feeds.digest) for feeds in reference.samples.feeds]
+    return hash_run("settings", *digests, repr((board.threads, reference.threads, task.settings)))

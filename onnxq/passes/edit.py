@@ -1,21 +1,32 @@
-"""The edits that passes share, on top of the Editor. Nodes and tensors that survive keep names and values."""
+"""The edits that passes share, on top of the Editor. Nodes and tensors that survive keep names and values.
+
+`Edit` is one import, some edits and one export; `apply_replacements` replaces patterns that end in one node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.errors import PlanError
-from onnxq.graph import Editor, ModelLike, NodeRef
+from onnxq.errors import OnnxqError, PlanError
+from onnxq.graph import Editor, ModelLike, NodeRef, find_opset, infer_shapes, upgrade_opset
 from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.affine_core import Array64, round_to_type
 from onnxq.passes.journal import PassReport
+from onnxq.passes.state import FloatState
 from onnxq.passes.view import View
 from onnxq.sites import Edge, Refusal, TensorId
+
+# Above opset 20 ORT refuses some int8 graphs that are fine below, and no pattern here needs more.
+NEWEST = 20
+_FIX = "export the model with a newer opset"
+
+StateT = TypeVar("StateT", bound=FloatState)
 
 
 class Edit:
@@ -42,10 +53,14 @@ class Edit:
         return proto
 
     def finish(
-        self, name: str, changed: Sequence[str], skipped: Sequence[Refusal] = ()
-    ) -> tuple[ModelLike, PassReport]:
-        """The edited model, or the one given where nothing changed, and the report of the pass of this name."""
-        return (self.export() if changed else self._proto), PassReport(name, tuple(changed), tuple(skipped))
+        self, state: StateT, name: str, changed: Sequence[str], skipped: Sequence[Refusal] = ()
+    ) -> tuple[StateT, PassReport]:
+        """The state with the edited model, or as it was where nothing changed, and the report of the pass.
+
+        state: of the model that was edited, or of the one that it was made from.
+        """
+        model = self.export() if changed else self._proto
+        return replace(state, model=model), PassReport(name, tuple(changed), tuple(skipped))
 
     def become(
         self, node: NodeRef, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any], domain: str = ""
@@ -134,3 +149,59 @@ class Edit:
             cause = f"the factors or shifts that the plan gives it overflow {dtype}"
             raise PlanError(str(edge), cause, "plan the model again", code="Q404")
         self.set_constant(view, edge, narrow)
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """`last` becomes `op_type` reading `inputs` and, behind them, new constants; the other `nodes` go.
+
+    opset: the version of the standard domain (or of `domain`) that brought the operation.
+    """
+
+    last: NodeRef
+    nodes: frozenset[str]
+    op_type: str
+    inputs: tuple[TensorId, ...]
+    attrs: Mapping[str, Any]
+    domain: str = ""
+    opset: int = 1
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+Finder = Callable[[View], list[Replacement]]
+
+
+def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, PassReport]:
+    """Apply all that a finder finds. Those that need a newer opset than the model can have are left and reported."""
+    matches = find(View(state.model))
+    # Once for all matches: a conversion of the opset may rewrite any node, so they are looked for again behind it.
+    proto, failure = _raise_opset(state.model, matches)
+    version = find_opset(proto)
+    skipped = tuple(
+        Refusal(match.last.name, f"{match.op_type} needs opset {match.opset}: {failure}", _FIX, name, "R112")
+        for match in matches
+        if not match.domain and match.opset > version
+    )
+    if matches:
+        matches = [match for match in find(View(proto)) if match.domain or match.opset <= version]
+    edit, changed = Edit(proto), []
+    for match in matches:
+        last = match.last
+        made = (edit.constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
+        inputs = [*(tensor.name for tensor in match.inputs), *made]
+        edit.become(last, match.op_type, inputs, match.attrs, match.domain)
+        changed.append(f"{last.name}: {match.op_type} instead of {len(match.nodes)} nodes")
+    return edit.finish(state, name, changed, skipped)
+
+
+def _raise_opset(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLike, str]:
+    """The model at the highest opset its matches need and it can be converted to, and why not higher."""
+    failure = ""
+    needed = {match.opset for match in matches if not match.domain and find_opset(proto) < match.opset <= NEWEST}
+    for version in sorted(needed, reverse=True):
+        try:
+            return infer_shapes(upgrade_opset(proto, version)), failure
+        except OnnxqError as error:
+            # The first is that of the newest version, which would have served all matches.
+            failure = failure or error.cause
+    return proto, failure

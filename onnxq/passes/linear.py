@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onnxq.graph import NodeRef
 from onnxq.passes.affine_core import Array64, compute_batchnorm_scale, per_channel
-from onnxq.passes.view import View, is_float
+from onnxq.passes.view import View, is_float, is_op
 from onnxq.sites import TensorId
 
 ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
@@ -46,21 +46,21 @@ class Linear:
 
 def find_linear(view: View, node: NodeRef) -> Linear | None:
     """The linear operator a node is, None when its weight or bias is computed at run time or has another form."""
-    if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+    if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
     weight = view.constant(node, 1)
     # Of constant data it is no layer.
     if weight is None or not is_float(weight) or weight.ndim < 2 or view.is_constant(node, 0):
         return None
     if node.op_type == "MatMul":
-        return _matmul(view, node, weight) if weight.ndim == 2 else None
+        return _describe_matmul(view, node, weight) if weight.ndim == 2 else None
     bias = view.constant(node, 2)
     if bias is None and view.tensor(node, 2) is not None:
         return None
-    return _gemm(node, weight, bias) if node.op_type == "Gemm" else _conv(node, weight, bias)
+    return _describe_gemm(node, weight, bias) if node.op_type == "Gemm" else _describe_conv(node, weight, bias)
 
 
-def _conv(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
+def _describe_conv(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
     groups = int(node.attrs.get("group", 1)) if axis else 1
     channels = weight.shape[axis] * groups
@@ -70,7 +70,7 @@ def _conv(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Lin
     return Linear(node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), held)
 
 
-def _gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
+def _describe_gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
     axis = 0 if node.attrs.get("transB", 0) else 1
     held = np.zeros(())
     if bias is not None:
@@ -82,15 +82,15 @@ def _gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Lin
     return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), held)
 
 
-def _matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
+def _describe_matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
     channels, out = weight.shape[1], view.output(node)
     known = view.rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
     source = view.tensor(node, 0)
     rank = known or max(1, view.least_rank(source) if source is not None else 1)
     last, bias_at, bias = node, None, np.zeros(())
-    reader = view.sole_reader(out)
-    if reader is not None and reader[0].op_type == "Add" and not reader[0].domain:
+    reader = view.sole_reader(out, "Add")
+    if reader is not None:
         add, k = reader
         value = view.constant(add, 1 - k)
         held = None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
@@ -100,7 +100,7 @@ def _matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
+class Followers:
     """a·y + c behind a linear operator: the nodes it is made of, in order. a and c: [channels] or []."""
 
     a: Array64
@@ -108,19 +108,18 @@ class Affine:
     nodes: tuple[NodeRef, ...] = ()
 
 
-def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Affine:
+def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
-    found = Affine(np.ones(()), np.zeros(()))
+    found = Followers(np.ones(()), np.zeros(()))
     tensor = view.output(op.last)
-    while (reader := view.sole_reader(tensor)) is not None:
+    while (reader := view.sole_reader(tensor, *kinds)) is not None:
         node, k = reader
-        if node.domain or node.op_type not in kinds:
-            break
-        step = _batchnorm(view, op, node, k) if node.op_type == "BatchNormalization" else _step(view, op, node, k)
+        read = _read_batchnorm if node.op_type == "BatchNormalization" else _read_step
+        step = read(view, op, node, k)
         if step is None:
             break
         a, c = step
-        following = Affine(found.a * a, found.c * a + c, (*found.nodes, node))
+        following = Followers(found.a * a, found.c * a + c, (*found.nodes, node))
         # A bare MatMul has nowhere to put it.
         if op.bias_at is None and np.any(following.c):
             break
@@ -128,22 +127,30 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Affine:
     return found
 
 
-def _step(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
+def _read_step(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
     value = view.constant(node, 1 - k)
     if value is None or not is_float(value):
         return None
     held = per_channel(value, op.rank, op.channel_axis, op.channels)
-    if held is None or (node.op_type == "Div" and (k != 0 or not np.all(held))):
-        return None
-    one, zero = np.ones(()), np.zeros(())
-    if node.op_type in ("Mul", "Div"):
-        return (held if node.op_type == "Mul" else 1.0 / held), zero
-    if node.op_type == "Add":
-        return one, held
-    return (one, -held) if k == 0 else (-one, held)
+    return None if held is None else read_arithmetic(node.op_type, held, k)
 
 
-def _batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
+def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Array64] | None:
+    """(a, c) of the map a·x + c that Mul, Div, Add or Sub is, where x is its input k and `value` the other one.
+
+    None for a division by x or by zero.
+    """
+    unit, nothing = np.ones(()), np.zeros(())
+    if op_type == "Mul":
+        return value, nothing
+    if op_type == "Div":
+        return (1.0 / value, nothing) if k == 0 and np.all(value) else None
+    if op_type == "Add":
+        return unit, value
+    return (unit, -value) if k == 0 else (-unit, value)
+
+
+def _read_batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
     if k != 0 or any(node.outputs[1:]) or node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1):
         return None
     # BatchNormalization's channel axis is 1, a MatMul's the last.
@@ -157,7 +164,7 @@ def _batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, 
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class ScalarSource:
     """s·x + t in front of a linear operator: the nodes it is made of, in order, and x."""
 
     s: float
@@ -166,7 +173,7 @@ class Source:
     nodes: tuple[NodeRef, ...]
 
 
-def scalar_source(view: View, op: Linear) -> Source | None:
+def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:
     """The scalar arithmetic that only this operator's data input reads, as far back as it goes."""
     s, t, tensor = 1.0, 0.0, view.tensor(op.node, 0)
     nodes: list[NodeRef] = []
@@ -180,21 +187,10 @@ def scalar_source(view: View, op: Linear) -> Source | None:
         # A constant of more axes than x gives the result a higher rank.
         if constant is None or x is None or constant[1] > view.least_rank(x):
             break
-        step = _scalar_step(node.op_type, constant[0], k)
+        step = read_arithmetic(node.op_type, np.asarray(constant[0]), k)
         if step is None:
             break
-        s, t = s * step[0], t + s * step[1]
+        s, t = s * float(step[0]), t + s * float(step[1])
         nodes.insert(0, node)
         tensor = x
-    return Source(s, t, tensor, tuple(nodes)) if nodes and tensor is not None else None
-
-
-def _scalar_step(op_type: str, value: float, k: int) -> tuple[float, float] | None:
-    """(s, t) of one node whose input k is the tensor."""
-    if op_type == "Mul":
-        return value, 0.0
-    if op_type == "Div":
-        return (1.0 / value, 0.0) if k == 0 and value else None
-    if op_type == "Add":
-        return 1.0, value
-    return (1.0, -value) if k == 0 else (-1.0, value)
+    return ScalarSource(s, t, tensor, tuple(nodes)) if nodes and tensor is not None else None

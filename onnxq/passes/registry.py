@@ -1,26 +1,31 @@
-"""All passes in the order in which they run."""
+"""All passes in the order in which they run, and the first stage of them, which needs no samples."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from onnxq.config import Config
 from onnxq.errors import ConfigError
+from onnxq.graph import ModelLike, infer_shapes, name_nodes
+from onnxq.graph.scopes import walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.passes.base import Pass
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
-from onnxq.passes.mixed_precision.dynamic_scales import DYNAMIC_SCALES
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
-from onnxq.passes.mixed_precision.float_ops import FLOAT_OPS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
+from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
-from onnxq.passes.mixed_precision.sensitive_ops import SENSITIVE_OPS
 from onnxq.passes.mixed_precision.weight_bits import WEIGHT_BITS
 from onnxq.passes.ranges.passes import RANGES
 from onnxq.passes.rewrites.passes import REWRITES
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.rounding.samples import AUGMENTED
+from onnxq.passes.runner import run_stage
+from onnxq.passes.state import FloatState
 
-PASSES: tuple[Pass, ...] = (
+PASSES: tuple[Pass[Any, Any], ...] = (
     *REWRITES,
     *EQUALIZATION,
     # Before whatever judges plans by their outputs: those of wrong ranges say little.
@@ -51,3 +56,33 @@ def check_skip(config: Config) -> None:
             raise ConfigError(
                 config.where(f"skip[{k}]"), f"no pass is called {name!r}", suggest_names(name, SKIPPABLE), code="Q320"
             )
+
+
+def list_rewrites() -> frozenset[str]:
+    """The names of all rewrites."""
+    return frozenset(entry.name for entry in PASSES if entry.stage is Stage.REWRITE)
+
+
+def rewrite_model(ctx: RunContext, state: FloatState) -> FloatState:
+    """The state with a float-equivalent model ready for calibration; the context's journal gets the reports.
+
+    The opset rises only where a pass needs it (HardSwish 14, LayerNormalization 17, Gelu 20), never above 20; where it
+    cannot, that pass leaves the nodes and says so in its report.
+    """
+    named = name_nodes(state.model)
+    after = run_stage(PASSES, Stage.REWRITE, ctx, replace(state, model=infer_shapes(named)))
+    return replace(state, model=_drop_inferred_types(after.model, named))
+
+
+def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
+    """Without the types that were inferred on the way, save those of operators onnx cannot infer.
+
+    Engines fuse by the types they know: types that the file did not tell them must not change their fusions.
+    """
+    declared = {(scope, value.name) for scope, graph in walk_graphs(source.graph) for value in graph.value_info}
+    for scope, graph in walk_graphs(proto.graph):
+        beyond = {name for node in graph.node if node.domain for name in node.output}
+        kept = [value for value in graph.value_info if (scope, value.name) in declared or value.name in beyond]
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
+    return proto

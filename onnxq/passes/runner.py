@@ -3,66 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from onnxq.backends import find_target
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.state import State
-from onnxq.progress import Progress
+from onnxq.passes.judging import judge_change
+from onnxq.passes.state import FloatState
 
-Attempt = tuple[State, tuple[PassReport, ...]]
+StateT = TypeVar("StateT", bound=FloatState)
 
 
-def run_stage(passes: Iterable[Pass], stage: Stage, ctx: RunContext, state: State) -> State:
-    """Run the passes of one stage in their order; `ctx.journal` gets a report of each that was attempted."""
+def run_stage(passes: Iterable[Pass[Any, Any]], stage: Stage, ctx: RunContext, state: StateT) -> StateT:
+    """Run the passes of one stage in their order; `ctx.journal` gets a report of each that was attempted.
+
+    A pass that gains nothing, does harm or takes too long leaves the state as it was.
+    """
     for entry in passes:
-        if entry.stage is stage:
-            state = run_pass(entry, ctx, state)
+        if entry.stage is not stage or not _is_due(entry, ctx, state):
+            continue
+        timer = ctx.timers.run(entry.name, entry.title)
+        share = ctx.budget.limit(entry.name, entry.time_share, ctx.progress)
+        with timer, share as progress:
+            if progress is None:
+                continue
+            own = replace(ctx, progress=progress)
+            after: StateT = state
+            reports: list[PassReport] = []
+            # Both attempts begin with the state before, and both are reported: the second must not hide a rollback.
+            for attempt in (entry.run, entry.retry):
+                if attempt is None:
+                    break
+                after, report = judge_change(entry.trial, own, state, *attempt(own, state))
+                reports.append(report)
+                if report.outcome is not Outcome.WORSE:
+                    break
+            # Last, so that an attempt out of time leaves no trace.
+            ctx.journal.extend(reports)
+            state = after
     return state
 
 
-def run_pass(entry: Pass, ctx: RunContext, state: State) -> State:
-    """The state after the pass, or as it was where the pass is left out, gains nothing or does harm."""
+def run_pass(entry: Pass[Any, Any], ctx: RunContext, state: StateT) -> StateT:
+    """`run_stage` of a single pass."""
+    return run_stage((entry,), entry.stage, ctx, state)
+
+
+def _is_due(entry: Pass[Any, Any], ctx: RunContext, state: FloatState) -> bool:
     if entry.name in ctx.skip or entry.name in find_target(ctx.config.target).skips:
-        return state
+        return False
     if entry.stage is not Stage.REWRITE and not entry.fast and ctx.config.effort == "fast":
-        return state
+        return False
     # Last of the questions: it may look at the whole model.
-    if not entry.applies(ctx, state):
-        return state
-
-    def work(progress: Progress) -> Attempt:
-        return _attempt(entry, replace(ctx, progress=progress), state)
-
-    with ctx.timers.run(entry.name, entry.title) if entry.title else nullcontext():
-        if entry.time_share:
-            unchanged: Attempt = (state, ())
-            state, reports = ctx.budget.tried(entry.name, entry.time_share, ctx.progress, work, unchanged)
-        else:
-            state, reports = work(ctx.progress)
-    ctx.journal.extend(reports)
-    return state
-
-
-def _attempt(entry: Pass, ctx: RunContext, state: State) -> Attempt:
-    """The pass, and its second attempt where its comparison takes the first back."""
-    after, report = _judge(entry, ctx, state, *entry.run(ctx, state))
-    if report.outcome is not Outcome.WORSE or entry.retry is None:
-        return after, (report,)
-    # From the state before, and with reports of both, so that a rollback is not hidden by what came of it.
-    second, again = _judge(entry, ctx, state, *entry.retry(ctx, state))
-    return second, (report, again)
-
-
-def _judge(entry: Pass, ctx: RunContext, before: State, after: State, report: PassReport) -> tuple[State, PassReport]:
-    """The state that the comparison prefers, and the report with its figures."""
-    if report.outcome is not Outcome.KEPT or entry.trial is None:
-        return after, report
-    old, new = entry.trial.score(ctx, before), entry.trial.score(ctx, after)
-    # What cannot be judged is not kept: every pass is an improvement that was shown.
-    figures = None if old is None or new is None else (old, new)
-    if figures is not None and entry.trial.keeps(ctx, before, after, *figures):
-        return after, replace(report, trial_db=figures)
-    return before, replace(report, outcome=Outcome.WORSE, trial_db=figures, changed=())
+    return entry.applies(ctx, state)

@@ -1,52 +1,97 @@
-"""The state that passes hand on: a float model and the plan made for it so far."""
+"""The states that passes hand on: a float model, the plan made for it, the placement problem that the plan answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any, Generic, TypeVar, cast
 
 from onnxq.graph import GraphIndex, Model, ModelLike, get_index
 from onnxq.graph.precision.widen import SourceTypes
-from onnxq.passes.journal import Promotion
-from onnxq.plan import Plan, Rotation, Scaling
+from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement
 from onnxq.runtime import Rest
 
+T = TypeVar("T")
+StateT = TypeVar("StateT", bound="FloatState")
+
+
+def extend(kind: type[T], base: Any, /, **more: Any) -> T:
+    """An object of a dataclass, with the fields of an object of one of its base classes, and more of them."""
+    return kind(**{**{entry.name: getattr(base, entry.name) for entry in fields(base)}, **more})
+
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """A float model and the plan made for it, as the passes so far leave them.
+class FloatState:
+    """A float model, as the passes so far leave it.
 
-    named: the model as loaded, every node named, and in float32 where it computes in a narrower type; its declarations
-    come back in the quantized model. types: the narrow types it had. model: the float model as rewritten and equalized.
-    rewrites: names of the passes that changed it, in order.
-    plan: None before planning. plain: the same choice without attention, where attention is to be tried. problem: the
-    placement problem that the plan answers. unrounded: the plan that weight rounding began with; rounded: the operators
-    it treated. scalings: the record by which the plan equalizes the model again.
-    rest: the part of the file that ONNX Runtime cannot run; `named` and `model` are the part in front of it.
+    source: the file as loaded. named: its model, every node named, and in float32 where it computes in a narrower type;
+    its declarations come back in the quantized model. model: `named` as rewritten and equalized. types: the narrow
+    types it had. rewrites: names of the passes that changed it, in order. rest: the part of the file that ONNX Runtime
+    cannot run; `named` and `model` are the part in front of it. notes: results that passes leave for later ones, each
+    under a name of its own; see `Note`.
     """
 
+    source: Model
     named: ModelLike
     model: ModelLike
-    source: Model | None = None
     types: SourceTypes = field(default_factory=SourceTypes)
     rewrites: tuple[str, ...] = ()
-    plan: Plan | None = None
-    plain: Plan | None = None
-    problem: OnnxPlacement | None = None
-    unrounded: Plan | None = None
-    rounded: frozenset[str] = frozenset()
-    scalings: tuple[Scaling | Rotation, ...] = ()
-    promotion: Promotion | None = None
     rest: Rest | None = None
+    notes: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property
     def before(self) -> GraphIndex:
         """The index of the model as loaded."""
         return get_index(self.named)
 
+    def add_plan(self, plan: Plan) -> PlannedState:
+        """The state with a plan for its model."""
+        return extend(PlannedState, self, plan=plan)
+
+    def add_placement(self, problem: OnnxPlacement, plan: Plan) -> PlacedState:
+        """The state with a placement problem and the plan that answers it."""
+        return extend(PlacedState, self, plan=plan, problem=problem)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedState(FloatState):
+    """A float model and a plan for it, wherever the plan comes from."""
+
+    plan: Plan
+
     @property
     def planned(self) -> Plan:
-        """The plan, in stages that have one."""
-        assert self.plan is not None
+        """The plan."""
         return self.plan
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlacedState(PlannedState):
+    """A float model and a plan that the planner made. problem: the placement problem that the plan answers."""
+
+    problem: OnnxPlacement
+
+
+@dataclass(frozen=True)
+class Note(Generic[T]):
+    """The type and the name of a result that a pass leaves in the state for later ones."""
+
+    name: str
+
+    def find(self, state: FloatState) -> T | None:
+        """The result; None where there is none."""
+        return cast("T | None", state.notes.get(self.name))
+
+    def read(self, state: FloatState) -> T:
+        """The result. Raises KeyError where the pass has left none, which `applies` must rule out."""
+        return cast(T, state.notes[self.name])
+
+    def write(self, state: StateT, value: T) -> StateT:
+        """The state with this result, in place of an earlier one."""
+        return replace(state, notes={**state.notes, self.name: value})
+
+    def erase(self, state: StateT) -> StateT:
+        """The state without the result."""
+        return replace(state, notes={name: value for name, value in state.notes.items() if name != self.name})

@@ -1,4 +1,4 @@
-"""A wall-clock budget: who gets how much of it, who goes without, and a record of each.
+"""Wall-clock time: the cost of each stage, and a budget: who gets how much of it, who goes without, a record of each.
 
 In the order in which they run, steps may each use a share of the time then left. A step that takes longer is given up
 for the state before it; calibration takes fewer samples, promotion keeps the steps it has made, the check looks at
@@ -8,15 +8,18 @@ fewer samples. Always done: loading, planning, a calibration on some samples, wr
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from onnxq.data import Dataset
-from onnxq.passes.journal import Shortage, Shortened
-from onnxq.progress import OutOfTime, Progress, Task
+from onnxq.passes.journal import Shortage, Shortened, StageCost
+from onnxq.progress import OutOfTime, Progress, Task, silent
 from onnxq.runtime import Feeds
 
 T = TypeVar("T")
@@ -66,19 +69,24 @@ class TimeBudget:
         """True when all of it is spent, the reserve too."""
         return self.seconds is not None and self.spent() >= self.seconds
 
-    def tried(self, name: str, share: float, progress: Progress, work: Callable[[Progress], T], otherwise: T) -> T:
-        """The result of `work` within this share of the time left, else `otherwise`, and a line that says so."""
-        if not self.limited:
-            return work(progress)
-        time_left = self.left()
-        if time_left * share < _USELESS:
+    @contextmanager
+    def limit(self, name: str, share: float, progress: Progress) -> Iterator[Progress | None]:
+        """A progress that gives the block up after this share of the time left; None where that is too little to begin.
+
+        share: 0: not limited. A block that is given up or left out is recorded.
+        """
+        if not self.limited or not share:
+            yield progress
+            return
+        seconds = self.left() * share
+        if seconds < _USELESS:
             self.note(name, Shortage.LEFT_OUT)
-            return otherwise
+            yield None
+            return
         try:
-            return work(_watch_clock(progress, self.clock, self.clock() + time_left * share))
+            yield _watch_clock(progress, self.clock, self.clock() + seconds)
         except OutOfTime:
-            self.note(name, Shortage.GIVEN_UP, seconds=time_left * share)
-            return otherwise
+            self.note(name, Shortage.GIVEN_UP, seconds=seconds)
 
     def fitting(
         self, name: str, samples: Dataset, seed: int, progress: Progress, work: Callable[[Dataset, Progress], T]
@@ -149,3 +157,34 @@ class _Watched:
         # Only here: work that cannot report a step cannot be stopped either.
         if self._clock() > self._deadline:
             raise OutOfTime
+
+
+@dataclass
+class Timers:
+    """Collects the cost of each stage of a run. progress: who is told of each before it begins."""
+
+    progress: Progress = silent
+    costs: list[StageCost] = field(default_factory=list)
+
+    @contextmanager
+    def run(self, name: str, title: str) -> Iterator[None]:
+        """Time the block as stage `name`, which `title` announces; a block without a title is too short for a line."""
+        if not title:
+            yield
+            return
+        start = time.perf_counter()
+        with self.progress(title):
+            yield
+        self.costs.append(StageCost(name=name, seconds=time.perf_counter() - start, peak_bytes=peak_bytes()))
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process so far."""
+    try:
+        # ru_maxrss still holds the peak of the process this one was forked from.
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))) * 1024
+    except (OSError, StopIteration):
+        # macOS counts bytes, other systems KiB.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

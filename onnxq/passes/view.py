@@ -39,7 +39,7 @@ class View:
     def producer(self, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
         """The node that writes a tensor, when it is a standard operator of one of these types (any, if none given)."""
         node = None if tensor is None else self.index.producer(tensor)
-        if node is None or node.domain or (op_types and node.op_type not in op_types):
+        if node is None or node.domain or (op_types and not is_op(node, *op_types)):
             return None
         return node
 
@@ -74,13 +74,17 @@ class View:
             return None
         return float(value.reshape(())), value.ndim
 
-    def sole_reader(self, tensor: TensorId) -> tuple[NodeRef, int] | None:
-        """(node, input) that alone reads a tensor, in the tensor's own scope; None for outputs and captured tensors."""
+    def sole_reader(self, tensor: TensorId, *op_types: str) -> tuple[NodeRef, int] | None:
+        """(node, input) that alone reads a tensor, in the tensor's own scope; None for outputs and captured tensors.
+
+        op_types: only a standard operator of one of these types.
+        """
         readers = self.index.consumers(tensor)
         # A reader in a body may run many times, or not at all.
         if len(readers) != 1 or self.kept(tensor) or readers[0].scope != tensor.scope:
             return None
-        return self.index.node(readers[0].node), readers[0].index
+        node = self.index.node(readers[0].node)
+        return None if op_types and not is_op(node, *op_types) else (node, readers[0].index)
 
     def kept(self, tensor: TensorId) -> bool:
         """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
@@ -111,6 +115,11 @@ class View:
     def edge(self, node: NodeRef, k: int) -> Edge:
         """Input k of a node as an edge."""
         return Edge(node.name, k, node.scope)
+
+
+def is_op(node: NodeRef, *op_types: str) -> bool:
+    """True for a standard operator of one of these types."""
+    return node.op_type in op_types and not node.domain
 
 
 def is_float(value: NDArray[Any]) -> bool:

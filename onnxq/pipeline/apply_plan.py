@@ -18,8 +18,8 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
-from onnxq.passes.state import State
-from onnxq.passes.timers import Timers
+from onnxq.passes.state import FloatState
+from onnxq.passes.time_budget import Timers
 from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.prepared import list_preparations, load_state
 from onnxq.pipeline.result import Result
@@ -90,7 +90,7 @@ def apply(
         if found.existing:
             found = _with_own_numbers(found, find_existing(state.model))
         samples = None if data is None else read_data(state, data, config, progress=progress)
-        ctx = replace(ctx, samples=samples)
+        ctx = ctx if samples is None else ctx.add_samples(samples)
     with ctx.timers.run("calibrate", "calibrating"):
         found, lines = renew_numbers(ctx, state, found)
     # Nothing was calibrated on the made-up inputs, so a check on them is fair, if not telling.
@@ -98,11 +98,11 @@ def apply(
         ctx = _make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, found)
-    done = finalize_run(ctx, replace(state, plan=found), quantized, source=model)
+    done = finalize_run(ctx, state.add_plan(found), quantized, source=model)
     return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
 
 
-def _load_as_planned(model: str | Path | onnx.ModelProto, plan: Plan, ctx: RunContext) -> State:
+def _load_as_planned(model: str | Path | onnx.ModelProto, plan: Plan, ctx: RunContext) -> FloatState:
     """The model, or the part of it that ONNX Runtime can run, whichever the plan was made for."""
     own = replace(ctx, journal=[])
     state = load_state(model, own, plan=plan)
@@ -116,7 +116,7 @@ def _load_as_planned(model: str | Path | onnx.ModelProto, plan: Plan, ctx: RunCo
     return state
 
 
-def _make_samples(ctx: RunContext, state: State) -> RunContext:
+def _make_samples(ctx: RunContext, state: FloatState) -> RunContext:
     """The context with seeded inputs for a check that nothing was chosen on, and without timing, if any fit."""
     try:
         quiet = ctx.config.verify.model_copy(update={"latency": False})
@@ -124,7 +124,8 @@ def _make_samples(ctx: RunContext, state: State) -> RunContext:
     except OnnxqError:
         # Inputs that nothing can be made up for: the check is a courtesy, which `apply` can do without.
         return ctx
-    return replace(ctx, samples=samples, config=ctx.config.model_copy(update={"verify": quiet}))
+    ctx = replace(ctx, config=ctx.config.model_copy(update={"verify": quiet}))
+    return ctx.add_samples(samples)
 
 
 def _check_prepare(plan: Plan) -> None:

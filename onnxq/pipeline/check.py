@@ -15,12 +15,12 @@ from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
-from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.evaluation.selections import explain_missing
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.journal import LOST_DB
-from onnxq.passes.state import State
+from onnxq.passes.state import PlannedState
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import KernelError, Session, detect_cpu, time_models
@@ -121,7 +121,7 @@ def _make_check(
     )
 
 
-def is_narrow(state: State) -> bool:
+def is_narrow(state: PlannedState) -> bool:
     """True where ONNX Runtime does not compute as the file says: it rounds nothing to narrow types on the way."""
     return state.planned.precision is not None or bool(state.types.interface)
 

@@ -11,7 +11,7 @@ from onnxq.graph import ModelLike, get_index
 from onnxq.graph.light import bare_proto
 from onnxq.graph.weights import count_tensor_bytes
 from onnxq.passes.base import RunContext
-from onnxq.passes.state import State
+from onnxq.passes.state import FloatState
 from onnxq.pipeline.check import ModelCheck
 from onnxq.report import OutputCheck
 from onnxq.sites import Caution
@@ -26,7 +26,7 @@ _MOST_SAMPLES = 4
 _SHOWN = 3
 
 
-def check_segments(ctx: RunContext, state: State, model: ModelLike) -> ModelCheck:
+def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> ModelCheck:
     """Float and quantized model on a few samples, each segment on the float model's own values; the worst ones."""
     index = get_index(state.named)
     agreement = AgreementSums(find_selections(state.named))

@@ -17,10 +17,11 @@ from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.graph.subgraph import give_outputs
 from onnxq.passes.assembly.model import build_file, give_types
-from onnxq.passes.base import RunContext
+from onnxq.passes.base import RunContext, SampledContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
-from onnxq.passes.state import State
+from onnxq.passes.mixed_precision.promotion import PROMOTED
+from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
 from onnxq.pipeline.check_segments import check_segments
 from onnxq.pipeline.prepared import count_existing, list_preparations
@@ -48,9 +49,8 @@ _MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
-def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: object) -> Result:
+def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, source: object) -> Result:
     """Check the finished model and write the account."""
-    assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     whole = _join_rest(state, state.source.proto, model)
     engine, preparations = find_target(plan.target), list_preparations()
@@ -86,7 +86,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
-        forced=weigh_forced(state.problem) if state.problem is not None else None,
+        forced=weigh_forced(state.problem) if isinstance(state, PlacedState) else None,
         float_types=plan.precision,
         rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in preparations and one.changed),
         accounts=(
@@ -109,7 +109,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
     return Result(whole, plan, account, state.source.files)
 
 
-def _join_rest(state: State, source: ModelLike, model: ModelLike) -> ModelLike:
+def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> ModelLike:
     """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
     plan, rest, whole = state.planned, state.rest, model
     fixed: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ def _name_code(ctx: RunContext) -> tuple[str, ...]:
 
 
 def _measure(
-    ctx: RunContext, state: State, model: ModelLike, *, here: bool
+    ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool
 ) -> tuple[check.ModelCheck | None, Latency | None]:
     """The check of the finished model, and the times of both; None where there are no samples, or nothing to time.
 
@@ -156,7 +156,7 @@ def _measure(
     if is_large_model(state.named):
         with ctx.timers.run("check", "checking the quantized model"):
             return check_segments(ctx, state, model), None
-    if ctx.samples is None:
+    if not isinstance(ctx, SampledContext):
         with ctx.timers.run("check", "checking the quantized model"):
             return _check_unrun(ctx, state, model, here=here), None
     with ctx.timers.run("check", "checking the quantized model"):
@@ -172,7 +172,7 @@ def _name_made_up(ctx: RunContext, trial: check.ModelCheck | None) -> str:
     return f"{trial.samples} made-up input{'' if trial.samples == 1 else 's'}, seed {ctx.config.data.seed}"
 
 
-def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
+def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> Latency | None:
     """Float and quantized model side by side; None where the budget has no time left for it."""
     budget = ctx.budget
     # The reserve was for writing and checking, of which only the writing is left.
@@ -188,7 +188,7 @@ def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
         )  # fmt: skip
 
 
-def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
+def _check(ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
     """Float and quantized model on the samples held back, as far as the budget goes."""
     held = ctx.data.test
     with ctx.progress("running float and quantized model", len(held)) as task:
@@ -203,7 +203,7 @@ def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) 
         )  # fmt: skip
 
 
-def _check_unrun(ctx: RunContext, state: State, model: ModelLike, *, here: bool) -> check.ModelCheck:
+def _check_unrun(ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool) -> check.ModelCheck:
     """The check without samples: the file is loaded, and the part in front of operators that are lacking is run."""
     try:
         before, rest = find_front(state.named)
@@ -241,14 +241,14 @@ def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
 
 
 def _answer_request(
-    ctx: RunContext, state: State, model: ModelLike, trial: check.ModelCheck | None
+    ctx: RunContext, state: PlannedState, model: ModelLike, trial: check.ModelCheck | None
 ) -> Promotion | None:
     """The account of promotion with the finished model's figures; None where nothing was asked for or done.
 
     trial: the check on samples held back. Without a request, and where the time or the memory is not for more, its
     figures decide, else all samples do, each on ranges that it had no part in.
     """
-    account, request, plan = state.promotion, ctx.request, state.planned
+    account, request, plan = PROMOTED.find(state), ctx.request, state.planned
     if account is None:
         if not request.asked:
             return None
@@ -258,16 +258,21 @@ def _answer_request(
     account = replace(account, required=request.asked)
     if request.metric is not None:
         account = _measure_metric(ctx, state, model, account)
-    elif request.min_sqnr is None or ctx.samples is None or (trial and trial.segments) or ctx.budget.left() <= 0:
-        account = _read_check(account, trial, find_target(plan.target).times_itself)
-    else:
+    elif isinstance(ctx, SampledContext) and _may_estimate(ctx, trial):
         account = _estimate(ctx, state, account)
+    else:
+        account = _read_check(account, trial, find_target(plan.target).times_itself)
     if not (plan.sites or plan.kept or plan.precision is not None):
         return replace(account, met=False, note=account.note or _ALL_FLOAT)
     return account
 
 
-def _measure_metric(ctx: RunContext, state: State, model: ModelLike, account: Promotion) -> Promotion:
+def _may_estimate(ctx: RunContext, trial: check.ModelCheck | None) -> bool:
+    """True where an SQNR was asked for, and time and memory are enough for all samples."""
+    return ctx.request.min_sqnr is not None and not (trial and trial.segments) and ctx.budget.left() > 0
+
+
+def _measure_metric(ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion) -> Promotion:
     """The account with the metric of the finished model, where passes have changed it since it was measured."""
     metric, config = ctx.request.metric, ctx.config
     assert metric is not None
@@ -279,7 +284,7 @@ def _measure_metric(ctx: RunContext, state: State, model: ModelLike, account: Pr
     return account
 
 
-def _estimate(ctx: RunContext, state: State, account: Promotion) -> Promotion:
+def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> Promotion:
     """The account with the SQNR that new samples will have."""
     found = _measure_folds(ctx, state)
     if not found.outputs:
@@ -292,15 +297,14 @@ def _estimate(ctx: RunContext, state: State, account: Promotion) -> Promotion:
     return replace(account, met=met, note=account.note or ("" if met else _CHANGED))
 
 
-def _measure_folds(ctx: RunContext, state: State) -> ModelErrors:
+def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
     """The errors of the finished model, as the file says or as users run it, whichever are larger."""
     folds = split_folds(ctx, state)
     here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
-    headroom = 1.0 if state.promotion is None else state.promotion.headroom
     sums: dict[str, ModelErrors] = {}
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
         for fold in folds:
-            plan = fold.narrow_ranges(state.model, state.planned, headroom)
+            plan = fold.narrow_ranges(state.model, state.planned)
             model = build_file(state, plan, ctx.progress)
             samples = count_items(fold.samples.samples(), task)
             found = check.check_model(

@@ -18,8 +18,8 @@ from onnxq.graph import GraphIndex
 from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers, match_cache, read_cache, set_scales
 from onnxq.nearest import suggest_names
 from onnxq.passes.base import RunContext
-from onnxq.passes.samples import Samples
-from onnxq.passes.state import State
+from onnxq.passes.judging import SampleSets
+from onnxq.passes.state import FloatState
 from onnxq.pipeline.finalize import describe_rest
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import draft_placement
@@ -106,13 +106,15 @@ def import_calibration(
 class _Trial:
     """A plan without numbers, of one way to prepare the model, and the cache's scales for it."""
 
-    state: State
-    samples: Samples
+    state: FloatState
+    samples: SampleSets
     plan: Plan
     found: Findings
 
 
-def _attempt(cache: Cache, state: State, samples: Samples, config: Config, name: str, progress: Progress) -> _Trial:
+def _attempt(
+    cache: Cache, state: FloatState, samples: SampleSets, config: Config, name: str, progress: Progress
+) -> _Trial:
     with progress("planning"):
         drafted = draft_placement(state, samples, config, name, progress=progress)
         plan = drafted.default(attention=config.attention == "quantized")

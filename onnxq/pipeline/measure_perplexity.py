@@ -10,8 +10,8 @@ import onnx
 from onnxq.config import Command, Config, DataConfig
 from onnxq.data.text import LENGTH, Tokenizer, Window, choose_windows, find_tokenizer, read_windows
 from onnxq.errors import ConfigError
-from onnxq.evaluation.decoder import Decoder
 from onnxq.evaluation.perplexity import (
+    Decoder,
     LanguageScore,
     Perplexity,
     choose_prompts,

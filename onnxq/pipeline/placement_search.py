@@ -16,10 +16,10 @@ from onnxq.engines.bench import demand_timer, time_placements
 from onnxq.errors import ConfigError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import build_quantized
-from onnxq.passes.state import State
+from onnxq.passes.state import FloatState
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, count_items, silent
@@ -66,7 +66,7 @@ def choose_timer(config: Config) -> tuple[Timer, int]:
 
 def choose_measured(
     problem: OnnxPlacement,
-    state: State,
+    state: FloatState,
     samples: Dataset,
     feeds: Mapping[str, Array],
     *,
@@ -116,7 +116,9 @@ def choose_measured(
     return problem.placed(Choice(best.chosen, left_float), how)
 
 
-def _build(problem: OnnxPlacement, state: State, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
+def _build(
+    problem: OnnxPlacement, state: FloatState, samples: Dataset, name: str, chosen: frozenset[str]
+) -> _Trial | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
     plan = problem.placed(Choice(chosen), PlacementChoice()) if chosen else None
     if plan is None or not plan.sites:
@@ -142,7 +144,7 @@ class _Speed:
 
 
 def _measure_speeds(
-    state: State, trials: Sequence[_Trial], feeds: Mapping[str, Array], measure: Timer, rounds: int
+    state: FloatState, trials: Sequence[_Trial], feeds: Mapping[str, Array], measure: Timer, rounds: int
 ) -> dict[str, _Speed]:
     """The speeds of the candidates that the engine takes. VerificationError where it does not take the float model."""
     found = dict(measure({_FLOAT: state.named, **{trial.name: trial.model for trial in trials}}, feeds, rounds))

@@ -34,8 +34,8 @@ from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.trial import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
-from onnxq.passes.rewriting import list_rewrites, rewrite_model
-from onnxq.passes.state import State
+from onnxq.passes.registry import list_rewrites, rewrite_model
+from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, find_front, find_runnable_opset
@@ -51,7 +51,7 @@ def list_preparations() -> frozenset[str]:
     return list_rewrites() | {_DENSE, _OPSET, _WIDEN}
 
 
-def count_existing(state: State) -> str:
+def count_existing(state: FloatState) -> str:
     """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
     index = get_index(state.model)
     pairs = sum(chain.dequantize is not None for chain in find_chains(index))
@@ -60,7 +60,7 @@ def count_existing(state: State) -> str:
 
 def load_state(
     source: object, ctx: RunContext | None = None, *, plan: Plan | None = None, whole: bool = False
-) -> State:
+) -> FloatState:
     """Load and rewrite for the target of the context, whose journal gets the reports of the rewrites.
 
     plan: one to be carried out again, for whose target the rewrites run that it names, whatever the context leaves out.
@@ -79,7 +79,7 @@ def load_state(
         return _rewrite(model, named, ctx, whole)
 
 
-def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> State:
+def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> FloatState:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
     opset = find_opset(proto)
@@ -104,11 +104,12 @@ def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> St
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",)))
     if find_opset(upgraded) != opset:
         reports.append(PassReport(_OPSET, (f"{opset} -> {find_opset(upgraded)}",)))
-    proto = rewrite_model(infer_shapes(upgraded), replace(ctx, journal=reports, computes=types.computes))
+    state = FloatState(model, named, infer_shapes(upgraded), types, rest=rest)
+    state = rewrite_model(replace(ctx, journal=reports), state)
     ctx.journal.extend(reports)
     changed = tuple(report.name for report in reports if report.changed)
     # The passes from here on hand the weights from one model to the next, and copy none of them.
-    return State(named, infer_shapes(strip_weights(proto)), model, types, changed, rest=rest)
+    return replace(state, model=infer_shapes(strip_weights(state.model)), rewrites=changed)
 
 
 # A constant that was rounded to a narrow type, such as a root of 2, is taken for what it stands for.
@@ -120,7 +121,7 @@ def _run_samples(model: ModelLike, samples: Sequence[Mapping[str, Array]]) -> li
     return [session.run(feeds) for feeds in samples]
 
 
-def prove_equal(state: State, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent) -> None:
+def prove_equal(state: FloatState, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent) -> None:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
     some, errors = list(samples), ModelErrors()
     with progress("comparing the simplified model with the original") as task:

@@ -17,8 +17,8 @@ from onnxq.graph.light import find_provider, list_libraries
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
-from onnxq.passes.rewriting import list_rewrites
-from onnxq.passes.state import State
+from onnxq.passes.registry import list_rewrites
+from onnxq.passes.state import FloatState
 from onnxq.pipeline.apply_plan import read_plan
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.prepared import load_state
@@ -85,7 +85,7 @@ def profile_model(
 
 def _load_both(
     model: ModelSource, ctx: RunContext, quantized: ModelSource | None, plan: Plan | str | Path | None
-) -> tuple[State, ModelLike]:
+) -> tuple[FloatState, ModelLike]:
     """The float model as the quantized one was made from it, and the quantized one."""
     if quantized is None:
         given = read_plan(plan) if plan is not None else None

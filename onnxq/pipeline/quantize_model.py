@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -24,17 +25,18 @@ from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly.model import build_file, give_types
-from onnxq.passes.base import FloatReference, Pass, RunContext, Stage
+from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage
+from onnxq.passes.equalization.replay import SCALINGS
+from onnxq.passes.judging import SampleSets
+from onnxq.passes.mixed_precision.attention import PLAIN
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.runner import run_pass, run_stage
-from onnxq.passes.samples import Samples
-from onnxq.passes.state import State
-from onnxq.passes.time_budget import TimeBudget
-from onnxq.passes.timers import Timers
+from onnxq.passes.state import FloatState, PlacedState
+from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.pipeline.finalize import describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
@@ -53,9 +55,9 @@ from onnxq.workers import use_threads
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
-# Samples on which the rewrites are proved to have changed nothing; a wrong one shows on the first.
+# SampleSets on which the rewrites are proved to have changed nothing; a wrong one shows on the first.
 _EQUALITY_SAMPLES = 2
-# Samples that a measured placement is calibrated with, which is for its speed.
+# SampleSets that a measured placement is calibrated with, which is for its speed.
 _TIMING_SAMPLES = 8
 
 
@@ -79,8 +81,8 @@ def make_request(config: Config, data: object) -> AccuracyRequest:
 
 
 def draft_placement(
-    state: State,
-    samples: Samples,
+    state: FloatState,
+    samples: SampleSets,
     config: Config,
     name: str,
     *,
@@ -136,17 +138,17 @@ def quantize(
 
 def _quantize(model: str | Path | onnx.ModelProto, data: object, ctx: RunContext) -> Result:
     ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
-    if ctx.samples is None:
+    if not isinstance(ctx, EqualizeContext):
         return quantize_unrun(ctx, state, source=model, name=_read_name(model), obstacle=obstacle)
     prepared = state.model
-    state = plan_run(ctx, state, _read_name(model))
+    placed = plan_run(ctx, state, _read_name(model))
     with ctx.timers.run("calibrate", "calibrating"):
-        state = _calibrate(ctx, state)
-    state = run_stage(_list_passes(ctx), Stage.REFINE, ctx, state)
+        placed = _calibrate(ctx, placed)
+    placed = run_stage(_list_passes(ctx), Stage.REFINE, ctx, placed)
     with ctx.timers.run("emit", "making the quantized model"):
-        state = replace(state, plan=note_contents(state.planned, prepared))
-        quantized = build_file(state, state.planned, ctx.progress)
-    return finalize_run(ctx, state, quantized, source=model)
+        placed = replace(placed, plan=note_contents(placed.plan, prepared))
+        quantized = build_file(placed, placed.plan, ctx.progress)
+    return finalize_run(ctx, placed, quantized, source=model)
 
 
 @contextmanager
@@ -159,7 +161,7 @@ def open_context(model: object, data: object, config: Config, progress: Progress
 
 def prepare_run(
     model: str | Path | onnx.ModelProto, data: object, ctx: RunContext, *, measuring: bool = False
-) -> tuple[RunContext, State, UnknownOperatorError | None]:
+) -> tuple[RunContext, FloatState, UnknownOperatorError | None]:
     """The rewritten model, and the context with its samples; without them where it is not to be run.
 
     measuring: with the float model's figure of the metric that was asked for. The third is what keeps the model from
@@ -179,16 +181,11 @@ def prepare_run(
             # Before anything that takes long: a mistake in the person's function shows here.
             ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
             samples = _read_samples(state, data, ctx)
-            ctx = replace(
-                ctx,
-                samples=samples,
-                reference=FloatReference(state.model, samples),
-                place=_make_planner(samples, config),
-            )
+            ctx = ctx.add_samples(samples).add_reference(state.model, _make_planner(samples, config))
     return ctx, state, obstacle
 
 
-def _measure_float(ctx: RunContext, state: State) -> AccuracyRequest:
+def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
     """The request with the float model's figure of its metric, if it has one."""
     metric, threads = ctx.request.metric, ctx.config.verify.threads
     if metric is None:
@@ -200,18 +197,18 @@ def _measure_float(ctx: RunContext, state: State) -> AccuracyRequest:
         )
 
 
-def plan_run(ctx: RunContext, state: State, name: str) -> State:
+def plan_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
     """The equalized model with its plan, to be calibrated. name: of the model, for the plan."""
     ctx.budget.prepared()
     # Channels are scaled before there is a plan, since they change which tensors need what.
     state = run_stage(_list_passes(ctx), Stage.EQUALIZE, ctx, state)
     with ctx.timers.run("plan", "planning"):
-        state = _place(ctx, state, name)
-    _demand_float(state, name, ctx.config.mode)
-    return state
+        placed = _place(ctx, state, name)
+    _demand_float(placed, name, ctx.config.mode)
+    return placed
 
 
-def _list_passes(ctx: RunContext) -> Sequence[Pass]:
+def _list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
     return (FLOAT_TYPES,) if ctx.config.mode == "float" else registry.PASSES
 
 
@@ -231,16 +228,16 @@ def _make_context(config: Config, request: AccuracyRequest, progress: Progress, 
     )  # fmt: skip
 
 
-def _make_planner(samples: Samples, config: Config) -> Callable[[State, Progress], Plan]:
+def _make_planner(samples: SampleSets, config: Config) -> Callable[[FloatState, Progress], Plan]:
     """The planner that equalization asks where pairs would go."""
 
-    def place(state: State, shown: Progress) -> Plan:
+    def place(state: FloatState, shown: Progress) -> Plan:
         return draft_placement(state, samples, config, "", identified=False, progress=shown).default()
 
     return place
 
 
-def _read_samples(state: State, data: object, ctx: RunContext) -> Samples:
+def _read_samples(state: FloatState, data: object, ctx: RunContext) -> SampleSets:
     """The samples, on the first of which the rewrites are proved to have changed nothing."""
     samples = read_data(state, data, ctx.config, choosing=ctx.request.asked, progress=ctx.progress)
     samples = replace(samples, crew=ctx.crew)
@@ -248,7 +245,7 @@ def _read_samples(state: State, data: object, ctx: RunContext) -> Samples:
     return samples
 
 
-def _demand_float(state: State, name: str, mode: str) -> None:
+def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
     already, plan = count_existing(state), state.planned
     if plan.sites or not already or mode == "float":
@@ -261,7 +258,7 @@ def _demand_float(state: State, name: str, mode: str) -> None:
     raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix, code="Q125")
 
 
-def _calibrate(ctx: RunContext, state: State) -> State:
+def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """The state with numbers at every site, and float where calibration had none."""
 
     ranges = ctx.config.scale.ranges
@@ -287,11 +284,11 @@ def _calibrate(ctx: RunContext, state: State) -> State:
     return replace(state, plan=plan)
 
 
-def _place(ctx: RunContext, state: State, name: str) -> State:
+def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
     """The state with its placement problem, the plan of the rules or of the fastest placement, and the one to fall back
     on, if any.
 
-    With `attention: auto` the plan quantizes attention and `plain` does not.
+    With `attention: auto` the plan quantizes attention and the note of that pass does not.
     """
     config, samples = ctx.config, ctx.data
     # Of the equalized model, whose tensors are not those of the plan that equalization asked for.
@@ -309,8 +306,9 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
         plan = choose_measured(
             problem, state, few, samples.first, measure=measure, threads=threads, progress=ctx.progress
         )  # fmt: skip
-    plan = replace(plan, data=samples.description, scalings=state.scalings)
-    return replace(state, problem=problem, plan=plan, plain=plain)
+    plan = replace(plan, data=samples.description, scalings=SCALINGS.find(state) or ())
+    placed = state.add_placement(problem, plan)
+    return placed if plain is None else PLAIN.write(placed, plain)
 
 
 def _read_name(model: object) -> str:
@@ -329,14 +327,13 @@ def make_plan(
     if obstacle is not None or needs_no_run(state, config, measuring=measuring):
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
-    ctx = replace(ctx, samples=samples)
+    sampled = ctx.add_samples(samples)
     with progress("planning"):
-        state = _place(ctx, state, _read_name(model))
+        placed = _place(sampled, state, _read_name(model))
         # Whether attention may be quantized is for samples to say, once there are scales.
-        plan = state.planned if state.plain is None else state.plain
-        state = replace(state, plan=plan)
-        state = run_pass(EMBEDDINGS, ctx, state) if config.mode != "float" else state
-        plan = run_pass(FLOAT_TYPES, ctx, state).planned
+        placed = replace(placed, plan=PLAIN.find(placed) or placed.plan)
+        placed = run_pass(EMBEDDINGS, sampled, placed) if config.mode != "float" else placed
+        plan = run_pass(FLOAT_TYPES, sampled, placed).plan
     # Without samples these passes have nothing to go by, and scales of each run need none.
     runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
     left_out = (_warn_left_out(config.effort),) if runs else ()

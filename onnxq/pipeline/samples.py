@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from onnxq.config import Config
 from onnxq.data import find_extremes, load_data
-from onnxq.passes.samples import Samples
-from onnxq.passes.state import State
+from onnxq.passes.judging import SampleSets
+from onnxq.passes.state import FloatState
 from onnxq.progress import Progress, count_items, silent
 
 # Most samples held back for the check, and for choices; an eighth of all where that is fewer.
@@ -19,8 +19,8 @@ _FEW = 256
 
 
 def read_data(
-    state: State, data: object, config: Config, *, choosing: bool = False, progress: Progress = silent
-) -> Samples:
+    state: FloatState, data: object, config: Config, *, choosing: bool = False, progress: Progress = silent
+) -> SampleSets:
     """Load the samples; hold some back for the check, and others for the choices of passes (validation samples).
 
     choosing: something is, whatever the configuration says.
@@ -31,7 +31,7 @@ def read_data(
         # Nothing is calibrated: they give shapes, and the check is fair on all of them.
         few = dataset.take(_MADE_UP, seed)
         told = f"none needed; shapes and check: {few.describe()}"
-        return Samples(few, few, few, few, "", few[0], told, True, seed)
+        return SampleSets(few, few, few, few, "", few[0], told, True, seed)
     usual = min(_MOST_HELD, count // 8)
     if holdout is None:
         holdout = max(1, usual)
@@ -59,7 +59,7 @@ def read_data(
     if (config.verify.holdout or 0) > len(held):
         asked = f"{len(held)} samples are held back where {config.verify.holdout} were asked for"
         description += f"; {asked}: ranges hang on the others"
-    return Samples(calibration, ranges, trial, held, seen, dataset[0], description, dataset.synthetic, seed)
+    return SampleSets(calibration, ranges, trial, held, seen, dataset[0], description, dataset.synthetic, seed)
 
 
 def _chooses(config: Config) -> bool:

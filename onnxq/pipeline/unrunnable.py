@@ -11,7 +11,7 @@ from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.runner import run_pass
-from onnxq.passes.state import State
+from onnxq.passes.state import FloatState
 from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.result import Result
 from onnxq.plan import Plan
@@ -21,7 +21,7 @@ from onnxq.runtime import Session, UnknownOperatorError, has_custom
 from onnxq.sites import Caution
 
 
-def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
+def find_obstacle(state: FloatState, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
     """The operator that ONNX Runtime lacks, where the weights can be quantized all the same; None elsewhere.
 
     measuring: samples or a demand on the accuracy were given, which only a run can serve.
@@ -39,7 +39,7 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
     return None
 
 
-def needs_no_run(state: State, config: Config, *, measuring: bool) -> bool:
+def needs_no_run(state: FloatState, config: Config, *, measuring: bool) -> bool:
     """True for weights alone of a large model, which no session need hold. measuring: as for `find_obstacle`."""
     return rounds_alone(config, measuring=measuring) and is_large_model(state.model)
 
@@ -52,11 +52,11 @@ def rounds_alone(config: Config, *, measuring: bool) -> bool:
     return not measuring and config.mode == "weight-only" and config.weight_bits_budget is None
 
 
-def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError | None) -> Plan:
+def plan_unrun(state: FloatState, config: Config, name: str, obstacle: UnknownOperatorError | None) -> Plan:
     """The plan of the weights, by shapes that stand in the model alone. obstacle: None for a large model."""
     problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites, name=name)
     ctx = RunContext(config=config, skip=frozenset(config.skip))
-    plan = run_pass(EMBEDDINGS, ctx, replace(state, problem=problem, plan=problem.default())).planned
+    plan = run_pass(EMBEDDINGS, ctx, state.add_placement(problem, problem.default())).plan
     why = (
         "weights alone need none"
         if obstacle is None
@@ -66,7 +66,7 @@ def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperato
 
 
 def quantize_unrun(
-    ctx: RunContext, state: State, *, source: object, name: str, obstacle: UnknownOperatorError | None
+    ctx: RunContext, state: FloatState, *, source: object, name: str, obstacle: UnknownOperatorError | None
 ) -> Result:
     """Round the weights by their values alone. Only a large model (obstacle: None) is compared with the float one."""
     with ctx.timers.run("plan", "planning"):
@@ -76,7 +76,7 @@ def quantize_unrun(
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, plan, ctx.progress)
     # The context has no samples, so that the end of the run checks the interface, and large models by made-up inputs.
-    result = finalize_run(ctx, replace(state, plan=plan), quantized, source=source)
+    result = finalize_run(ctx, state.add_plan(plan), quantized, source=source)
     if obstacle is None:
         return result
     notes = (_explain(obstacle, result.report), *result.report.warnings)

@@ -116,13 +116,13 @@ def test_one_run_gives_a_table_of_tools(corpus: Path) -> None:
     assert "| 40 |" in text
 
 
-def test_wishes_are_held_against_fresh_data(corpus: Path) -> None:
+def test_accuracy_requests_are_checked_on_fresh_data(corpus: Path) -> None:
     config = corpus / "all.yaml"
     config.write_text("extends: ort-int8\neffort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
     (corpus / "data").mkdir()
     with np.load(corpus / "data.npz") as stored:
         np.savez(corpus / "data" / "small.npz", **{"calib/x": stored["x"][:4], "eval/x": stored["x"][4:]})
-    text = printed("wishes.py", "small:90,-20", "--corpus", corpus, "--samples", "8", "--fresh", "10",
+    text = printed("accuracy_requests.py", "small:90,-20", "--corpus", corpus, "--samples", "8", "--fresh", "10",
                    "--config", config, "--out", corpus / "out")  # fmt: skip
     given, relative = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:])
     assert (given[:2], given[4:6]) == (["small", "90"], ["yes", "0 of 2"])

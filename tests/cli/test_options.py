@@ -287,7 +287,7 @@ def test_bits_are_pairs_of_pattern_and_number(given: Callable[..., Given]) -> No
 
 def test_the_help_names_options_where_the_library_names_parameters() -> None:
     texts = [param.help or "" for name in COMMANDS for param in find(name).params if isinstance(param, click.Option)]
-    assert "No weight may overflow 16-bit sums on CPUs without VNNI; `--engine ort` only." in texts
+    assert "Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `--engine ort` only." in texts
     assert [text for text in texts if "=…`" in text] == []
 
 

@@ -115,10 +115,11 @@ def no_tensorrt(_: Path):
 def a_rewrite_that_does_not_fit(_: Path):
     from onnxq.passes.base import RunContext
     from onnxq.passes.rewrites.affine import fold_scalars
+    from tests.passes.kit import make_state
 
     body = "g (float16[N,4,7,7] x) => (float16[N,6,7,7] y) { h = Conv(x, w) y = Mul(h, k) }"
     proto = model(body, w=np.full((6, 4, 1, 1), 2, np.float16), k=np.float16([6e4]))
-    return fold_scalars(name_nodes(proto), RunContext())[1].skipped
+    return fold_scalars(RunContext(), make_state(name_nodes(proto)))[1].skipped
 
 
 def renamed() -> list[Any]:

@@ -45,7 +45,7 @@ def read(folder: Path, text: str) -> Config:
     return load_config(folder / "q.yaml")
 
 
-def test_every_wish_is_taken_over(tmp_path: Path) -> None:
+def test_every_request_is_taken_over(tmp_path: Path) -> None:
     config = read(tmp_path, FULL)
     assert config.target == "virtual"
     weights, activations = config.weights, config.activations

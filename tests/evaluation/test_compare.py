@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxq.errors import VerificationError
-from onnxq.evaluation import settings  # noqa: F401 (its sums can be packed from here on)
+from onnxq.evaluation import trials  # noqa: F401 (its sums can be packed from here on)
 from onnxq.evaluation.compare import (
     ModelErrors,
     check_interface,

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from onnxq.errors import DataError
-from onnxq.evaluation.decoder import Decoder
+from onnxq.evaluation.perplexity import Decoder
 from onnxq.runtime import Session
 from tests.data.text.kit import make_decoder
 

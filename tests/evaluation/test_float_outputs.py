@@ -13,8 +13,11 @@ from onnx import numpy_helper, parser
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation import float_outputs
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import GraphIndex, name_nodes
+from onnxq.progress import silent
 from onnxq.runtime import Session
+from onnxq.runtime.crew import Crew
 
 
 def model(scale: float = 1.0) -> onnx.ModelProto:
@@ -70,7 +73,8 @@ def test_sums_over_samples_and_of_each() -> None:
     kept = FloatOutputs(proto, data(proto))
     ticks: list[int] = []
     (whole,) = kept.measure(Session(other, optimize=False), tick=lambda: ticks.append(1)).results()
-    each = kept.measure_each(Session(other, optimize=False))
+    with silent("") as task:
+        each = measure_each(TrialModel(other), kept, Crew(), task)
     assert whole.sqnr_db == pytest.approx(20.0, abs=0.01)
     assert len(each) == len(ticks) == 5
     assert all(one.worst_db() == pytest.approx(20.0, abs=0.01) for one in each)

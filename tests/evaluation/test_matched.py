@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.matched import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.evaluation.selections import name_own
 from onnxq.runtime import Session
 from tests.evaluation.selecting import network, samples

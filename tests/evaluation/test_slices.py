@@ -11,9 +11,8 @@ import pytest
 
 import onnxq
 from onnxq.config import Config, load_config
-from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy
+from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums
 from onnxq.evaluation.compare import ModelErrors, compare_models
-from onnxq.evaluation.slices import SliceSums
 from onnxq.report import View, show_report
 from onnxq.report.diffs import describe_unmet, show_difference
 from tests.evaluation.heads import head, samples

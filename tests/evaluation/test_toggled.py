@@ -63,11 +63,11 @@ def test_values_of_a_large_model_lie_in_a_file(
     monkeypatch.setattr(toggled, "is_large_model", lambda _: True)
     monkeypatch.setattr(stored, "_WORTH_SPOOLING", 1)
     large = toggle_model(*made)
-    constants = [value for value in large.on.values() if value.ndim]
+    constants = [value for value in large.board.on.values() if value.ndim]
     assert len(constants) == 8
     assert all(isinstance(value.base.base.obj, mmap.mmap) for value in constants)
     for board in (large, usual):
-        assert board.large == (board is large)
+        assert board.board.large == (board is large)
     some = [[one for one in board.switches if one.role is Role.WEIGHT] for board in (large, usual)]
     # Twice: pages that were let go of come back.
     for _ in range(2):

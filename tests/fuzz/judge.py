@@ -103,8 +103,8 @@ def check_result(
     try:
         original = open_original(source)
     except Exception as error:
-        # bfloat16, which onnxq computes in float32.
-        if "NOT_IMPLEMENTED" in str(error):
+        # bfloat16, which onnxq computes in float32, and what only the newest opset has of it.
+        if "NOT_IMPLEMENTED" in str(error) or getattr(error, "code", "") == "Q109":
             return
         raise
     chooses = bool(_CHOOSING & {node.op_type for node in onnx.load(path).graph.node})

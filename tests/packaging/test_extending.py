@@ -16,6 +16,7 @@ import onnxq
 from onnxq import backends
 from onnxq.observers import base as observers
 from onnxq.passes import registry
+from onnxq.passes.rounding import strategies
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")}
@@ -43,6 +44,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(observers, "_REGISTRY", dict(observers._REGISTRY))
     monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS)
     monkeypatch.setattr(registry, "PASSES", registry.PASSES)
+    monkeypatch.setattr(strategies, "STRATEGIES", strategies.STRATEGIES)
     before = dict(backends.BACKENDS)
     yield
     backends.BACKENDS.clear()
@@ -75,6 +77,13 @@ def test_a_pass_of_your_own() -> None:
     assert "second_relus" in found["result"].plan.prepare
     again = onnxq.apply(found["twice"], found["result"].plan, overrides={"latency": False})
     assert again.model == found["result"].model
+
+
+def test_a_rounding_strategy_of_your_own() -> None:
+    found = run_section("A rounding strategy", *COMMON)
+    assert found["rounded"]
+    assert all(shape == (1, 32, 288) for shape in found["rounded"])
+    assert any("2 Conv: 2 rounded" in line for line in found["result"].report.accounts), found["result"].report.accounts
 
 
 def test_a_quantizer_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.passes.base import RunContext
-from onnxq.passes.samples import Samples
+from onnxq.passes.base import SampledContext
+from onnxq.passes.judging import SampleSets
+from onnxq.passes.state import FloatState, PlacedState
+from onnxq.plan import Plan
+from onnxq.planner import OnnxPlacement
 
 
-def make_context(calibration: Dataset, validation: Dataset | None = None, **settings: Any) -> RunContext:
+def place(state: FloatState, plan: Plan, problem: OnnxPlacement | None = None) -> PlacedState:
+    """The state with a plan. problem: None where nothing asks for the placement."""
+    return state.add_placement(cast(OnnxPlacement, problem), plan)
+
+
+def make_context(calibration: Dataset, validation: Dataset | None = None, **settings: Any) -> SampledContext:
     """A context whose samples are these. settings: of the configuration, e.g. effort="high"."""
     held = calibration if validation is None else validation
     first = next(iter(held.samples()))
-    samples = Samples(calibration, calibration, held, held, "", first, "", synthetic=False)
+    samples = SampleSets(calibration, calibration, held, held, "", first, "", synthetic=False)
     config = Config(**settings)
-    return RunContext(config=config, skip=frozenset(config.skip), samples=samples)
+    return SampledContext(config=config, skip=frozenset(config.skip), data=samples)

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, helper, numpy_helper, parser
 
 from onnxq.config import Config
-from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.passes import rewriting
+from onnxq.graph import GraphIndex, Model, infer_shapes, name_nodes
+from onnxq.graph.precision.widen import SourceTypes
+from onnxq.passes import registry
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
+from onnxq.passes.state import FloatState
 
 Array = NDArray[np.generic]
-Pass = Callable[[ModelProto, RunContext], tuple[ModelProto, PassReport]]
+Run = Callable[[RunContext, FloatState], tuple[FloatState, PassReport]]
 
 
 def parse(text: str, opset: int = 17, **arrays: Array | float) -> ModelProto:
@@ -79,13 +81,17 @@ def in_branch(model: ModelProto) -> ModelProto:
     return name_nodes(made)
 
 
-def apply(run: Pass, model: ModelProto, target: str = "ort", skip: Iterable[str] = ()) -> tuple[ModelProto, PassReport]:
+def make_state(model: ModelProto, computes: int = 0) -> FloatState:
+    """The state of a model. computes: the narrow ONNX type that it came in."""
+    return FloatState(Model(model, None, 0, external=False), model, model, SourceTypes(computes=computes))
+
+
+def apply(run: Run, model: ModelProto, target: str = "ort", skip: Iterable[str] = ()) -> tuple[ModelProto, PassReport]:
     """One pass on a model with inferred shapes."""
-    result, report = run(
-        infer_shapes(model), RunContext(config=Config.model_validate({"target": target}), skip=frozenset(skip))
-    )
-    onnx.checker.check_model(result)
-    return result, report
+    ctx = RunContext(config=Config.model_validate({"target": target}), skip=frozenset(skip))
+    after, report = run(ctx, make_state(infer_shapes(model)))
+    onnx.checker.check_model(after.model)
+    return after.model, report
 
 
 def ops(model: ModelProto) -> Counter[str]:
@@ -130,7 +136,7 @@ def assert_same(before: ModelProto, after: ModelProto, rtol: float = 2e-6, seed:
         np.testing.assert_allclose(wide_new, wide_old, rtol=0, atol=limit)
 
 
-def assert_untouched(run: Pass, model: ModelProto) -> PassReport:
+def assert_untouched(run: Run, model: ModelProto) -> PassReport:
     """The pass changes nothing: same nodes, same weights."""
     typed = infer_shapes(model)
     result, report = apply(run, model)
@@ -150,8 +156,9 @@ class Rewritten(NamedTuple):
 
 def rewrite_model(model: ModelProto, *, skip: Iterable[str] = (), target: str = "ort", computes: int = 0) -> Rewritten:
     """All rewrites for a target but those of `skip`."""
-    ctx = RunContext(config=Config(target=target), skip=frozenset(skip), computes=computes)
-    return Rewritten(rewriting.rewrite_model(model, ctx), ctx.journal)
+    ctx = RunContext(config=Config(target=target), skip=frozenset(skip))
+    after = registry.rewrite_model(ctx, make_state(model, computes))
+    return Rewritten(after.model, ctx.journal)
 
 
 def prepared(model: ModelProto) -> ModelProto:

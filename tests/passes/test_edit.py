@@ -13,7 +13,7 @@ from onnxq.graph import ModelLike, infer_shapes
 from onnxq.passes.edit import Edit
 from onnxq.passes.view import View
 from onnxq.sites import Refusal
-from tests.passes.kit import infer, parse
+from tests.passes.kit import infer, make_state, parse
 
 HEAD = "(float[2,4] x) => (float[2,4] y)"
 
@@ -152,8 +152,8 @@ def test_a_value_is_rounded_to_the_type_and_refused_where_it_overflows():
 def test_without_changes_the_model_itself_is_handed_on():
     proto = model("y = Relu(x)")
     refusal = Refusal("y", "not today")
-    after, report = Edit(proto).finish("made up", [], [refusal])
-    assert after is proto
+    after, report = Edit(proto).finish(make_state(proto), "made up", [], [refusal])
+    assert after.model is proto
     assert (report.name, report.changed, report.skipped) == ("made up", (), (refusal,))
 
 
@@ -161,7 +161,8 @@ def test_with_changes_it_is_the_edited_one_without_what_nothing_needs():
     proto = model("a = Relu(x) b = Neg(a) y = Identity(x)", unused=2.0)
     _, edit, nodes = start(proto)
     edit.remove(nodes["b"])
-    after, report = edit.finish("made up", ["b: gone"])
+    state, report = edit.finish(make_state(proto), "made up", ["b: gone"])
+    after = state.model
     assert lines(after) == ["y = Identity(x)"]
     assert not after.graph.initializer
     assert report.changed == ("b: gone",)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnxq.graph import infer_shapes
-from onnxq.passes.linear import ARITHMETIC, Linear, find_linear, list_followers, scalar_source
+from onnxq.passes.linear import ARITHMETIC, Linear, find_linear, find_scalar_source, list_followers
 from onnxq.passes.view import View
 from tests.passes.kit import infer, parse
 
@@ -218,7 +218,7 @@ def test_a_bare_matmul_has_nowhere_to_put_a_shift(nodes, kinds):
 def test_scalar_arithmetic_in_front_is_one_affine_map(nodes, arrays, s, t, count):
     view, op = linear(model(CONV, f"{nodes} y = Conv(a, w)", **WEIGHT, **arrays), "Conv")
     assert op is not None
-    source = scalar_source(view, op)
+    source = find_scalar_source(view, op)
     assert source is not None
     assert (source.s, source.t, len(source.nodes)) == (s, t, count)
     assert source.x.name == ("r" if "Relu" in nodes else "x")
@@ -240,14 +240,14 @@ def test_scalar_arithmetic_in_front_is_one_affine_map(nodes, arrays, s, t, count
 def test_no_scalar_arithmetic_in_front(nodes, arrays):
     view, op = linear(model(CONV, f"{nodes} y = Conv(a, w)", **WEIGHT, **arrays), "Conv")
     assert op is not None
-    assert scalar_source(view, op) is None
+    assert find_scalar_source(view, op) is None
 
 
 def test_arithmetic_that_others_read_too_is_no_source():
     nodes = "a = Mul(x, k) c = Conv(a, w) y = Add(c, a)"
     view, op = linear(model(CONV, nodes, w=array(4, 4, 1, 1), k=2.0), "Conv")
     assert op is not None
-    assert scalar_source(view, op) is None
+    assert find_scalar_source(view, op) is None
 
 
 def test_a_constant_of_more_axes_than_x_is_no_scalar():
@@ -255,4 +255,4 @@ def test_a_constant_of_more_axes_than_x_is_no_scalar():
     view, op = linear(model("(float[3,4] x) => (float[1,3,n] y)", "a = Mul(x, k) y = MatMul(a, w)",
                             w=array(4, 7), k=np.full((1, 1, 1), 2, np.float32)), "MatMul")  # fmt: skip
     assert op is not None
-    assert scalar_source(view, op) is None
+    assert find_scalar_source(view, op) is None

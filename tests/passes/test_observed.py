@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxq.passes.observed import MEASURED, list_replaced, name_observer
+from onnxq.passes.scales import MEASURED, list_replaced, name_observer
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec

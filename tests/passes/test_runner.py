@@ -7,18 +7,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from onnxq.config import Config
-from onnxq.passes.base import FloatReference, Pass, RunContext, Stage, Trial, rewriting
+from onnxq.data import load_data
+from onnxq.graph import GraphIndex
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport, Shortage
+from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
+from onnxq.passes.registry import PASSES
 from onnxq.passes.runner import run_pass, run_stage
-from onnxq.passes.state import State
-from onnxq.passes.time_budget import TimeBudget
-from onnxq.passes.timers import Timers
+from onnxq.passes.state import FloatState, Note
+from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.progress import Task, silent
+from tests.passes.context import make_context
+from tests.passes.kit import make_state, parse
 
+INPUTS = GraphIndex(parse("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")).inputs
 KEPT = PassReport("made up", changed=("node: renamed",))
 
 
@@ -45,9 +52,8 @@ class Titles:
             yield task
 
 
-def state(*rewrites: str) -> State:
-    model = onnx.ModelProto()
-    return State(model, model, rewrites=rewrites)
+def state(*rewrites: str) -> FloatState:
+    return replace(make_state(onnx.ModelProto()), rewrites=rewrites)
 
 
 def context(**changes: Any) -> RunContext:
@@ -55,7 +61,7 @@ def context(**changes: Any) -> RunContext:
     return RunContext(config=config, skip=frozenset(config.skip), **changes)
 
 
-def mark(name: str, report: PassReport = KEPT) -> Callable[[RunContext, State], tuple[State, PassReport]]:
+def mark(name: str, report: PassReport = KEPT) -> Callable[[RunContext, FloatState], tuple[FloatState, PassReport]]:
     """A pass that writes its name into the state."""
     return lambda ctx, before: (replace(before, rewrites=(*before.rewrites, name)), report)
 
@@ -66,9 +72,7 @@ def made_up(**changes: Any) -> Pass:
 
 def by_length(*values: float | None) -> Trial:
     """Scores by the number of passes in a state; the better one is kept."""
-    return Trial(
-        score=lambda ctx, one: values[len(one.rewrites)], keeps=lambda ctx, before, after, first, second: second > first
-    )
+    return Trial(lambda ctx, one: values[len(one.rewrites)], Threshold())
 
 
 @pytest.mark.parametrize(
@@ -123,23 +127,56 @@ def test_a_trial_keeps_or_takes_back(scores, kept, outcome, figures):
 
 @pytest.mark.parametrize("outcome", [Outcome.NO_GAIN, Outcome.NOT_EQUIVALENT, Outcome.WORSE])
 def test_a_pass_that_gave_up_itself_is_not_judged(outcome):
-    def fail(ctx: RunContext, one: State) -> float:
+    def fail(ctx: RunContext, one: FloatState) -> float:
         raise AssertionError("judged")
 
     ctx = context()
     report = PassReport("made up", outcome=outcome, difference=0.5)
-    one = made_up(run=lambda held, before: (before, report), trial=Trial(score=fail, keeps=lambda *_: True))
+    one = made_up(run=lambda held, before: (before, report), trial=Trial(fail, Threshold()))
     before = state()
     assert run_pass(one, ctx, before) is before
     assert ctx.journal == [report]
 
 
-def test_keeps_sees_both_states_with_their_scores():
+def test_a_threshold_may_depend_on_both_states():
     seen = []
-    trial = Trial(score=lambda ctx, one: float(len(one.rewrites)), keeps=lambda ctx, *given: seen.append(given) is None)
-    before = state("a")
-    after = run_pass(made_up(trial=trial), context(), before)
-    assert seen == [(before, after, 1.0, 2.0)]
+
+    def choose(ctx: RunContext, *states: FloatState) -> Threshold:
+        seen.append(states)
+        return Threshold(gain=1.5)
+
+    before, ctx = state("a"), context()
+    after = run_pass(made_up(trial=Trial(lambda ctx, one: float(len(one.rewrites)), choose)), ctx, before)
+    assert after is before
+    assert [(one, other.rewrites) for one, other in seen] == [(before, ("a", "made up"))]
+    assert ctx.journal[0].trial_db == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("worse", [True, False])
+def test_a_result_below_the_threshold_is_kept_where_it_is_not_worse_for_sure(worse):
+    trial = Trial(lambda ctx, one: -float(len(one.rewrites)), Threshold(), lambda ctx, before, after: worse)
+    assert run_pass(made_up(trial=trial), context(), state()).rewrites == (() if worse else ("made up",))
+
+
+@pytest.mark.parametrize(
+    ("threshold", "after", "kept"),
+    [
+        pytest.param(Threshold(), 20.0, False, id="equal results bring nothing"),
+        pytest.param(Threshold(), 20.1, True, id="any gain"),
+        pytest.param(Threshold(gain=-0.5), 19.5, True, id="a loss that is chance"),
+        pytest.param(Threshold(gain=-0.5), 19.4, False, id="a loss"),
+        pytest.param(Threshold(gain=1.0), 20.9, False, id="too small a gain"),
+        pytest.param(Threshold(gain=1.0), 21.0, True, id="the gain that is asked for"),
+        pytest.param(Threshold(gain=1.0, enough=18.0), 18.0, True, id="good enough, whatever is lost"),
+    ],
+)
+def test_one_rule_says_what_is_kept(threshold, after, kept):
+    assert threshold.allows(20.0, after) is kept
+
+
+def test_every_threshold_is_of_a_pass():
+    names = {entry.name for entry in PASSES}
+    assert {name for name in THRESHOLDS if name.split(" ")[0] not in names} == set()
 
 
 RETRY = PassReport("made up", changed=("node: half as far",))
@@ -156,12 +193,12 @@ RETRY = PassReport("made up", changed=("node: half as far",))
 def test_a_second_attempt_follows_one_that_was_taken_back(first, second, rewrites, outcomes):
     scores = {(): 1.0, ("first",): first, ("a", "second"): second}
 
-    def retry(ctx: RunContext, before: State) -> tuple[State, PassReport]:
+    def retry(ctx: RunContext, before: FloatState) -> tuple[FloatState, PassReport]:
         # It starts where the first attempt did.
         assert before.rewrites == ()
         return replace(before, rewrites=("a", "second")), RETRY
 
-    trial = Trial(score=lambda ctx, one: scores[one.rewrites], keeps=lambda ctx, one, other, old, new: new > old)
+    trial = Trial(lambda ctx, one: scores[one.rewrites], Threshold())
     ctx = context()
     assert run_pass(made_up(run=mark("first"), retry=retry, trial=trial), ctx, state()).rewrites == rewrites
     assert [report.outcome for report in ctx.journal] == outcomes
@@ -196,10 +233,10 @@ def test_a_title_is_announced_and_timed():
     assert ctx.timers.costs[0].peak_bytes > 0
 
 
-def working(clock: Clock, seconds: float) -> Callable[[RunContext, State], tuple[State, PassReport]]:
+def working(clock: Clock, seconds: float) -> Callable[[RunContext, FloatState], tuple[FloatState, PassReport]]:
     """A pass that takes so long, in ten steps."""
 
-    def run(ctx: RunContext, before: State) -> tuple[State, PassReport]:
+    def run(ctx: RunContext, before: FloatState) -> tuple[FloatState, PassReport]:
         task: Task
         with ctx.progress("working", 10) as task:
             for _ in range(10):
@@ -251,20 +288,23 @@ def test_a_pass_without_time_is_left_out_and_recorded():
     assert [(one.name, one.how) for one in ctx.budget.shortened] == [("made up", Shortage.LEFT_OUT)]
 
 
-def test_a_function_of_a_model_becomes_a_pass():
-    other = onnx.ModelProto(doc_string="changed")
-    run = rewriting(lambda model, ctx: (other, KEPT))
+def test_a_pass_finds_what_another_one_noted_under_its_name():
+    note: Note[int] = Note("made up")
     before = state("a")
-    after, report = run(context(), before)
-    assert (after.model, after.named, after.rewrites, report) == (other, before.named, ("a",), KEPT)
+    assert note.find(before) is None
+    with pytest.raises(KeyError, match="made up"):
+        note.read(before)
+    after = note.write(before, 3)
+    assert (note.read(after), note.find(before), after.rewrites) == (3, None, ("a",))
+    assert note.find(note.erase(after)) is None
 
 
-def test_contexts_without_samples_or_reference_say_so_where_they_are_asked():
+def test_contexts_say_by_their_type_whether_there_are_samples():
     ctx = context()
-    for name in ("base", "data"):
-        with pytest.raises(AssertionError):
-            getattr(ctx, name)
-    with pytest.raises(AssertionError):
-        _ = state().planned
-    reference = FloatReference(onnx.ModelProto(), None)  # type: ignore[arg-type]
-    assert replace(ctx, reference=reference).base is reference
+    assert ctx.samples is None
+    samples = make_context(load_data({"x": np.zeros((2, 1, 4), np.float32)}, INPUTS)).data
+    sampled = ctx.add_samples(samples)
+    assert sampled.samples is sampled.data is samples
+    model = onnx.ModelProto()
+    equalizing = sampled.add_reference(model, lambda state, progress: None)  # type: ignore[arg-type,return-value]
+    assert (equalizing.data, equalizing.base.model, equalizing.journal) == (samples, model, ctx.journal)

@@ -8,7 +8,7 @@ import pytest
 from onnxq.config import DataConfig
 from onnxq.data import Dataset, load_data
 from onnxq.graph import GraphIndex
-from onnxq.passes.samples import Samples
+from onnxq.passes.judging import SampleSets
 from tests.passes.kit import parse
 
 INPUTS = GraphIndex(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu(x) }")).inputs
@@ -23,10 +23,10 @@ def numbers(held: Dataset) -> list[int]:
     return [int(sample["x"].ravel()[0]) for sample in held.samples()]
 
 
-def samples(count: int, seed: int = 0) -> Samples:
+def samples(count: int, seed: int = 0) -> SampleSets:
     """So many for calibration, and four more held back."""
     first, second = dataset(range(count + 4)).split(4, keep=range(count))
-    return Samples(first, first, second, second, "", {}, "", synthetic=False, seed=seed)
+    return SampleSets(first, first, second, second, "", {}, "", synthetic=False, seed=seed)
 
 
 @pytest.mark.parametrize(

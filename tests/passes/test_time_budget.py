@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
@@ -44,25 +44,34 @@ def steps(clock: Clock, count: int, each: float):
     return work
 
 
+def attempt(made: TimeBudget, name: str, share: float, work: Callable[[Progress], str]) -> str:
+    """The result of the work; "before" where it is left out or given up."""
+    done = "before"
+    with made.limit(name, share, silent) as progress:
+        if progress is not None:
+            done = work(progress)
+    return done
+
+
 def test_a_pass_is_given_up_after_its_share_and_at_most_one_step_more() -> None:
     made, clock = budget(11)
-    assert made.tried("sweep", 0.5, silent, steps(clock, 100, 0.4), "before") == "before"
+    assert attempt(made, "sweep", 0.5, steps(clock, 100, 0.4)) == "before"
     assert 5.0 <= made.spent() <= 5.4 + 1e-9
     assert made.shortened == [Shortened("sweep", Shortage.GIVEN_UP, 11, 5.0)]
-    assert made.tried("promotion", 0.5, silent, steps(clock, 2, 0.4), "before") == "done"
+    assert attempt(made, "promotion", 0.5, steps(clock, 2, 0.4)) == "done"
 
 
 def test_what_has_no_time_is_left_out() -> None:
     made, clock = budget(2)
     clock.now += 0.9
-    assert made.tried("sweep", 0.5, silent, steps(clock, 1, 0), "before") == "before"
+    assert attempt(made, "sweep", 0.5, steps(clock, 1, 0)) == "before"
     assert (made.shortened[0].name, made.shortened[0].how) == ("sweep", Shortage.LEFT_OUT)
 
 
 def test_without_a_limit_nobody_looks_at_the_clock() -> None:
     made = TimeBudget(None, clock=Clock())
     work = steps(Clock(), 1000, 100.0)
-    assert made.tried("sweep", 0.1, silent, work, "before") == "done"
+    assert attempt(made, "sweep", 0.1, work) == "done"
     assert made.shortened == []
     assert not made.over()
 
@@ -104,23 +113,23 @@ def test_nothing_but_the_budget_catches_it() -> None:
 
 def test_promotion_keeps_the_steps_it_made() -> None:
     made, clock = budget(100)
-    from onnxq.passes.mixed_precision import promotion
+    from onnxq.passes.mixed_precision.search import PromotionSearch
 
     class Search:
         late = False
 
         @staticmethod
-        def expired() -> bool:
+        def is_expired() -> bool:
             return made.left() <= 0
 
-        def steps(self) -> Iterator[str]:
+        def find_steps(self) -> Iterator[str]:
             for k in range(10):
                 clock.now += 30
                 yield f"step {k}"
 
-        in_time = promotion._Search.in_time
-        end = promotion._Search.end
+        take_steps = PromotionSearch.take_steps
+        explain_end = PromotionSearch.explain_end
 
     search = Search()
-    assert list(search.in_time()) == ["step 0", "step 1", "step 2", "step 3"]  # type: ignore[misc]
-    assert search.end() == "the budget ran out"  # type: ignore[misc]
+    assert list(search.take_steps()) == ["step 0", "step 1", "step 2", "step 3"]  # type: ignore[misc]
+    assert search.explain_end() == "the budget ran out"  # type: ignore[misc]

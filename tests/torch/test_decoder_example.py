@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import onnxq
-from onnxq.evaluation.decoder import Decoder
+from onnxq.evaluation.perplexity import Decoder
 from onnxq.runtime import Session
 from tests.data.text.kit import make_text
 

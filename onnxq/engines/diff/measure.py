@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Tolerances, Unmet
-from onnxq.evaluation.accumulator import ErrorAccumulator
-from onnxq.evaluation.slices import SliceSums
+from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import TensorId
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from onnxq.evaluation.selections.forms import make_form
 from onnxq.evaluation.selections.routers import write_out_routers
-from onnxq.evaluation.selections.search import search_choices
-from onnxq.evaluation.selections.selection import Selection, explain_missing, name_own
+from onnxq.evaluation.selections.search import Selection, explain_missing, name_own, search_choices
 from onnxq.graph import ModelLike, inline_functions, name_nodes
 from onnxq.graph.light import LightModel, bare_proto
 from onnxq.graph.scopes import walk_graphs
@@ -58,16 +57,15 @@ class Selections:
         """The inputs of another model. outputs: of the float model, on the same sample."""
         if not self.nodes:
             return feeds
-        return {**feeds, **{name: outputs[name] for one in self.nodes for name, _ in one.choices}}
+        return {**feeds, **{name: outputs[name] for selection in self.nodes for name, _ in selection.choices}}
 
     def list_missing(self, model: ModelLike) -> tuple[Selection, ...]:
         """Those that another model is not given: it does not make their tensors, or they are its own in every model."""
-        made = _list_made(_spell_out(model)) if self.nodes else set()
-        lacking = (one for one in self.nodes if not made.issuperset(name for name, _ in one.choices))
+        tensors = _list_made(_spell_out(model)) if self.nodes else set()
+        lacking = (
+            selection for selection in self.nodes if not tensors.issuperset(name for name, _ in selection.choices)
+        )
         return (*lacking, *self.own)
-
-
-NO_SELECTIONS = Selections()
 
 
 NO_SELECTIONS = Selections()
@@ -78,11 +76,11 @@ def find_selections(model: ModelLike) -> Selections:
     facts = model.facts if isinstance(model, LightModel) else {}
     if "selections" not in facts:
         nodes, settled = search_choices(_spell_out(model))
-        followed = tuple(one for one in nodes if not one.obstacle)
-        own = tuple(one for one in nodes if one.obstacle)
+        followed = tuple(node for node in nodes if not node.obstacle)
+        own = tuple(node for node in nodes if node.obstacle)
         facts["selections"] = Selections(followed, settled, own)
-    found: Selections = facts["selections"]
-    return found
+    selections: Selections = facts["selections"]
+    return selections
 
 
 def _spell_out(model: ModelLike) -> ModelLike:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
-from onnxq.evaluation.selections.selection import Selection, find_axis, name_own
+from onnxq.evaluation.selections.search import Selection, find_axis, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, replace_items, sort_nodes, walk_graphs
@@ -27,10 +27,10 @@ def make_form(
     index = get_index(infer_shapes(plain))
     proto, weights = omit_weights(bare_proto(plain))
     form = _Form(index, proto.graph, dict(walk_graphs(proto.graph)), given)
-    for one in selections:
-        form.add(one)
+    for selection in selections:
+        form.add(selection)
     if given:
-        choices = {name: kind for one in selections for name, kind in one.choices}
+        choices = {name: kind for selection in selections for name, kind in selection.choices}
         form.take(choices, frozenset() if form.lacks else settled)
     # What was added is read by nodes in front of it. Bodies first: sorting a graph makes its nodes anew.
     for graph in reversed([*form.graphs.values()]):
@@ -52,26 +52,26 @@ class _Form:
     inner: dict[str, TensorId] = field(default_factory=dict)
     lacks: bool = False
 
-    def add(self, one: Selection) -> None:
+    def add(self, selection: Selection) -> None:
         """Give the choices and values of one selection as outputs, or take the choices where they are given."""
-        graph = self.graphs.get(one.scope, GraphProto())
+        graph = self.graphs.get(selection.scope, GraphProto())
         makers = {name: node for node in graph.node for name in node.output if name}
-        maker = makers.get(one.name_inside(one.name))
-        if maker is not None and maker.op_type == one.op_type:
-            self._add_values(graph, maker, one)
-            if self.given and one.op_type == "TopK" and maker.output[0] and self.index.opset >= _GATHER_ELEMENTS:
-                _match_rows(graph, maker, one)
-        for choice, kind in one.choices:
-            name = one.name_inside(choice)
+        maker = makers.get(selection.name_inside(selection.name))
+        if maker is not None and maker.op_type == selection.op_type:
+            self._add_values(graph, maker, selection)
+            if self.given and selection.op_type == "TopK" and maker.output[0] and self.index.opset >= _GATHER_ELEMENTS:
+                _match_rows(graph, maker, selection)
+        for choice, kind in selection.choices:
+            name = selection.name_inside(choice)
             if name not in makers:
                 self.lacks = True
                 continue
             own = name_own(name) if self.given else name
-            self._give_out(name_own(choice) if self.given else choice, own, one.scope, like=name)
+            self._give_out(name_own(choice) if self.given else choice, own, selection.scope, like=name)
             if self.given:
-                makers[name].output[:] = [own if made == name else made for made in makers[name].output]
-                if one.scope:
-                    _give_inside(self.graph, one.scope, choice, helper.make_tensor_value_info(name, kind, None))
+                makers[name].output[:] = [own if output == name else output for output in makers[name].output]
+                if selection.scope:
+                    _give_inside(self.graph, selection.scope, choice, helper.make_tensor_value_info(name, kind, None))
 
     def take(self, choices: Mapping[str, int], settled: frozenset[str]) -> None:
         """Make inputs of the choices, whose ONNX types these are. settled: outputs that go."""
@@ -96,11 +96,11 @@ class _Form:
                 value.name = name
         return rebuild(tapped.proto, restore_weights(proto, weights))
 
-    def _add_values(self, graph: GraphProto, maker: NodeProto, one: Selection) -> None:
+    def _add_values(self, graph: GraphProto, maker: NodeProto, selection: Selection) -> None:
         """Give the values that are chosen by as outputs: those that the node reads, behind a pair where it has one."""
-        for name, k in one.values:
+        for name, k in selection.values:
             graph.node.append(helper.make_node("Identity", [maker.input[k]], [name], name=name))
-            self._give_out(name, name, one.scope, like=maker.input[k])
+            self._give_out(name, name, selection.scope, like=maker.input[k])
 
     def _give_out(self, output: str, name: str, scope: str, like: str) -> None:
         """Make an output of the tensor `name` in a scope. like: one of its type and rank."""
@@ -110,11 +110,11 @@ class _Form:
             self.graph.output.append(_declare(self.index, output, like))
 
 
-def _match_rows(graph: GraphProto, maker: NodeProto, one: Selection) -> None:
+def _match_rows(graph: GraphProto, maker: NodeProto, selection: Selection) -> None:
     """Let the values of a TopK be those at the given positions."""
     values = maker.output[0]
     maker.output[0] = name_own(values)
-    inputs, name = [maker.input[0], one.name_inside(one.name)], name_own(maker.name)
+    inputs, name = [maker.input[0], selection.name_inside(selection.name)], name_own(maker.name)
     graph.node.append(helper.make_node("GatherElements", inputs, [values], name=name, axis=find_axis(maker)))
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from onnx import GraphProto, NodeProto, TensorProto
 
-from onnxq.evaluation.selections.selection import Selection, find_axis
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import (
@@ -53,6 +52,55 @@ _MOVES = frozenset(
 _FLOATS = frozenset({*FLOAT_TYPES, TensorProto.DOUBLE})
 
 
+@dataclass(frozen=True)
+class Selection:
+    """One node that chooses.
+
+    choices: the tensors of the choice, with their ONNX types; of one in a body, as the text of their identity. values:
+    by the names that they are judged under, the inputs that were computed, as positions. axis: that it chooses along,
+    in the tensor of all iterations. outputs: of the model, behind it. scope: that it lies in. obstacle: the reason why
+    it is not followed; "" where it is.
+    """
+
+    node: str
+    op_type: str
+    choices: tuple[tuple[str, int], ...]
+    values: tuple[tuple[str, int], ...]
+    axis: int = -1
+    outputs: tuple[str, ...] = ()
+    scope: str = ""
+    obstacle: str = ""
+
+    @property
+    def name(self) -> str:
+        """The tensor of the choice."""
+        return self.choices[-1 if self.op_type == "TopK" else 0][0]
+
+    def name_inside(self, choice: str) -> str:
+        """The name that one of the choices has in the graph that makes it."""
+        return choice.removeprefix(f"{self.scope}::")
+
+
+def explain_missing(selection: Selection) -> str:
+    """The reason why a choice is not taken from the float model, for a message."""
+    maker, behind = f"{selection.node} ({selection.op_type})", ", ".join(selection.outputs) or "nothing"
+    cause = f"the quantized model has no tensor {selection.name!r}, which {maker} of the float model makes"
+    if selection.obstacle:
+        cause = f"the choice of {maker} is not taken from the float model, {selection.obstacle}"
+    rest = "it is compared on its own choices, whose rows need not be the float model's"
+    return f"{cause}: behind it ({behind}) {rest}"
+
+
+def name_own(choice: str) -> str:
+    """The output that holds a model's own choice, where the float model's is given."""
+    return f"{choice}/own"
+
+
+def find_axis(node: NodeProto) -> int:
+    """The axis that a node chooses along, as it is written."""
+    return next((attr.i for attr in node.attribute if attr.name == "axis"), -1)
+
+
 def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], frozenset[str]]:
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
@@ -62,17 +110,17 @@ def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], frozenset[s
     typed = infer_shapes(name_nodes(model))
     outputs = [value.name for value in model.graph.output]
     index = get_index(typed)
-    search = _Search(index, typed.graph, live={value.name for value in index.inputs}, judged=set(outputs))
-    search.run()
+    walk = _ChoiceWalk(index, typed.graph, live={value.name for value in index.inputs}, judged=set(outputs))
+    walk.walk_graph()
     nodes = (
-        replace(one, outputs=tuple(name for name in outputs if k in search.behind.get(name, ())))
-        for k, one in enumerate(search.found)
+        replace(selection, outputs=tuple(name for name in outputs if k in walk.behind.get(name, ())))
+        for k, selection in enumerate(walk.found)
     )
-    return tuple(nodes), frozenset(name for name in outputs if search.behind.get(name) and name not in search.changed)
+    return tuple(nodes), frozenset(name for name in outputs if walk.behind.get(name) and name not in walk.changed)
 
 
 @dataclass(eq=False)
-class _Search:
+class _ChoiceWalk:
     """One walk along a graph. changed: tensors that quantizing may change, though the choices so far are the same.
 
     live: tensors that inputs of the model decide on. behind: by tensor, the selections that it depends on. judged:
@@ -91,7 +139,7 @@ class _Search:
     around: tuple[NodeProto, ...] = ()
     unsteady: set[str] = field(default_factory=set)
 
-    def run(self) -> None:
+    def walk_graph(self) -> None:
         """Fill the fields in."""
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
         self.reads = collect_reads(self.graph)
@@ -112,16 +160,16 @@ class _Search:
 
     def _trace(self, waiting: list[str]) -> set[str]:
         """These tensors of integers or truth, and those of such that they are computed from."""
-        found: set[str] = set()
+        traced: set[str] = set()
         while waiting:
             name = waiting.pop()
-            if name in found or self._is_float(name):
+            if name in traced or self._is_float(name):
                 continue
-            found.add(name)
+            traced.add(name)
             node = self.makers.get(name)
             if node is not None and node.op_type not in ("Shape", "Size"):
                 waiting.extend(node.input)
-        return found
+        return traced
 
     def _is_float(self, name: str) -> bool:
         return (self._find_type(name) or TensorProto.FLOAT) in _FLOATS
@@ -132,10 +180,10 @@ class _Search:
         return self.index.dtype(tensor) if tensor else 0
 
     def _visit(self, node: NodeProto) -> None:
-        reads, made = list_reads(node), [name for name in node.output if name]
+        reads, outputs = list_reads(node), [name for name in node.output if name]
         earlier = frozenset[int]().union(*(self.behind.get(name, frozenset()) for name in reads))
         if self.around and self._is_unsteady(node):
-            self.unsteady.update(name for name in made if not self.has_size(name))
+            self.unsteady.update(name for name in outputs if not self.has_size(name))
         choices = self._list_choices(node) if self.changed.intersection(reads) else ()
         if choices:
             earlier |= {len(self.found)}
@@ -147,21 +195,21 @@ class _Search:
         if inside is not None:
             results = ((body, value.name) for body in inside for value in body.graph.output)
             earlier = earlier.union(*(body.behind.get(name, frozenset()) for body, name in results))
-        self.behind.update((name, earlier) for name in made if earlier)
+        self.behind.update((name, earlier) for name in outputs if earlier)
         # Sizes are the same, whatever the values are: choices alone change them.
         if (node.op_type in ("Shape", "Size") and _is_plain(node)) or not live:
             return
-        self.live.update(made)
+        self.live.update(outputs)
         if inside is not None:
             for body in inside:
                 pairs = zip(node.output, body.graph.output[_count_fronts(node) :], strict=False)
                 self.changed.update(name for name, value in pairs if value.name in body.changed)
         elif self.changed.intersection(reads):
-            self.changed.update(name for name in made if name not in choices)
+            self.changed.update(name for name in outputs if name not in choices)
         elif not self._is_exact(node):
-            self.changed.update(name for name in made if self._is_float(name))
+            self.changed.update(name for name in outputs if self._is_float(name))
 
-    def _search_bodies(self, node: NodeProto, earlier: frozenset[int]) -> list[_Search]:
+    def _search_bodies(self, node: NodeProto, earlier: frozenset[int]) -> list[_ChoiceWalk]:
         """The walks along the bodies of a node. earlier: the selections that its inputs depend on."""
         walks = []
         for label, body in iterate_subgraphs(node):
@@ -173,14 +221,14 @@ class _Search:
             # State of an iteration is an input of the next.
             carried = dict(zip([value.name for value in body.output], inputs[_count_fronts(node) :], strict=False))
             while True:
-                walk = _Search(
+                walk = _ChoiceWalk(
                     self.index, body, (self.live - own).union(inputs), set(self.judged), list(self.found), set(changed),
                     {**self.behind, **dict.fromkeys(inputs, earlier)}, join_scope(self.scope, node.name, label),
                     (*self.around, node), self.unsteady - own,
                 )  # fmt: skip
                 if node.op_type == "Loop":
                     walk.unsteady.update(name for name in inputs[2:] if not walk.has_size(name))
-                walk.run()
+                walk.walk_graph()
                 more = {name for output, name in carried.items() if output in walk.changed} - changed
                 if node.op_type == "If" or not more:
                     break
@@ -200,11 +248,11 @@ class _Search:
         if not _is_plain(node):
             return ()
         if node.op_type in _CHOOSERS:
-            made = [node.output[k] for k in _CHOOSERS[node.op_type] if k < len(node.output)]
-            return tuple(name for name in made if name and name in self.reads)
-        asked = self.places | self.truths if node.op_type in _TESTS else self.places
+            outputs = [node.output[k] for k in _CHOOSERS[node.op_type] if k < len(node.output)]
+            return tuple(name for name in outputs if name and name in self.reads)
+        positions = self.places | self.truths if node.op_type in _TESTS else self.places
         computed = any(name in self.changed and self._is_float(name) for name in node.input)
-        picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in asked
+        picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in positions
         return tuple(node.output) if picks else ()
 
     def _describe(self, node: NodeProto, choices: tuple[str, ...]) -> Selection:

@@ -11,9 +11,8 @@ from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
-from onnxq.passes.assembly.guards import guard_float
-from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
-from onnxq.passes.state import State
+from onnxq.passes.assembly.guards import guard_float, unfuse_matmul_bias
+from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.progress import Progress, silent
@@ -21,12 +20,12 @@ from onnxq.sites import Role
 from onnxq.spec import FloatType
 
 
-def write_pairs(state: State, plan: Plan) -> ModelLike:
+def write_pairs(state: FloatState, plan: Plan) -> ModelLike:
     """The plan's pairs alone, for checks with optimizations off: `build_quantized` changes no value beyond them."""
     return emit_pairs(_with_biases(state, plan), plan)
 
 
-def build_quantized(state: State, plan: Plan) -> ModelLike:
+def build_quantized(state: FloatState, plan: Plan) -> ModelLike:
     """Write the plan's pairs, with the nodes that the target needs around them, and check that the graph is legal.
 
     All floats are float32, inputs and outputs too: for trials and times in ONNX Runtime.
@@ -36,7 +35,7 @@ def build_quantized(state: State, plan: Plan) -> ModelLike:
     return proto
 
 
-def build_file(state: State, plan: Plan, progress: Progress = silent) -> ModelLike:
+def build_file(state: FloatState, plan: Plan, progress: Progress = silent) -> ModelLike:
     """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked."""
     typed = _write_operators(emit_types(_write_all(state, plan, progress), plan, state.types), plan)
     proto = restore_stored(typed, state.types.stored)
@@ -45,7 +44,7 @@ def build_file(state: State, plan: Plan, progress: Progress = silent) -> ModelLi
     return proto
 
 
-def _write_all(state: State, plan: Plan, progress: Progress = silent) -> ModelLike:
+def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> ModelLike:
     proto = _with_biases(state, plan)
     if find_target(plan.target).quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
@@ -60,7 +59,7 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     return write_nbits(proto, plan.nbits, bits)
 
 
-def give_types(state: State, model: ModelLike) -> ModelLike:
+def give_types(state: FloatState, model: ModelLike) -> ModelLike:
     """The float32 model with inputs and outputs as a person's function expects them: in the types that it came in.
 
     Where some are bfloat16 all stay float32: ONNX Runtime takes no bfloat16 from numpy.
@@ -71,7 +70,7 @@ def give_types(state: State, model: ModelLike) -> ModelLike:
     return write_types(model, FloatType.FLOAT16.onnx_type, None, interface=state.types.interface)
 
 
-def _with_biases(state: State, plan: Plan) -> ModelLike:
+def _with_biases(state: FloatState, plan: Plan) -> ModelLike:
     return replace_biases(ensure_opset(state.model, plan.opset), plan)
 
 

@@ -1,170 +1,134 @@
 """Bias absorption: channels are centred by the layer that makes them; the layers behind get it back in their biases.
 
-The float function stays as it is; weights and the graph too. The maths and the paper: `bias_absorption_core`. The shift
-of a tensor passes through Adds of two tensors (their shifts add up) and must end in Conv, Gemm and MatMul that take it
-into a bias: no padding, no graph output, nothing else that reads it. One ReLU may stand behind the maker.
+After Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction"
+(https://arxiv.org/abs/1906.04721), section 4.1.2. For a per-channel c,
+
+    L(W, x) + b = L(W, x - c) + (b + W·c)
+
+and x - c is the output of the layer in front with its bias lowered by c. The paper takes c = max(0, β - 3γ) of the
+batch normalization in front of a ReLU, which changes the rare values below c, and ignores padding, which stays 0 when
+the values around it move. Both change the function, so here
+
+* without an activation between, c is the middle of the channel's range on samples: exact for any input, and channels
+  with different offsets then share one range; a symmetric range gains at most half, more where channels differ;
+* behind a ReLU, c is the smallest value of the channel on samples (times 0.9), so that no observed value is cut off;
+* only where no padding enters the layers behind.
+
+By default biases are absorbed only if that narrows the tensor's range by at least 2 %.
+
+The shift of a tensor passes through Adds of two tensors (their shifts add up) and must end in Conv, Gemm and MatMul
+that take it into a bias (`channels`). The graph stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64
 from onnxq.passes.edit import Edit
-from onnxq.passes.equalization.bias_absorption_core import absorb_shifts, compute_shifts
-from onnxq.passes.linear import Linear, find_linear
+from onnxq.passes.equalization.channels import ShiftSource
+from onnxq.passes.equalization.operators import find_shifted_channels
+from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
+from onnxq.passes.linear import Linear
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
 Shifts = Mapping[TensorId, NDArray[np.float32]]
-# Ways through Adds that part and meet again multiply.
-_MOST_STEPS = 4096
+# Least share by which the tensor's range must shrink.
+WORTH = 0.02
+# Share of a ReLU output's smallest value that is absorbed; the rest is a margin for other inputs than the samples.
+_KEPT = 0.9
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A tensor that may be lowered. tensor: as its readers see it, behind a ReLU where `rectified`.
+def compute_shifts(low: Array64, high: Array64, *, rectified: bool) -> Array64:
+    """c of each channel from its smallest and largest values, [channels] each; zeros if the range hardly shrinks.
 
-    readers: the layers that get it back, with how often (an Add of a tensor with itself counts twice).
+    rectified: behind a ReLU. Values are those of float32, as a plan stores them.
     """
+    c = np.maximum(low, 0.0) * _KEPT if rectified else (low + high) / 2.0
+    c = np.where(np.isfinite(c), c, 0.0).astype(np.float32).astype(np.float64)
+    before, after = _measure_width(low, high), _measure_width(low - c, high - c)
+    return c if after < (1.0 - WORTH) * before else np.zeros_like(c)
 
-    op: Linear
-    tensor: TensorId
-    rectified: bool
-    readers: tuple[tuple[Linear, int], ...]
+
+def _measure_width(low: Array64, high: Array64) -> float:
+    """Width of the range that one scale has to cover; it always contains zero."""
+    return float(max(high.max(initial=0.0), 0.0) - min(low.min(initial=0.0), 0.0))
 
 
-def list_sources(proto: ModelLike) -> tuple[Source, ...]:
+def absorb_shifts(weight: NDArray[Any], c: Array64, axis: int, groups: int) -> Array64:
+    """W·c, [output channels]: added to the bias if the input is lowered everywhere by c, [input channels].
+
+    axis: W's output axis, 0 for Conv ([out, in / groups, kernel…]) and a transposed Gemm, 1 for [in, out] matrices.
+    """
+    wide = weight.astype(np.float64)
+    if axis:
+        return np.asarray(c @ wide)
+    flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
+    return np.asarray(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
+
+
+def list_sources(proto: ModelLike) -> list[ShiftSource]:
     """Every tensor that may be lowered, in the order the model runs."""
-    return tuple(_find_sources(View(proto)))
+    return find_shifted_channels(View(proto)).list_free()
 
 
-def _find_sources(view: View) -> Iterator[Source]:
-    for node in view.index.nodes:
-        op = find_linear(view, node)
-        if op is None or op.bias_at is None or not _takes(op):
-            continue
-        tensor, rectified = view.output(op.last), False
-        sole = view.sole_reader(tensor)
-        if sole is not None and sole[0].op_type == "Relu" and not sole[0].domain:
-            tensor, rectified = view.output(sole[0]), True
-        readers: dict[str, tuple[Linear, int]] = {}
-        if _follow(view, op, tensor, readers, adds=not rectified) and readers:
-            yield Source(op, tensor, rectified, tuple(readers.values()))
-
-
-def _takes(op: Linear) -> bool:
-    """True when its bias may be any row of numbers: a Gemm's C is scaled by beta."""
-    return op.node.op_type != "Gemm" or float(op.node.attrs.get("beta", 1.0)) == 1.0
-
-
-def _follow(view: View, op: Linear, tensor: TensorId, found: dict[str, tuple[Linear, int]], *, adds: bool) -> bool:
-    """Collect the layers at the end of every way from a tensor; False when one of them leads elsewhere."""
-    pending, steps = [tensor], 0
-    while pending:
-        at = pending.pop()
-        edges = view.index.consumers(at)
-        if view.kept(at) or not edges:
-            return False
-        for edge in edges:
-            node = view.index.node(edge.node)
-            if adds and node.op_type == "Add" and not node.domain and _joins(view, node, op):
-                pending.append(view.output(node))
-                continue
-            reader = find_linear(view, node)
-            if reader is None or edge.index != 0 or not _has_no_padding(reader, op):
-                return False
-            _, times = found.get(node.name, (reader, 0))
-            found[node.name] = (reader, times + 1)
-        steps += 1
-        if steps > _MOST_STEPS:
-            return False
-    return True
-
-
-def _joins(view: View, node: NodeRef, op: Linear) -> bool:
-    """True for an Add of two computed tensors of one rank whose channels lie alike: broadcasting moves no channel."""
-    if any(view.is_constant(node, k) for k in range(2)):
-        return False
-    shapes = [view.index.shape(t) for k in range(2) if (t := view.tensor(node, k)) is not None]
-    if len(shapes) != 2 or any(shape is None or len(shape) != op.rank or not op.rank_known for shape in shapes):
-        return False
-    return all(shape is not None and shape[op.channel_axis] == op.channels for shape in shapes)
-
-
-def _has_no_padding(reader: Linear, maker: Linear) -> bool:
-    """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
-    node = reader.node
-    if node.op_type == "ConvTranspose" or reader.bias_at is None or not _takes(reader):
-        return False
-    if node.op_type == "Conv":
-        automatic = node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        if automatic or any(node.attrs.get("pads", ())):
-            return False
-        inputs = reader.weight.shape[1] * int(node.attrs.get("group", 1))
-    else:
-        if node.attrs.get("transA", 0) or float(node.attrs.get("alpha", 1.0)) != 1.0:
-            return False
-        inputs = reader.weight.shape[1 - reader.axis]
-    # A MatMul reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
-    same = reader.rank == maker.rank if node.op_type != "MatMul" else maker.channel_axis == -1 or maker.rank == 2
-    return bool(inputs == maker.channels and same)
-
-
-def shift_axes(proto: ModelLike) -> dict[TensorId, int]:
+def list_shift_axes(proto: ModelLike) -> dict[TensorId, int]:
     """The channel axis of each tensor that `choose_shifts` wants the values of."""
-    return {one.tensor: one.op.channel_axis for one in list_sources(proto)}
+    return {source.tensor: source.op.channel_axis for source in list_sources(proto)}
 
 
-def choose_shifts(proto: ModelLike, low: Mapping[TensorId, Array64], high: Mapping[TensorId, Array64]) -> Shifts:
-    """Shifts to lower tensors by, [channels] each; {} where none gains. low, high: of each channel on samples."""
-    out = {}
-    for one in list_sources(proto):
-        if one.tensor not in low:
-            continue
-        c = compute_shifts(low[one.tensor], high[one.tensor], rectified=one.rectified)
-        if c.any():
-            out[one.tensor] = c.astype(np.float32)
-    return out
+def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistics]) -> Shifts:
+    """Shifts to lower tensors by, [channels] each; {} where none gains. observed: tensors on samples."""
+    shifts = {}
+    for source in list_sources(proto):
+        if source.tensor in observed:
+            values = observed[source.tensor]
+            c = compute_shifts(values.low, values.high, rectified=source.rectified)
+            if c.any():
+                shifts[source.tensor] = c.astype(np.float32)
+    return shifts
 
 
-def write_shifts(proto: ModelLike, given: Shifts) -> ModelLike:
+def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
     """The model with these tensors lowered, and all that reads them made up for it.
 
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     view = View(proto)
-    known = {one.tensor: one for one in _find_sources(view)}
+    sources = {source.tensor: source for source in find_shifted_channels(view).list_free()}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 
-    def gain(op: Linear, value: Array64) -> None:
+    def add_gain(op: Linear, value: Array64) -> None:
         _, before = gains.get(op.node.name, (op, np.zeros(op.channels)))
         gains[op.node.name] = op, before + value
 
-    for tensor, c in given.items():
-        source = known.get(tensor)
+    for tensor, c in shifts.items():
+        source = sources.get(tensor)
         if source is None or c.shape != (source.op.channels,):
-            raise PlanError(
-                str(tensor), "cannot take the shifts that the plan gives it", "plan the model again", code="Q404"
-            )
+            cause = "cannot take the shifts that the plan gives it"
+            raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
         wide = c.astype(np.float64)
-        gain(source.op, -wide)
-        for reader, times in source.readers:
+        add_gain(source.op, -wide)
+        for reader, times in source.readers.values():
             groups = int(reader.node.attrs.get("group", 1))
-            gain(reader, times * absorb_shifts(reader.weight, wide, reader.axis, groups))
+            add_gain(reader, times * absorb_shifts(reader.weight, wide, reader.axis, groups))
     edit = Edit(proto)
     for op, value in gains.values():
         assert op.bias_at is not None
-        edge, held = view.edge(*op.bias_at), view.constant(*op.bias_at)
+        edge, stored = view.edge(*op.bias_at), view.constant(*op.bias_at)
         bias = np.broadcast_to(op.bias, (op.channels,)) + value
+        if stored is None:
+            edit.set_rounded(view, edge, bias, op.weight.dtype)
+            continue
         # A bias keeps its rank: [1, N] stays [1, N]; a scalar becomes a row.
-        shaped = bias.reshape(held.shape) if held is not None and held.size == bias.size else bias
-        edit.set_rounded(view, edge, shaped, op.weight.dtype if held is None else held.dtype)
+        shaped = bias.reshape(stored.shape) if stored.size == bias.size else bias
+        edit.set_rounded(view, edge, shaped, stored.dtype)
     return edit.export() if gains else proto

@@ -1,15 +1,17 @@
-"""Which channels of which tensors may be scaled without changing the function, and which weights would have to follow.
+"""Channels followed through a graph: one walk for every change of their basis that the weights around can take in.
 
-Every channel of a linear operator's output gets a label. Labels travel through nodes that commute with a positive
-factor per channel (Relu, pooling, Resize, …), meet in Add, lie side by side behind Concat, and end in the columns of
-the next linear operator. A label that meets anything else (a graph output, a Sigmoid, a Clip with an upper bound) is
-fixed.
+A flow gives each tensor that a linear operator writes a label, and visits the nodes in the order they run. The rule of
+an operator (`operators.RULES`) passes labels on, joins them, or ends them in a weight that reads them. A label that
+meets a node without a rule, or leaves the nodes, is held: its channels stay as they are. There is a flow for each
+change: factors per channel between weights, constants that are added per channel, factors in front of some readers
+(here), and orthogonal matrices (`streams`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +24,56 @@ from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
 Flags = NDArray[np.bool_]
+LabelT = TypeVar("LabelT")
+
+
+class ChannelFlow(Generic[LabelT]):
+    """Labels of tensors, as far as nodes were visited."""
+
+    # Of the operators that have rules here.
+    domains: ClassVar[tuple[str, ...]] = ("",)
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.labels: dict[TensorId, LabelT] = {}
+
+    def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool]]) -> None:
+        """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""
+        for node in self.view.index.nodes:
+            rule = rules.get(node.op_type) if node.domain in self.domains else None
+            if rule is None or not rule(self, node):
+                self.end_labels(node)
+
+    def end_labels(self, node: NodeRef) -> None:
+        """Hold all that a node reads, which no rule passes on."""
+        for k in range(len(node.inputs)):
+            label = self.find_label(node, k)
+            if label is not None:
+                self.hold_label(label, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
+
+    def find_label(self, node: NodeRef, k: int) -> LabelT | None:
+        """The label of input k of a node; None where it has none."""
+        tensor = self.view.tensor(node, k)
+        return None if tensor is None else self.labels.get(tensor)
+
+    def write_label(self, tensor: TensorId, label: LabelT) -> None:
+        """Set the label of a tensor; it is held where somebody outside of the nodes sees the tensor."""
+        self.labels[tensor] = label
+        if self.view.kept(tensor):
+            self.hold_label(label, f"{tensor.name} is an output, or a body reads it")
+
+    def pass_label(self, node: NodeRef, label: LabelT) -> bool:
+        """Set the label of a node's first output. True."""
+        self.write_label(node.result, label)
+        return True
+
+    def hold_label(self, label: LabelT, reason: str) -> None:
+        """Keep the channels of a label as they are."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class Op:
+class ScaledLinear:
     """A linear operator: labels of its output channels, and of its input channels (None: not scalable)."""
 
     linear: Linear
@@ -48,260 +96,395 @@ class Op:
         """True when axis 0 of the weight is the output."""
         return self.linear.axis == 0
 
+    @property
     def largest(self) -> Array64:
         """|W| as [groups, outputs, inputs]."""
         return group_by_label(self.linear.weight, self.groups, self.output_first)
 
 
-@dataclass(eq=False)
-class Channels:
-    """labels: of the channels of each tensor, along `axes`; root: of a label, the one it shares its factor with.
+class ScaledChannels(ChannelFlow[Labels]):
+    """Channels that may be multiplied by positive factors. A label is an array of numbers, one for each channel.
 
-    free: [labels], True where the factor may differ from 1. group: [labels], alike where channels are of one tensor,
-    or of tensors that share factors. rectified: [labels], True in groups that hold a Relu or its like, and no Add or
-    Concat.
+    axes: of the channels of each tensor that has labels. Of a finished flow: root: of a label, the one it shares its
+    factor with. free: [labels], True where the factor may differ from 1. group: [labels], alike where channels are of
+    one tensor, or of tensors that share factors. rectified: [labels], True in groups that hold a Relu or its like, and
+    no Add or Concat.
     """
 
-    ops: list[Op] = field(default_factory=list)
-    labels: dict[TensorId, Labels] = field(default_factory=dict)
-    axes: dict[TensorId, int] = field(default_factory=dict)
-    root: Labels = field(default_factory=lambda: np.zeros(0, np.intp))
-    group: Labels = field(default_factory=lambda: np.zeros(0, np.intp))
-    free: Flags = field(default_factory=lambda: np.zeros(0, bool))
-    rectified: Flags = field(default_factory=lambda: np.zeros(0, bool))
-
-
-def find_channels(view: View) -> Channels:
-    """Look at every node of every scope."""
-    found = _Search(view)
-    for node in view.index.nodes:
-        found.visit(node)
-    return found.result()
-
-
-class _Search:
     def __init__(self, view: View) -> None:
-        self.view, self.out = view, Channels()
+        super().__init__(view)
+        self.ops: list[ScaledLinear] = []
+        self.axes: dict[TensorId, int] = {}
+        # Adds that hold the bias of a MatMul, which labels their outputs.
+        self.bias_adds: set[str] = set()
         self.count = 0
-        self.fixed: list[Labels] = []
+        self.held: list[Labels] = []
         self.pairs: list[tuple[Labels, Labels]] = []
-        self.joins: list[Labels] = []
-        self.bends: list[Labels] = []
-        self.biases: set[str] = set()
+        self.joined: list[Labels] = []
+        self.bent: list[Labels] = []
 
-    def visit(self, node: NodeRef) -> None:
-        """Labels for the outputs of the node."""
-        op = _own(self.view, node)
-        if op is not None:
-            self._linear(op)
-            return
-        if not node.domain and node.op_type in _RULES and _RULES[node.op_type](self, node):
-            return
-        # The Add of a MatMul's bias was labelled with its MatMul.
-        for k in range(len(node.inputs)) if node.name not in self.biases else ():
-            self.fix(self.view.tensor(node, k))
+    def hold_label(self, label: Labels, reason: str) -> None:
+        """Keep these channels as they are."""
+        self.held.append(label)
 
-    def fix(self, tensor: TensorId | None) -> None:
-        """No channel of this tensor may be scaled."""
-        labels = self.find(tensor)
-        if labels is not None:
-            self.fixed.append(labels)
-
-    def find(self, tensor: TensorId | None) -> Labels | None:
-        """The labels of a tensor; None where it has none."""
-        return None if tensor is None else self.out.labels.get(tensor)
-
-    def make(self, count: int) -> Labels:
+    def make_labels(self, count: int) -> Labels:
         """So many new labels."""
         self.count += count
         return np.arange(self.count - count, self.count, dtype=np.intp)
 
-    def _linear(self, op: Linear) -> None:
-        x, y = self.view.tensor(op.node, 0), op.last.result
-        made = Op(op, self.make(op.channels), self.find(x))
-        if x is not None and made.columns is not None:
-            rank = self.view.rank(x)
-            along = rank is not None and self.out.axes[x] == op.channel_axis % rank
-            # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
-            if made.columns.size != made.inputs or not along:
-                self.fix(x)
-                made = replace(made, columns=None)
-        self.out.ops.append(made)
-        self.biases.add(op.last.name)
-        rank = op.rank if op.rank_known else self.view.rank(y)
-        if rank is None:
-            self.fixed.append(made.rows)
-        else:
-            self.write(y, made.rows, op.channel_axis % rank)
+    def write_labels(self, tensor: TensorId, labels: Labels, axis: int) -> bool:
+        """Set the labels of a tensor along an axis. True."""
+        self.axes[tensor] = axis
+        self.write_label(tensor, labels)
+        return True
 
-    def write(self, tensor: TensorId, labels: Labels, axis: int) -> None:
-        """The labels of a tensor; fixed when somebody outside sees it."""
-        self.out.labels[tensor], self.out.axes[tensor] = labels, axis
-        if self.view.kept(tensor):
-            self.fixed.append(labels)
-
-    def result(self) -> Channels:
-        """Everything resolved."""
-        out = self.out
-        out.root = merge_labels(self.count, self.pairs)
+    def finish(self) -> ScaledChannels:
+        """The flow with its labels resolved into factors and groups."""
+        self.root = merge_labels(self.count, self.pairs)
         # Channels of one tensor are of one group: neighbours united in a row.
-        chains = [(one[:-1], one[1:]) for one in out.labels.values()]
-        out.group = merge_labels(self.count, [*self.pairs, *chains])
+        chains = [(labels[:-1], labels[1:]) for labels in self.labels.values()]
+        self.group = merge_labels(self.count, [*self.pairs, *chains])
         # A factor must be taken out again by some weight's columns.
-        read = self._mark((op.columns for op in out.ops if op.columns is not None), out.root)
-        out.free = (read & ~self._mark(self.fixed, out.root))[out.root]
-        out.rectified = (self._mark(self.bends, out.group) & ~self._mark(self.joins, out.group))[out.group]
-        return out
+        read = self._mark_classes((op.columns for op in self.ops if op.columns is not None), self.root)
+        self.free = (read & ~self._mark_classes(self.held, self.root))[self.root]
+        bent, joined = (self._mark_classes(labels, self.group) for labels in (self.bent, self.joined))
+        self.rectified = (bent & ~joined)[self.group]
+        return self
 
-    def _mark(self, parts: Iterable[Labels], classes: Labels) -> Flags:
+    def _mark_classes(self, parts: Iterable[Labels], classes: Labels) -> Flags:
         """[labels], True for the classes that these labels belong to."""
-        found = np.zeros(self.count, bool)
+        marked = np.zeros(self.count, bool)
         for part in parts:
-            found[classes[part]] = True
-        return found
+            marked[classes[part]] = True
+        return marked
 
 
-def _own(view: View, node: NodeRef) -> Linear | None:
-    """A linear operator whose weight and bias nobody else reads."""
+def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
+    """A linear operator whose weight and bias nobody else reads ends labels and begins others."""
+    view = flow.view
     op = find_linear(view, node)
     if op is None or (node.op_type == "ConvTranspose" and op.groups > 1) or node.attrs.get("transA", 0):
-        return None
-    return op if op.owns_constants(view) else None
+        return False
+    if not op.owns_constants(view):
+        return False
+    x, y = view.tensor(node, 0), op.last.result
+    scaled = ScaledLinear(op, flow.make_labels(op.channels), flow.find_label(node, 0))
+    if x is not None and scaled.columns is not None:
+        rank = view.rank(x)
+        along = rank is not None and flow.axes[x] == op.channel_axis % rank
+        # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
+        if scaled.columns.size != scaled.inputs or not along:
+            flow.end_labels(node)
+            scaled = ScaledLinear(op, scaled.rows, None)
+    flow.ops.append(scaled)
+    flow.bias_adds.add(op.last.name)
+    rank = op.rank if op.rank_known else view.rank(y)
+    if rank is None:
+        flow.hold_label(scaled.rows, "")
+    else:
+        flow.write_labels(y, scaled.rows, op.channel_axis % rank)
+    return True
 
 
 _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 
 
-def _same(search: _Search, node: NodeRef) -> bool:
+def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
     """Nodes that commute with a positive factor per channel, as long as the channels stay where they are."""
-    view = search.view
-    x, y = view.tensor(node, 0), node.result
-    labels = search.find(x)
-    if x is None or labels is None or any(node.outputs[1:]):
+    others = (name and not flow.view.is_constant(node, k) for k, name in enumerate(node.inputs) if k)
+    labels = flow.find_label(node, 0)
+    if labels is None or any(node.outputs[1:]) or any(others):
         return False
-    if any(name and not view.is_constant(node, k) for k, name in enumerate(node.inputs) if k):
+    if not _write_alike(flow, node, 0, labels):
         return False
-    axis, shape = search.out.axes[x], view.index.shape(y)
-    if shape is None or len(shape) != view.rank(x) or (axis and shape[axis] != labels.size):
-        return False
-    search.write(y, labels, axis)
     if node.op_type in _BENT:
-        search.bends.append(labels)
+        flow.bent.append(labels)
     return True
 
 
-def _clip(search: _Search, node: NodeRef) -> bool:
+def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) -> bool:
+    """Give the output the labels of input k, along the same axis; False where its shape is another or not known."""
+    x, shape = flow.view.tensor(node, k), flow.view.index.shape(node.result)
+    if x is None or shape is None or len(shape) != flow.view.rank(x):
+        return False
+    axis = flow.axes[x]
+    return (not axis or shape[axis] == labels.size) and flow.write_labels(node.result, labels, axis)
+
+
+def scale_clip(flow: ScaledChannels, node: NodeRef) -> bool:
     """A Clip that is a Relu, or nothing at all."""
     for k, (name, neutral) in enumerate((("min", (0.0, -np.inf)), ("max", (np.inf,))), start=1):
-        given = search.view.tensor(node, k) is not None
-        value = search.view.scalar(node, k) if given else None
-        bound = node.attrs.get(name, neutral[-1]) if not given else None if value is None else value[0]
+        if flow.view.tensor(node, k) is None:
+            bound = node.attrs.get(name, neutral[-1])
+        else:
+            value = flow.view.scalar(node, k)
+            bound = None if value is None else value[0]
         # Exporters write the largest float32 for no bound.
         if bound is None or (bound not in neutral and abs(float(bound)) < 3.4e38):
             return False
-    return _same(search, node)
+    return pass_scales(flow, node)
 
 
-def _pad(search: _Search, node: NodeRef) -> bool:
-    # Reflected values are those of the channel; a constant must be one that every factor leaves, 0.
-    if node.attrs.get("mode", "constant") != "constant":
-        return _same(search, node)
-    value = search.view.scalar(node, 2)
-    absent = search.view.tensor(node, 2) is None and not node.attrs.get("value", 0.0)
-    return (absent or (value is not None and value[0] == 0.0)) and _same(search, node)
+def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
+    """Reflected values are those of the channel; a constant must be one that every factor leaves, 0."""
+    if node.attrs.get("mode", "constant") == "constant":
+        value = flow.view.scalar(node, 2)
+        if value is None and (flow.view.tensor(node, 2) is not None or node.attrs.get("value", 0.0)):
+            return False
+        if value is not None and value[0] != 0.0:
+            return False
+    return pass_scales(flow, node)
 
 
-def _resize(search: _Search, node: NodeRef) -> bool:
-    # Outside of the crop it writes a number of its own.
-    return node.attrs.get("coordinate_transformation_mode", "") != "tf_crop_and_resize" and _same(search, node)
+def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
+    """Outside of a crop it writes a number of its own."""
+    return node.attrs.get("coordinate_transformation_mode", "") != "tf_crop_and_resize" and pass_scales(flow, node)
 
 
-def _factor(search: _Search, node: NodeRef) -> bool:
+def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     """Mul by a tensor without labels, Div by it: a gate, or a constant."""
-    view = search.view
-    tensors = [view.tensor(node, k) for k in range(2)]
-    labelled = [k for k, t in enumerate(tensors) if search.find(t) is not None]
-    if len(labelled) != 1 or (node.op_type == "Div" and labelled != [0]):
+    labelled = [(k, labels) for k in range(2) if (labels := flow.find_label(node, k)) is not None]
+    if len(labelled) != 1 or (node.op_type == "Div" and labelled[0][0]):
         return False
-    x, y = tensors[labelled[0]], node.result
-    labels = search.find(x)
-    if x is None or labels is None:
-        return False
-    axis, shape = search.out.axes[x], view.index.shape(y)
-    if not axis or shape is None or len(shape) != view.rank(x) or shape[axis] != labels.size:
-        return False
-    search.write(y, labels, axis)
-    return True
+    x = flow.view.tensor(node, labelled[0][0])
+    # Along axis 0 a gate of fewer axes may lie along the channels.
+    return x is not None and flow.axes[x] != 0 and _write_alike(flow, node, *labelled[0])
 
 
-def _add(search: _Search, node: NodeRef) -> bool:
+def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     """Both operands take the same factors, if they are of one shape along the channels."""
-    view = search.view
-    tensors = [view.tensor(node, k) for k in range(2)]
-    left, right = tensors
-    a, b = search.find(left), search.find(right)
-    if left is None or right is None or a is None or b is None:
+    if node.name in flow.bias_adds:
+        return True
+    view, labels = flow.view, (flow.find_label(node, 0), flow.find_label(node, 1))
+    left, right = view.tensor(node, 0), view.tensor(node, 1)
+    if left is None or right is None or labels[0] is None or labels[1] is None or labels[0].size != labels[1].size:
         return False
-    if a.size != b.size or view.rank(left) != view.rank(right) or search.out.axes[left] != search.out.axes[right]:
+    if view.rank(left) != view.rank(right) or flow.axes[left] != flow.axes[right]:
         return False
-    search.pairs.append((a, b))
-    search.joins.append(a)
-    search.write(node.result, a, search.out.axes[left])
-    return True
+    flow.pairs.append((labels[0], labels[1]))
+    flow.joined.append(labels[0])
+    return flow.write_labels(node.result, labels[0], flow.axes[left])
 
 
-def _concat(search: _Search, node: NodeRef) -> bool:
-    """Along the channels: labels side by side, those of other operands fixed."""
-    view, y = search.view, node.result
-    rank, axis = view.rank(y), int(node.attrs.get("axis", 0))
+def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
+    """Along the channels: labels side by side, those of other operands held."""
+    rank = flow.view.rank(node.result)
+    if rank is None:
+        return False
+    axis = int(node.attrs.get("axis", 0)) % rank
     parts: list[Labels] = []
     for k in range(len(node.inputs)):
-        x = view.tensor(node, k)
-        shape = None if x is None else view.index.shape(x)
-        if x is None or rank is None or shape is None:
-            return False
-        labels, size = search.out.labels.get(x), shape[axis % rank]
-        if labels is not None and search.out.axes[x] != axis % rank:
+        x, labels = flow.view.tensor(node, k), flow.find_label(node, k)
+        shape = None if x is None else flow.view.index.shape(x)
+        if x is None or shape is None or (labels is not None and flow.axes[x] != axis):
             return False
         if labels is None:
+            size = shape[axis]
             if not isinstance(size, int):
                 return False
-            labels = search.make(size)
-            search.fixed.append(labels)
+            labels = flow.make_labels(size)
+            flow.hold_label(labels, "")
         parts.append(labels)
-    together = np.concatenate(parts)
-    search.joins.append(together)
-    search.write(y, together, axis % (rank or 1))
-    return True
+    labels = np.concatenate(parts)
+    flow.joined.append(labels)
+    return flow.write_labels(node.result, labels, axis)
 
 
-def _flat(search: _Search, node: NodeRef) -> bool:
+def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
-    view, x, y = search.view, search.view.tensor(node, 0), node.result
-    labels = search.find(x)
-    before, after = (None, None) if x is None else (view.index.shape(x), view.index.shape(y))
-    if x is None or labels is None or before is None or after is None or len(after) != 2 or search.out.axes[x] != 1:
+    x, labels, after = flow.view.tensor(node, 0), flow.find_label(node, 0), flow.view.index.shape(node.result)
+    before = None if x is None else flow.view.index.shape(x)
+    if x is None or labels is None or before is None or after is None or len(after) != 2 or flow.axes[x] != 1:
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
     if len(sizes) < len(before) - 1 or after[1] != int(np.prod(sizes)):
         return False
-    search.write(y, np.repeat(labels, int(np.prod(sizes[1:]))), 1)
+    return flow.write_labels(node.result, np.repeat(labels, int(np.prod(sizes[1:]))), 1)
+
+
+@dataclass(eq=False)
+class ShiftSource:
+    """A tensor that may be lowered. tensor: as its readers see it, behind a ReLU where `rectified`.
+
+    readers: the layers that get it back, by name, with how often (an Add of a tensor with itself counts twice).
+    """
+
+    op: Linear
+    tensor: TensorId
+    rectified: bool
+    readers: dict[str, tuple[Linear, int]]
+    held: bool = False
+
+
+class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
+    """Tensors that may be lowered by a constant per channel. A label says how often it holds each source's constant."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self.sources: dict[TensorId, ShiftSource] = {}
+
+    def hold_label(self, label: Mapping[TensorId, int], reason: str) -> None:
+        """Lower none of these sources."""
+        for tensor in label:
+            self.sources[tensor].held = True
+
+    def write_label(self, tensor: TensorId, label: Mapping[TensorId, int]) -> None:
+        """Set the label of a tensor; it is held where somebody outside sees the tensor, or nobody takes it back."""
+        super().write_label(tensor, label)
+        if not self.view.index.consumers(tensor):
+            self.hold_label(label, "")
+
+    def list_free(self) -> list[ShiftSource]:
+        """The sources whose constants layers take back on every way."""
+        return [source for source in self.sources.values() if source.readers and not source.held]
+
+
+def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
+    """A linear operator takes constants back into its bias, and makes a tensor that may be lowered."""
+    op = find_linear(flow.view, node)
+    for k in range(len(node.inputs)):
+        label = flow.find_label(node, k) or {}
+        for tensor, times in label.items():
+            source = flow.sources[tensor]
+            if op is None or k or not _takes_shifts(op, source.op):
+                source.held = True
+                continue
+            _, before = source.readers.get(node.name, (op, 0))
+            source.readers[node.name] = op, before + times
+    if op is None or not _has_plain_bias(op):
+        return True
+    tensor, rectified = flow.view.output(op.last), False
+    reader = flow.view.sole_reader(tensor)
+    if reader is not None and reader[0].op_type == "Relu" and not reader[0].domain:
+        tensor, rectified = flow.view.output(reader[0]), True
+    flow.sources[tensor] = ShiftSource(op, tensor, rectified, {})
+    flow.write_label(tensor, {tensor: 1})
     return True
 
 
-_RULES: dict[str, Callable[[_Search, NodeRef], bool]] = {
-    **dict.fromkeys(
-        ("Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool",
-         "GlobalMaxPool"),
-        _same,
-    ),
-    "Clip": _clip,
-    "Pad": _pad,
-    "Resize": _resize,
-    "Mul": _factor,
-    "Div": _factor,
-    "Add": _add,
-    "Concat": _concat,
-    "Flatten": _flat,
-    "Reshape": _flat,
-}  # fmt: skip
+def _has_plain_bias(op: Linear) -> bool:
+    """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
+    scaled = op.node.op_type == "Gemm" and float(op.node.attrs.get("beta", 1.0)) != 1.0
+    return op.bias_at is not None and not scaled
+
+
+def _takes_shifts(reader: Linear, maker: Linear) -> bool:
+    """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
+    node = reader.node
+    if node.op_type == "ConvTranspose" or not _has_plain_bias(reader):
+        return False
+    if node.op_type == "Conv":
+        # Padding stays 0 when the values around it move.
+        automatic = node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        if automatic or any(node.attrs.get("pads", ())):
+            return False
+        inputs = reader.weight.shape[1] * int(node.attrs.get("group", 1))
+    else:
+        if node.attrs.get("transA", 0) or float(node.attrs.get("alpha", 1.0)) != 1.0:
+            return False
+        inputs = reader.weight.shape[1 - reader.axis]
+    # A MatMul reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
+    same = reader.rank == maker.rank if node.op_type != "MatMul" else maker.channel_axis == -1 or maker.rank == 2
+    return bool(inputs == maker.channels and same)
+
+
+def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
+    """The constants of both operands add up, but for those behind a ReLU."""
+    total: dict[TensorId, int] = {}
+    for k in range(2):
+        label = flow.find_label(node, k) or {}
+        for tensor, times in label.items():
+            source = flow.sources[tensor]
+            source.held = source.held or source.rectified or not _joins_alike(flow.view, node, source.op)
+            total[tensor] = total.get(tensor, 0) + times
+    if total:
+        flow.write_label(node.result, total)
+    return True
+
+
+def _joins_alike(view: View, node: NodeRef, op: Linear) -> bool:
+    """True for an Add of two computed tensors of one rank whose channels lie alike: broadcasting moves no channel."""
+    for k in range(2):
+        tensor = view.tensor(node, k)
+        shape = None if tensor is None or view.is_constant(node, k) else view.index.shape(tensor)
+        if shape is None or len(shape) != op.rank or not op.rank_known or shape[op.channel_axis] != op.channels:
+            return False
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothingHome:
+    """The node that can write a tensor divided, channel by channel: a LayerNormalization, or a linear operator.
+
+    step: how far its channels went on the way of values through attention; head_size: channels of a head there.
+    """
+
+    node: NodeRef | Linear
+    step: int = 0
+    head_size: int = 0
+
+
+# The way of an attention's values: to heads, in front of the tokens, times P, behind them again, and joined; so that
+# the channels come out in the order they went in.
+_VALUES_WAY = ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape")
+# [batch, heads, tokens, size] to [batch, tokens, heads, size], and back.
+_HEADS_PERM = (0, 2, 1, 3)
+
+
+class SmoothedChannels(ChannelFlow[SmoothingHome]):
+    """Tensors that may be written divided by the node in front of them; whether others read them is not asked here."""
+
+    def hold_label(self, label: SmoothingHome, reason: str) -> None:
+        """Nothing to do: whoever divides a tensor looks at all its readers."""
+
+    def find_home(self, tensor: TensorId, channels: int) -> NodeRef | Linear | None:
+        """The node that can write a tensor of so many channels divided."""
+        home = self.labels.get(tensor)
+        if home is None or home.step == 0:
+            return None if home is None else home.node
+        whole = home.step == len(_VALUES_WAY) and isinstance(home.node, Linear) and home.node.channels == channels
+        return home.node if whole and channels % home.head_size == 0 else None
+
+
+def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
+    """A LayerNormalization over the last axis, with a scale of its own."""
+    view = flow.view
+    axis, rank = int(node.attrs.get("axis", -1)), view.rank(node.result)
+    constants = [view.tensor(node, k) for k in (1, 2)]
+    own = all(tensor is None or (view.index.is_constant(tensor) and view.owned(tensor)) for tensor in constants)
+    last = axis == -1 or (rank is not None and axis == rank - 1)
+    return own and last and constants[0] is not None and flow.pass_label(node, SmoothingHome(node))
+
+
+def smooth_linear(flow: SmoothedChannels, node: NodeRef) -> bool:
+    """A linear operator with weights of its own; a product of activations may be one of values."""
+    op = find_linear(flow.view, node)
+    if op is None:
+        return smooth_values(flow, node)
+    if op.owns_constants(flow.view):
+        flow.write_label(op.last.result, SmoothingHome(op))
+    return True
+
+
+def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
+    """The next step of values on their way, where nobody else reads them.
+
+    The heads are often known by their size alone; then the split must leave the other axes as they are.
+    """
+    k = 1 if node.op_type == "MatMul" else 0
+    tensor, home = flow.view.tensor(node, k), flow.find_label(node, k)
+    if tensor is None or home is None or not isinstance(home.node, Linear) or flow.view.sole_reader(tensor) is None:
+        return False
+    if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:
+        return False
+    if node.op_type == "Transpose" and tuple(node.attrs.get("perm", ())) != _HEADS_PERM:
+        return False
+    head_size = home.head_size
+    if home.step == 0:
+        whole, split = flow.view.index.shape(tensor) or (), flow.view.index.shape(node.result) or ()
+        if len(whole) != 3 or None in whole or len(split) != 4 or whole[:2] != split[:2]:
+            return False
+        head_size = split[-1] if isinstance(split[-1], int) else 0
+        if not head_size:
+            return False
+    return flow.pass_label(node, SmoothingHome(home.node, home.step + 1, head_size))

@@ -34,11 +34,11 @@ _STRENGTH = 0.5
 
 def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
     """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
-    labels, held = np.arange(count, dtype=np.intp), list(pairs)
+    labels, united = np.arange(count, dtype=np.intp), list(pairs)
     changed = True
     while changed:
         before = labels.copy()
-        for left, right in held:
+        for left, right in united:
             lowest = np.minimum(labels[left], labels[right])
             np.minimum.at(labels, left, lowest)
             np.minimum.at(labels, right, lowest)
@@ -48,30 +48,30 @@ def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
     return labels
 
 
-def by_weights(rows: Array64, columns: Array64, groups: Labels) -> Array64:
+def equalize_weights(rows: Array64, columns: Array64, groups: Labels) -> Array64:
     """s = sqrt(rows · columns) / rows, [channels] each, normalized within each group."""
-    alive = _alive(rows, groups) & _alive(columns, groups)
+    alive = _find_alive(rows, groups) & _find_alive(columns, groups)
     s = np.ones_like(rows)
     s[alive] = np.sqrt(columns[alive] / rows[alive])
     return _normalize_factors(s, alive, groups)
 
 
-def by_values(largest: Array64, groups: Labels) -> Array64:
+def equalize_values(largest: Array64, groups: Labels) -> Array64:
     """s = (largest / the group's largest) ** -0.5, [channels], normalized within each group."""
-    alive = _alive(largest, groups)
+    alive = _find_alive(largest, groups)
     s = np.ones_like(largest)
-    s[alive] = (largest[alive] / _top(largest, groups)[alive]) ** -_STRENGTH
+    s[alive] = (largest[alive] / _find_largest(largest, groups)[alive]) ** -_STRENGTH
     return _normalize_factors(s, alive, groups)
 
 
-def _top(values: Array64, groups: Labels) -> Array64:
+def _find_largest(values: Array64, groups: Labels) -> Array64:
     top = np.zeros(int(groups.max(initial=-1)) + 1)
     np.maximum.at(top, groups, values)
     return np.asarray(top[groups])
 
 
-def _alive(values: Array64, groups: Labels) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(values) & (values > _DEAD * _top(values, groups)))
+def _find_alive(values: Array64, groups: Labels) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(values) & (values > _DEAD * _find_largest(values, groups)))
 
 
 def _normalize_factors(s: Array64, alive: NDArray[np.bool_], groups: Labels) -> Array64:

@@ -37,8 +37,8 @@ def make_paley(order: int) -> NDArray[np.int8] | None:
         return np.asarray(np.eye(order) + border, np.int8)
     if order % 4 == 0 and half % 4 == 1 and _is_prime(half):
         border = np.concatenate([[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1)
-        found = np.kron(border, [[1, 1], [1, -1]]) + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
-        return np.asarray(found, np.int8)
+        matrix = np.kron(border, [[1, 1], [1, -1]]) + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
+        return np.asarray(matrix, np.int8)
     return None
 
 
@@ -81,7 +81,7 @@ class Hadamard:
     size: int
     level: bool = False
 
-    def turn(self, values: NDArray[Any], axis: int, scale: Array64 | None = None) -> NDArray[Any]:
+    def turn_channels(self, values: NDArray[Any], axis: int, scale: Array64 | None = None) -> NDArray[Any]:
         """Values whose `axis` is of channels, in the channels' new basis: x·Q of rows x, Qᵀ·W of what reads x.
 
         An axis of some times `size` channels is turned part by part. scale: [channels], a factor of each in front of
@@ -114,14 +114,14 @@ class Hadamard:
         return np.asarray(turned - normal * (_sum_rows(normal * turned) * (2.0 / length)))
 
     def _turn_plain(self, columns: Array64) -> Array64:
-        order, signs = _draw(self.seed, self.size)
+        order, signs = _draw_signs(self.seed, self.size)
         signed = columns[order] * signs[:, None]
         ends = np.cumsum(split_size(self.size))[:-1]
         return np.concatenate([_multiply_hadamard(part) for part in np.split(signed, ends)])
 
 
 @lru_cache(maxsize=64)
-def _draw(seed: int, size: int) -> tuple[NDArray[np.intp], Array64]:
+def _draw_signs(seed: int, size: int) -> tuple[NDArray[np.intp], Array64]:
     """The order of the channels and their signs."""
     # Raw numbers of the generator: numpy may draw others of one seed in later releases, but never these.
     raw = np.random.PCG64(seed).random_raw(2 * size)
@@ -147,9 +147,9 @@ def _multiply_hadamard(columns: Array64) -> Array64:
         parts = mixed
     width, spare = 1, np.empty_like(parts)
     while width < size // base:
-        pairs, made = (held.reshape(-1, 2, width, base * count) for held in (parts, spare))
-        np.add(pairs[:, 0], pairs[:, 1], out=made[:, 0])
-        np.subtract(pairs[:, 0], pairs[:, 1], out=made[:, 1])
+        pairs, sums = (array.reshape(-1, 2, width, base * count) for array in (parts, spare))
+        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
         parts, spare, width = spare, parts, 2 * width
     return parts.reshape(size, count) * (1.0 / float(np.sqrt(size)))
 

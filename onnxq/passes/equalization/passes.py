@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from onnxq.graph.storage.lazy import is_large_model
-from onnxq.passes.base import Pass, RunContext, Stage
-from onnxq.passes.equalization.bias_absorption import choose_shifts, shift_axes
+from onnxq.passes.base import EqualizeContext, Pass, Stage
+from onnxq.passes.equalization.bias_absorption import choose_shifts, list_shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
-from onnxq.passes.equalization.cross_layer import Factors, channel_axes, compute_factors
+from onnxq.passes.equalization.cross_layer import Factors, compute_factors, list_channel_axes
 from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, ROTATION, SMOOTHQUANT, rotate_state, write_factors
 from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations
-from onnxq.passes.equalization.smoothquant import find_quantized_groups, smoothing_factors
-from onnxq.passes.equalization.smoothquant_core import Seen
+from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, find_quantized_groups
+from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, gains_by_rotation, score_rotated
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.state import State
+from onnxq.passes.state import FloatState
 from onnxq.plan import Rotation
 from onnxq.sites import Refusal, TensorId
 
@@ -32,38 +30,35 @@ _ROWS = 256
 _SEEDS = 4
 
 
-def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def equalize_layers(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Cross-layer equalization, Nagel et al. 2019."""
-    axes = channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
-    seen = _observe(ctx, state, axes, "equalizing")
-    largest = {tensor: np.maximum(np.abs(one.low), np.abs(one.high)) for tensor, one in seen.items()}
+    axes = list_channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
+    observed = _observe(ctx, state, axes, "equalizing")
+    largest = {tensor: statistics.largest for tensor, statistics in observed.items()}
     # All or none: channels that share a factor need the values of every tensor they are in.
     factors = compute_factors(state.model, largest if len(largest) == len(axes) else None)
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
 
 
-def absorb_biases(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def absorb_biases(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
-    seen = _observe(ctx, state, shift_axes(state.model), "absorbing")
-    low, high = {t: one.low for t, one in seen.items()}, {t: one.high for t, one in seen.items()}
-    shifts = choose_shifts(state.model, low, high)
+    shifts = choose_shifts(state.model, _observe(ctx, state, list_shift_axes(state.model), "absorbing"))
     return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
 
 
-def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def smooth_activations(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Outliers of activations moved into weights, SmoothQuant, Xiao et al. 2023."""
-    assert ctx.place is not None
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in find_quantized_groups(state.model, plan)}
-    seen = observe_channels(
+    observed = observe_channels(
         state.model, axes, ctx.data.calibration, progress=ctx.progress, title="smoothing", rows=_ROWS,
         batch=ctx.config.data.batch, memory_limit=ctx.memory_limit,
     )  # fmt: skip
-    return _write(ctx, state, SMOOTHQUANT, *smoothing_factors(state.model, plan, seen))
+    return _write(ctx, state, SMOOTHQUANT, *compute_smoothing_factors(state.model, plan, observed))
 
 
-def rotate_channels(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def rotate_channels(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
     fixed, possible = list_fixed(state.model), list_rotations(state.model, 0)
     before = score_rotated(ctx, state) if possible else None
@@ -73,11 +68,11 @@ def rotate_channels(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
         if highest is None:
             break
-        rotations = [replace(one, seed=seed) for one in possible]
+        rotations = [replace(rotation, seed=seed) for rotation in possible]
         after, copied = rotate_state(ctx.base.ids, state, rotations)
         score = score_rotated(ctx, after)
         # Of those that are not taken nothing is kept in memory.
-        ctx.scores.pop(id(after.model))
+        ctx.base.scores.pop(id(after.model))
         if score is not None and score > highest:
             best, highest, line = after, score, _describe_rotation(rotations, copied, fixed)
         elif best is state:
@@ -92,25 +87,29 @@ def rotate_channels(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 
 
 def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fixed: Sequence[Refusal]) -> str:
-    found = f"{len(rotations)} {'stream' if len(rotations) == 1 else 'streams'} of channels, seed {rotations[0].seed}"
-    twice = f"; {', '.join(copied)} written for each reader, as their norms differ" if copied else ""
-    left = f"; {len(fixed)} left, {fixed[0].subject} {fixed[0].reason}" if fixed else ""
-    return f"{found}{twice}{left}"
+    line = f"{len(rotations)} {'stream' if len(rotations) == 1 else 'streams'} of channels, seed {rotations[0].seed}"
+    if copied:
+        line += f"; {', '.join(copied)} written for each reader, as their norms differ"
+    if fixed:
+        line += f"; {len(fixed)} left, {fixed[0].subject} {fixed[0].reason}"
+    return line
 
 
-def has_rotations(ctx: RunContext, state: State) -> bool:
+def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where samples are real, and the model has a residual stream."""
     return has_samples(ctx, state) and has_residual_stream(state.model)
 
 
-def _observe(ctx: RunContext, state: State, axes: Mapping[TensorId, int], title: str) -> dict[TensorId, Seen]:
-    few = ctx.data.calibration.take(_MOST)
-    return observe_channels(state.model, axes, few, progress=ctx.progress, title=title, memory_limit=ctx.memory_limit)
+def _observe(
+    ctx: EqualizeContext, state: FloatState, axes: Mapping[TensorId, int], title: str
+) -> dict[TensorId, ChannelStatistics]:
+    samples, limit = ctx.data.calibration.take(_MOST), ctx.memory_limit
+    return observe_channels(state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit)
 
 
 def _write(
-    ctx: RunContext, state: State, name: str, factors: Factors, lines: Sequence[str]
-) -> tuple[State, PassReport]:
+    ctx: EqualizeContext, state: FloatState, name: str, factors: Factors, lines: Sequence[str]
+) -> tuple[FloatState, PassReport]:
     """The state with the factors written, and the report, which says so where they change the function."""
     if not factors:
         return state, PassReport(name, tuple(lines), outcome=Outcome.NO_GAIN)
@@ -119,17 +118,17 @@ def _write(
     return (after if report.outcome is Outcome.KEPT else state), report
 
 
-def has_samples(ctx: RunContext, state: State) -> bool:
+def has_samples(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where real samples were given: corrections for inputs that never come are errors for those that do."""
     return not ctx.data.synthetic
 
 
-def serves_activations(ctx: RunContext, state: State) -> bool:
+def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where activations have scales, which these passes serve."""
     return has_samples(ctx, state) and ctx.config.mode in ("static", "auto")
 
 
-EQUALIZATION: tuple[Pass, ...] = (
+EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
     Pass(
         ROTATION, Stage.EQUALIZE, rotate_channels, "rotating channels", 0.2, applies=has_rotations,

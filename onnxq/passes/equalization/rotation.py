@@ -20,8 +20,8 @@ from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization.hadamard_core import Hadamard, multiply_row
-from onnxq.passes.equalization.stream_rules import find_streams
-from onnxq.passes.equalization.streams import Affine, Reader, Stream, Streams
+from onnxq.passes.equalization.operators import find_streams
+from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamReader, Streams
 from onnxq.passes.linear import find_linear
 from onnxq.passes.view import View
 from onnxq.plan.scalings import Rotation
@@ -30,15 +30,16 @@ from onnxq.sites import Edge, Refusal, TensorId
 
 def has_residual_stream(proto: ModelLike) -> bool:
     """True where a normalization reads a stream that linear operators write, and others read."""
-    return any(one.normalized and one.readers for one in find_streams(View(proto)).all())
+    return any(stream.normalized and stream.readers for stream in find_streams(View(proto)).list_streams())
 
 
 def list_rotations(proto: ModelLike, seed: int) -> tuple[Rotation, ...]:
     """A rotation for each stream that can take one; () where no normalization reads any of them."""
-    free = [one for one in find_streams(View(proto)).all() if one.free]
+    free = [stream for stream in find_streams(View(proto)).list_streams() if stream.free]
     # Values of heads alone are not worth a trial.
-    found = free if any(one.normalized for one in free) else []
-    return tuple(Rotation(tensor=one.tensor, seed=seed, size=one.size) for one in found)
+    if not any(stream.normalized for stream in free):
+        return ()
+    return tuple(Rotation(tensor=stream.tensor, seed=seed, size=stream.size) for stream in free)
 
 
 def list_fixed(proto: ModelLike) -> tuple[Refusal, ...]:
@@ -47,19 +48,20 @@ def list_fixed(proto: ModelLike) -> tuple[Refusal, ...]:
     Those that a normalization reads come first.
     """
     fix = "nothing; the channels stay as they are"
-    fixed = [one for one in find_streams(View(proto)).all() if one.reason and one.readers and one.size > 1]
+    streams = find_streams(View(proto)).list_streams()
+    fixed = [stream for stream in streams if stream.reason and stream.readers and stream.size > 1]
     return tuple(
-        Refusal(str(one.tensor), f"cannot be rotated: {one.reason}", fix, "rotation", "R112")
-        for one in sorted(fixed, key=lambda one: not one.normalized)
+        Refusal(str(stream.tensor), f"cannot be rotated: {stream.reason}", fix, "rotation", "R112")
+        for stream in sorted(fixed, key=lambda stream: not stream.normalized)
     )
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _ConstantRecipe:
     """How one reader's constant is rewritten: its `axis` scaled by what waits, then axes turned, in order."""
 
     axis: int = -1
-    waiting: tuple[Affine, ...] = ()
+    waiting: tuple[ChannelConstant, ...] = ()
     turns: tuple[tuple[int, Hadamard], ...] = ()
 
 
@@ -70,38 +72,35 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
     """
     view = View(proto)
     turns: defaultdict[Edge, list[tuple[int, Hadamard]]] = defaultdict(list)
-    readers: dict[Edge, Reader] = {}
+    readers: dict[Edge, StreamReader] = {}
     for stream, matrix in _choose_matrices(find_streams(view), rotations):
         for edge, axis in stream.turns:
             turns[edge].append((axis, matrix))
         for reader in stream.readers:
             turns[reader.edge].append((reader.axis, matrix))
             readers[reader.edge] = reader
-    recipes = {
-        edge: _Recipe(readers[edge].axis, readers[edge].label.waiting, tuple(turned))
-        if edge in readers
-        else _Recipe(turns=tuple(turned))
-        for edge, turned in turns.items()
-    }
+    recipes = {edge: _ConstantRecipe(turns=tuple(turned)) for edge, turned in turns.items()}
+    for edge, reader in readers.items():
+        recipes[edge] = _ConstantRecipe(reader.axis, reader.label.waiting, tuple(turns[edge]))
     edit = Edit(proto)
     copied = _write_constants(view, edit, recipes, _move_shifts(view, edit, readers, recipes))
-    waiting = {affine for reader in readers.values() for affine in reader.label.waiting}
-    for affine in sorted(waiting, key=lambda one: one.edge):
-        value = _read_constant(view, affine.edge)
-        edit.set_constant(view, affine.edge, np.zeros_like(value) if affine.shift else np.ones_like(value))
+    waiting = {constant for reader in readers.values() for constant in reader.label.waiting}
+    for constant in sorted(waiting, key=lambda constant: constant.edge):
+        value = _read_constant(view, constant.edge)
+        edit.set_constant(view, constant.edge, np.full_like(value, 0.0 if constant.shift else 1.0))
     return edit.export(), copied
 
 
 def _choose_matrices(streams: Streams, rotations: Sequence[Rotation]) -> list[tuple[Stream, Hadamard]]:
     """The streams that the rotations name, each with its matrix."""
     chosen = []
-    for one in rotations:
-        label = streams.labels.get(one.tensor)
-        stream = None if label is None else streams.of(label)
-        if stream is None or not stream.free or stream.size != one.size:
-            cause = f"begins no stream of {one.size} channels that could be rotated"
-            raise PlanError(str(one.tensor), cause, "plan the model again", code="Q404")
-        chosen.append((stream, Hadamard(one.seed, one.size, stream.level)))
+    for rotation in rotations:
+        label = streams.labels.get(rotation.tensor)
+        stream = None if label is None else streams.find_stream(label)
+        if stream is None or not stream.free or stream.size != rotation.size:
+            cause = f"begins no stream of {rotation.size} channels that could be rotated"
+            raise PlanError(str(rotation.tensor), cause, "plan the model again", code="Q404")
+        chosen.append((stream, Hadamard(rotation.seed, rotation.size, stream.level)))
     return chosen
 
 
@@ -111,12 +110,12 @@ def _read_constant(view: View, edge: Edge) -> NDArray[Any]:
     return value
 
 
-def _add_up(view: View, waiting: Sequence[Affine], width: int) -> tuple[Array64, Array64]:
+def _add_up(view: View, waiting: Sequence[ChannelConstant], width: int) -> tuple[Array64, Array64]:
     """Scale and shift of every channel that constants in a row come to, [width] each."""
     scale, shift = np.ones(width), np.zeros(width)
-    for affine in waiting:
-        value = _read_constant(view, affine.edge).astype(np.float64).reshape(-1)
-        if affine.shift:
+    for constant in waiting:
+        value = _read_constant(view, constant.edge).astype(np.float64).reshape(-1)
+        if constant.shift:
             shift = shift + value
         else:
             scale, shift = scale * value, shift * value
@@ -124,7 +123,7 @@ def _add_up(view: View, waiting: Sequence[Affine], width: int) -> tuple[Array64,
 
 
 def _move_shifts(
-    view: View, edit: Edit, readers: Mapping[Edge, Reader], recipes: Mapping[Edge, _Recipe]
+    view: View, edit: Edit, readers: Mapping[Edge, StreamReader], recipes: Mapping[Edge, _ConstantRecipe]
 ) -> dict[Edge, Array64]:
     """The gains of biases by shifts of channels in front, in the old basis, by the input that holds the bias.
 
@@ -139,19 +138,19 @@ def _move_shifts(
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(view, node)
         place = None if linear is None else linear.bias_at
-        held = None if place is None else view.constant(*place)
-        if place is not None and held is not None and held.size == gain.size:
+        bias = None if place is None else view.constant(*place)
+        if place is not None and bias is not None and bias.size == gain.size:
             factor = float(node.attrs.get("alpha", 1.0)) / float(node.attrs.get("beta", 1.0) or 1.0)
             gains[view.edge(*place)] = gain * factor
             continue
         for axis, matrix in recipes[edge].turns:
-            gain = gain if axis == reader.axis else matrix.turn(gain, -1)
+            gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
         edit.append(node, "Add", gain.astype(weight.dtype))
     return gains
 
 
 def _write_constants(
-    view: View, edit: Edit, recipes: Mapping[Edge, _Recipe], gains: Mapping[Edge, Array64]
+    view: View, edit: Edit, recipes: Mapping[Edge, _ConstantRecipe], gains: Mapping[Edge, Array64]
 ) -> tuple[str, ...]:
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
@@ -161,7 +160,7 @@ def _write_constants(
         shared[tensor].append(edge)
     copied = []
     for tensor, edges in shared.items():
-        groups: defaultdict[tuple[str, _Recipe, Edge | None], list[Edge]] = defaultdict(list)
+        groups: defaultdict[tuple[str, _ConstantRecipe, Edge | None], list[Edge]] = defaultdict(list)
         for edge in edges:
             groups[edge.scope, recipes.get(edge, _PLAIN), edge if edge in gains else None].append(edge)
         alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(view.index.consumers(tensor))
@@ -179,15 +178,15 @@ def _write_constants(
     return tuple(copied)
 
 
-_PLAIN = _Recipe()
+_PLAIN = _ConstantRecipe()
 
 
-def _rewrite(view: View, edge: Edge, recipe: _Recipe, gain: Array64 | None) -> NDArray[Any]:
+def _rewrite(view: View, edge: Edge, recipe: _ConstantRecipe, gain: Array64 | None) -> NDArray[Any]:
     value = _read_constant(view, edge)
     if gain is not None:
         value = (value.astype(np.float64) + gain).astype(value.dtype)
     for axis, matrix in recipe.turns:
         scaled = recipe.waiting and axis == recipe.axis
         scale = _add_up(view, recipe.waiting, value.shape[axis])[0] if scaled else None
-        value = matrix.turn(value, axis, scale)
+        value = matrix.turn_channels(value, axis, scale)
     return value

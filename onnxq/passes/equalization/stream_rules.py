@@ -2,326 +2,390 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from onnxq.graph import NodeRef
-from onnxq.passes.equalization.stream_norms import (
-    HEADS,
-    MEANS,
-    attend,
-    normalize,
-    normalize_sum,
-    raise_power,
-    reduce_squares,
-    square_channels,
-)
-from onnxq.passes.equalization.streams import Label, Streams, pass_on, turn_others
-from onnxq.passes.view import View
+from onnxq.passes.equalization.streams import FLOATS, StreamLabel, Streams
 from onnxq.sites import TensorId
 
 
-def find_streams(view: View) -> Streams:
-    """Every stream of the model, in the order the model runs in."""
-    streams = Streams(view)
-    for node in view.index.nodes:
-        rule = _RULES.get(node.op_type) if node.domain in ("", "com.microsoft") else None
-        if rule is None or not rule(streams, node):
-            _end(streams, node)
-    return streams
-
-
-def _end(s: Streams, node: NodeRef) -> None:
-    """A node that no stream passes: fixed are those that it reads."""
-    tensors = [s.view.tensor(node, k) for k in range(len(node.inputs))]
-    for tensor in tensors:
-        if tensor is not None:
-            s.fix(s.labels.get(tensor) or s.squares.get(tensor), f"{node.name} ({node.op_type}) reads {tensor.name}")
-    # Numbers of rows stay such under whatever is done to each of them.
-    if node.op_type in _ELEMENTWISE and all(one is None or _is_number(s, one) for one in tensors):
-        s.narrow.add(node.result)
-
-
-def _is_number(s: Streams, tensor: TensorId) -> bool:
-    return s.is_narrow(tensor) and tensor not in s.labels
-
-
-_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Pow", "Reciprocal", "Max", "Min", "Clip", "Cast"})
-
-
-def _measure(s: Streams, node: NodeRef) -> bool:
-    # Nothing is computed of the values.
+def pass_stream(flow: Streams, node: NodeRef, same_rank: bool = True) -> bool:
+    """Every channel goes where its neighbours go."""
+    label = flow.find_label(node, 0)
+    if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
+        return False
+    for name in filter(None, node.outputs):
+        flow.write_label(TensorId(name, node.scope), label if same_rank else replace(label, rank=None))
     return True
 
 
-def _matmul(s: Streams, node: NodeRef) -> bool:
-    edge, x, y = s.view.edge(node, 1), s.label(node, 0), s.label(node, 1)
-    shape = s.shape(edge)
+def ignore_values(flow: Streams, node: NodeRef) -> bool:
+    """Nothing is computed of the values."""
+    return True
+
+
+def turn_matmul(flow: Streams, node: NodeRef) -> bool:
+    """By a weight it ends a stream and begins another; P·V and Q·Kᵀ pass or end streams by themselves."""
+    edge, x, y = flow.view.edge(node, 1), flow.find_label(node, 0), flow.find_label(node, 1)
+    shape = flow.find_shape(edge)
     if shape is not None:
-        return len(shape) == 2 and _linear(s, node, shape[0], -2, shape[1], -1)
+        return len(shape) == 2 and _turn_linear(flow, node, shape[0], -2, shape[1], -1)
     if x is None or y is None:
         # P·V: every row is a mean of rows.
-        if y is None or y.axis != -1:
-            return False
-        s.write(node.result, y)
-        return True
+        return y is not None and y.axis == -1 and flow.pass_label(node, y)
     if (x.axis, y.axis) != (-1, -2) or x.waiting or y.waiting:
         return False
     # Q·Kᵀ: products of vectors that are turned alike.
-    s.join([x, replace(y, axis=-1)], node)
+    flow.join_streams([x, replace(y, axis=-1)], node)
     return True
 
 
-def _linear(s: Streams, node: NodeRef, inputs: int, axis: int, outputs: int, out_axis: int) -> bool:
+def _turn_linear(flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: int, out_axis: int) -> bool:
     """A linear operator ends a stream and begins another."""
-    x, edge = s.label(node, 0), s.view.edge(node, 1)
+    x, edge = flow.find_label(node, 0), flow.view.edge(node, 1)
     if x is not None and x.axis == -1:
-        s.read(x, edge, axis, inputs)
+        flow.read_stream(x, edge, axis, inputs)
     elif x is not None:
-        s.fix(x, f"{node.name} ({node.op_type}) reads it along another axis")
-    if not s.view.is_constant(node, 0):
-        label = s.begin(node.result, edge, out_axis, outputs)
-        s.write(node.result, replace(label, rank=s.rank(s.view.tensor(node, 0))))
+        flow.hold_label(x, f"{node.name} ({node.op_type}) reads it along another axis")
+    if not flow.view.is_constant(node, 0):
+        label = flow.begin_stream(node.result, edge, out_axis, outputs)
+        flow.write_label(node.result, replace(label, rank=flow.find_rank(flow.view.tensor(node, 0))))
     return True
 
 
-def _gemm(s: Streams, node: NodeRef) -> bool:
-    shape, turned = s.shape(s.view.edge(node, 1)), bool(node.attrs.get("transB", 0))
+def turn_gemm(flow: Streams, node: NodeRef) -> bool:
+    """A linear operator with its bias."""
+    shape, turned = flow.find_shape(flow.view.edge(node, 1)), bool(node.attrs.get("transB", 0))
     if shape is None or len(shape) != 2 or node.attrs.get("transA", 0):
         return False
-    _linear(s, node, shape[int(turned)], -1 if turned else -2, shape[1 - int(turned)], -2 if turned else -1)
-    return _add_bias(s, node, 2)
+    _turn_linear(flow, node, shape[int(turned)], -1 if turned else -2, shape[1 - int(turned)], -2 if turned else -1)
+    return _add_bias(flow, node, 2)
 
 
-def _add_bias(s: Streams, node: NodeRef, k: int) -> bool:
+def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
     """The bias at input k follows the output."""
-    label = s.labels.get(node.result)
-    if label is None or s.view.tensor(node, k) is None:
+    label = flow.labels.get(node.result)
+    if label is None or flow.view.tensor(node, k) is None:
         return True
-    edge = s.view.edge(node, k)
-    shape = s.shape(edge)
-    if shape is None or not s.turn_constant(label, edge, shape):
-        s.fix(label, f"the bias of {node.name} is computed")
+    edge = flow.view.edge(node, k)
+    shape = flow.find_shape(edge)
+    if shape is None or not flow.turn_constant(label, edge, shape):
+        flow.hold_label(label, f"the bias of {node.name} is computed")
     return True
 
 
-def _conv(s: Streams, node: NodeRef) -> bool:
-    edge = s.view.edge(node, 1)
-    shape = s.shape(edge)
+def turn_conv(flow: Streams, node: NodeRef) -> bool:
+    """Patches of an image begin a stream."""
+    edge = flow.view.edge(node, 1)
+    shape = flow.find_shape(edge)
     if shape is None or len(shape) < 3 or node.attrs.get("group", 1) != 1:
         return False
-    label = s.begin(node.result, edge, -len(shape), shape[0], 1 - len(shape))
-    s.write(node.result, label)
-    bias = s.view.edge(node, 2)
-    if s.view.tensor(node, 2) is not None:
-        if s.shape(bias) == (shape[0],):
-            s.of(label).turns.append((bias, -1))
-        else:
-            s.fix(label, f"the bias of {node.name} is computed")
+    label = flow.begin_stream(node.result, edge, -len(shape), shape[0], 1 - len(shape))
+    flow.write_label(node.result, label)
+    bias = flow.view.edge(node, 2)
+    if flow.find_shape(bias) == (shape[0],):
+        flow.find_stream(label).turns.append((bias, -1))
+    elif flow.view.tensor(node, 2) is not None:
+        flow.hold_label(label, f"the bias of {node.name} is computed")
     # Patches may be made of another stream.
-    return s.label(node, 0) is None
+    return flow.find_label(node, 0) is None
 
 
-def _begin_of_constant(s: Streams, node: NodeRef) -> bool:
+def _begin_of_constant(flow: Streams, node: NodeRef) -> bool:
     """Rows or parts of a constant, such as a table: a stream along its last axis."""
-    edge = s.view.edge(node, 0)
-    shape = s.shape(edge)
+    edge = flow.view.edge(node, 0)
+    shape = flow.find_shape(edge)
     if shape is None or len(shape) < 2 or shape[-1] < 2:
         return False
-    s.write(node.result, s.begin(node.result, edge, -1, shape[-1]))
-    return True
+    return flow.pass_label(node, flow.begin_stream(node.result, edge, -1, shape[-1]))
 
 
-def _gather(s: Streams, node: NodeRef) -> bool:
-    x, axis = s.label(node, 0), int(node.attrs.get("axis", 0))
+def turn_gather(flow: Streams, node: NodeRef) -> bool:
+    """Rows of a table begin a stream; of tokens it goes on."""
+    x, axis = flow.find_label(node, 0), int(node.attrs.get("axis", 0))
     if x is None:
-        return axis == 0 and _begin_of_constant(s, node)
-    back = s.count_back(s.view.tensor(node, 0), axis)
+        return axis == 0 and _begin_of_constant(flow, node)
+    back = flow.count_back(flow.view.tensor(node, 0), axis)
     # Of a tensor of one axis there is nothing but channels to gather.
-    return x.axis == -1 and (axis == 0 if back is None else back < -1) and pass_on(s, node, same_rank=False)
+    return x.axis == -1 and (axis == 0 if back is None else back < -1) and pass_stream(flow, node, same_rank=False)
 
 
-def _reshape(s: Streams, node: NodeRef) -> bool:
+def turn_reshape(flow: Streams, node: NodeRef) -> bool:
     """Channels that lie side by side stay so: of heads in one row, or of each head in its own."""
-    label, source, out = s.label(node, 0), s.view.tensor(node, 0), s.view.index.shape(node.result)
+    label, source, out = flow.find_label(node, 0), flow.view.tensor(node, 0), flow.view.index.shape(node.result)
     if label is None:
         return False
     if label.axis == -1:
-        width = _find_width(s, node)
+        width = _find_width(flow, node)
         if width is None or (label.waiting and width != label.width):
             return False
-        s.divide(label, width)
-        s.write(node.result, replace(label, width=width, rank=_find_rank(s, node)))
-        return True
-    before = s.view.index.shape(source) if source is not None else None
+        flow.divide_stream(label, width)
+        return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
+    before = flow.view.index.shape(source) if source is not None else None
     if before is None or out is None or len(out) != 3 or label.axis != 1 - len(before) or out[1] != label.width:
         return False
     # [N, C, H, W] to [N, C, H·W].
-    s.write(node.result, replace(label, axis=-2))
-    return True
+    return flow.pass_label(node, replace(label, axis=-2))
 
 
-def _find_width(s: Streams, node: NodeRef) -> int | None:
+def _find_width(flow: Streams, node: NodeRef) -> int | None:
     """The last dim of a node's output; by the linear operator that reads it where no shape says so."""
-    shape = s.view.index.shape(node.result)
+    shape = flow.view.index.shape(node.result)
     if shape and isinstance(shape[-1], int):
         return shape[-1]
-    target = s.view.constant(node, 1) if node.op_type == "Reshape" else None
+    target = flow.view.constant(node, 1) if node.op_type == "Reshape" else None
     if target is not None and target.size and target.flat[-1] > 0:
         return int(target.flat[-1])
-    label, axes = s.label(node, 0), s.view.constant(node, 1)
+    label, axes = flow.find_label(node, 0), flow.view.constant(node, 1)
     if node.op_type == "Unsqueeze" and label is not None and axes is not None:
-        rank = _find_rank(s, node)
-        last = any(int(one) == -1 or rank is None or int(one) == rank - 1 for one in axes.flat)
+        rank = _find_rank(flow, node)
+        last = any(int(axis) == -1 or rank is None or int(axis) == rank - 1 for axis in axes.flat)
         return None if last else label.width
-    for edge in s.view.index.consumers(node.result):
-        weight = s.shape(replace(edge, index=1)) if edge.index == 0 else None
-        if weight is not None and len(weight) == 2 and s.view.index.node(edge.node).op_type == "MatMul":
+    for edge in flow.view.index.consumers(node.result):
+        weight = flow.find_shape(replace(edge, index=1)) if edge.index == 0 else None
+        if weight is not None and len(weight) == 2 and flow.view.index.node(edge.node).op_type == "MatMul":
             return weight[0]
     return None
 
 
-def _find_rank(s: Streams, node: NodeRef) -> int | None:
+def _find_rank(flow: Streams, node: NodeRef) -> int | None:
     """The rank of a Reshape's or an Unsqueeze's output; None for other nodes."""
-    rank, added = s.rank(s.view.tensor(node, 0)), s.view.constant(node, 1)
+    rank, added = flow.find_rank(flow.view.tensor(node, 0)), flow.view.constant(node, 1)
     if added is None or node.op_type not in ("Reshape", "Unsqueeze"):
         return None
     return int(added.size) if node.op_type == "Reshape" else None if rank is None else rank + int(added.size)
 
 
-def _transpose(s: Streams, node: NodeRef) -> bool:
-    label, perm = s.label(node, 0), list(node.attrs.get("perm", ()))
+def turn_transpose(flow: Streams, node: NodeRef) -> bool:
+    """The channels lie along another axis."""
+    label, perm = flow.find_label(node, 0), list(node.attrs.get("perm", ()))
     if label is None or not perm:
         return False
-    s.write(node.result, replace(label, axis=perm.index(len(perm) + label.axis) - len(perm), rank=len(perm)))
-    return True
+    return flow.pass_label(node, replace(label, axis=perm.index(len(perm) + label.axis) - len(perm), rank=len(perm)))
 
 
-def _concat(s: Streams, node: NodeRef) -> bool:
+def turn_concat(flow: Streams, node: NodeRef) -> bool:
     """Tokens beside tokens."""
-    tensors = [s.view.tensor(node, k) for k in range(len(node.inputs))]
-    labels = [s.labels[one] for one in tensors if one in s.labels]
+    tensors = [flow.view.tensor(node, k) for k in range(len(node.inputs))]
+    labels = [flow.labels[tensor] for tensor in tensors if tensor in flow.labels]
     axis = int(node.attrs.get("axis", 0))
-    back = next((b for one in (*tensors, node.result) if (b := s.count_back(one, axis)) is not None), None)
+    back = next((b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None)
     if not labels or back is None or back == labels[0].axis:
         return False
-    label = s.join(labels, node)
-    alone = all(tensor in s.labels for tensor in tensors)
-    s.write(node.result, label)
-    return alone or (not label.waiting and turn_others(s, node, label, range(len(tensors))))
+    label = flow.join_streams(labels, node)
+    alone = all(tensor in flow.labels for tensor in tensors)
+    flow.write_label(node.result, label)
+    return alone or (not label.waiting and flow.turn_others(node, label, range(len(tensors))))
 
 
-def _slice(s: Streams, node: NodeRef) -> bool:
-    label = s.label(node, 0)
-    axes = node.attrs.get("axes", s.view.constant(node, 3))
+def turn_slice(flow: Streams, node: NodeRef) -> bool:
+    """Some of the tokens; of a constant they begin a stream."""
+    label = flow.find_label(node, 0)
+    axes = node.attrs.get("axes", flow.view.constant(node, 3))
     axis = -1 if label is None else label.axis
-    tensor = s.view.tensor(node, 0)
-    if axes is None or any(s.count_back(tensor, int(one)) in (axis, None) for one in np.asarray(axes).flat):
+    tensor = flow.view.tensor(node, 0)
+    if axes is None or any(flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in np.asarray(axes).flat):
         return False
-    return _begin_of_constant(s, node) if label is None else pass_on(s, node)
+    return _begin_of_constant(flow, node) if label is None else pass_stream(flow, node)
 
 
-def _split(s: Streams, node: NodeRef) -> bool:
-    label, back = s.label(node, 0), s.count_back(s.view.tensor(node, 0), int(node.attrs.get("axis", 0)))
-    return label is not None and back not in (label.axis, None) and pass_on(s, node)
+def turn_split(flow: Streams, node: NodeRef) -> bool:
+    """Tokens in parts."""
+    label, back = flow.find_label(node, 0), flow.count_back(flow.view.tensor(node, 0), int(node.attrs.get("axis", 0)))
+    return label is not None and back not in (label.axis, None) and pass_stream(flow, node)
 
 
-def _expand(s: Streams, node: NodeRef) -> bool:
-    return _begin_of_constant(s, node) if s.label(node, 0) is None else pass_on(s, node, same_rank=False)
+def turn_expand(flow: Streams, node: NodeRef) -> bool:
+    """Rows repeated; those of a constant begin a stream."""
+    return (
+        _begin_of_constant(flow, node) if flow.find_label(node, 0) is None else pass_stream(flow, node, same_rank=False)
+    )
 
 
-def _pair(s: Streams, node: NodeRef) -> tuple[Label, int, TensorId | None, tuple[int, ...] | None] | None:
+def _find_pair(flow: Streams, node: NodeRef) -> tuple[StreamLabel, int, TensorId | None, tuple[int, ...] | None] | None:
     """(label, its input, the other input, that one's shape if it is a constant) where one of two inputs has a label."""
-    labels = [s.label(node, k) for k in range(2)]
+    labels = [flow.find_label(node, k) for k in range(2)]
     k = 0 if labels[0] is not None else 1
     label = labels[k]
     if label is None or labels[1 - k] is not None:
         return None
-    return label, k, s.view.tensor(node, 1 - k), s.shape(s.view.edge(node, 1 - k))
+    return label, k, flow.view.tensor(node, 1 - k), flow.find_shape(flow.view.edge(node, 1 - k))
 
 
-def _is_row(shape: Sequence[int], label: Label) -> bool:
+def _is_row(shape: Sequence[int], label: StreamLabel) -> bool:
     """True for one number, or one for each channel of the last axis."""
     return all(dim == 1 for dim in shape[:-1]) and (not shape or shape[-1] in (1, label.width)) and label.axis == -1
 
 
-def _add(s: Streams, node: NodeRef) -> bool:
-    a, b = s.label(node, 0), s.label(node, 1)
+def turn_add(flow: Streams, node: NodeRef) -> bool:
+    """Residual sums; a constant that is added follows the stream, or waits with a scale."""
+    a, b = flow.find_label(node, 0), flow.find_label(node, 1)
     if a is not None and b is not None:
-        if a.waiting or b.waiting:
-            return False
-        s.write(node.result, s.join([a, b], node))
-        return True
-    found = _pair(s, node)
-    if found is None:
+        return not (a.waiting or b.waiting) and flow.pass_label(node, flow.join_streams([a, b], node))
+    pair = _find_pair(flow, node)
+    if pair is None:
         return False
-    label, k, other, shape = found
-    edge = s.view.edge(node, 1 - k)
+    label, k, other, shape = pair
+    edge = flow.view.edge(node, 1 - k)
     if label.waiting:
         if shape is None or node.op_type == "Sub" or not _is_row(shape, label):
             return False
-        label = s.scale(label, None, edge)
+        label = flow.scale_stream(label, None, edge)
     elif shape is not None:
-        if not s.turn_constant(label, edge, shape):
+        if not flow.turn_constant(label, edge, shape):
             return False
-    elif s.is_narrow(other) and label.axis == -1:
-        s.of(label).level = True
+    elif flow.is_narrow(other) and label.axis == -1:
+        flow.find_stream(label).level = True
     else:
         return False
-    s.write(node.result, label)
-    return True
+    return flow.pass_label(node, label)
 
 
-def _sum(s: Streams, node: NodeRef) -> bool:
+def turn_sum(flow: Streams, node: NodeRef) -> bool:
     """An Add of any number of tensors."""
-    labels = [label for k in range(len(node.inputs)) if (label := s.label(node, k)) is not None]
-    if not labels or any(one.waiting for one in labels):
+    labels = [label for k in range(len(node.inputs)) if (label := flow.find_label(node, k)) is not None]
+    if not labels or any(label.waiting for label in labels):
         return False
-    label = s.join(labels, node)
-    s.write(node.result, label)
-    return turn_others(s, node, label, range(len(node.inputs)))
+    label = flow.join_streams(labels, node)
+    flow.write_label(node.result, label)
+    return flow.turn_others(node, label, range(len(node.inputs)))
 
 
-def _mul(s: Streams, node: NodeRef) -> bool:
+def turn_product(flow: Streams, node: NodeRef) -> bool:
+    """A number for each row, or a scale per channel that waits; by itself, squares."""
     if node.inputs[0] == node.inputs[1]:
-        return node.op_type == "Mul" and square_channels(s, node)
-    found = _pair(s, node)
-    if found is None or (node.op_type == "Div" and found[1]):
+        return node.op_type == "Mul" and _square_channels(flow, node)
+    pair = _find_pair(flow, node)
+    if pair is None or (node.op_type == "Div" and pair[1]):
         return False
-    label, k, other, shape = found
-    if shape is not None:
-        alike = len(shape) < -label.axis or shape[label.axis] == 1
-        if not alike:
-            if not _is_row(shape, label) or node.op_type == "Div":
-                return False
-            label = s.scale(label, s.view.edge(node, 1 - k))
-    elif not s.is_narrow(other) or label.axis != -1:
+    label, k, other, shape = pair
+    if shape is None:
+        return flow.is_narrow(other) and label.axis == -1 and flow.pass_label(node, label)
+    if len(shape) >= -label.axis and shape[label.axis] != 1:
+        if not _is_row(shape, label) or node.op_type == "Div":
+            return False
+        label = flow.scale_stream(label, flow.view.edge(node, 1 - k))
+    return flow.pass_label(node, label)
+
+
+def turn_power(flow: Streams, node: NodeRef) -> bool:
+    """Squares, where the exponent is 2."""
+    exponent = flow.view.scalar(node, 1)
+    return exponent is not None and exponent[0] == 2.0 and _square_channels(flow, node)
+
+
+def _square_channels(flow: Streams, node: NodeRef) -> bool:
+    """Squares, whose sum over the channels does not hang on their basis."""
+    label = flow.find_label(node, 0)
+    if label is None or label.waiting:
         return False
-    s.write(node.result, label)
+    flow.squares[node.result] = label
+    if flow.view.kept(node.result):
+        flow.hold_label(label, f"{node.name} gives out its squares")
     return True
 
 
-_RULES: dict[str, Callable[[Streams, NodeRef], bool]] = {
-    **dict.fromkeys(("Shape", "Size"), _measure),
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "Conv": _conv,
-    "Gather": _gather,
-    **dict.fromkeys(("Identity", "Dropout", "Cast", "Neg"), pass_on),
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
-    "Transpose": _transpose,
-    "Sum": _sum,
-    "Concat": _concat,
-    "Slice": _slice,
-    "Split": _split,
-    "Expand": _expand,
-    **dict.fromkeys(("Add", "Sub"), _add),
-    **dict.fromkeys(("Mul", "Div"), _mul),
-    "Pow": raise_power,
-    **dict.fromkeys(("ReduceL2", "ReduceSumSquare", *sorted(MEANS)), reduce_squares),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), normalize),
-    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), normalize_sum),
-    **dict.fromkeys(HEADS, attend),
+# Of [N, tokens, channels] a mean over the last axis is a GlobalAveragePool, too.
+_MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
+
+
+def turn_mean(flow: Streams, node: NodeRef) -> bool:
+    """A sum or mean over the channels, of squares or of themselves, or over what stands in front of them."""
+    tensor = flow.view.tensor(node, 0)
+    squares = None if tensor is None else flow.squares.get(tensor)
+    label, pooled = squares or flow.find_label(node, 0), node.op_type == "GlobalAveragePool"
+    axes = [2] if pooled else node.attrs.get("axes", flow.view.constant(node, 1))
+    if label is None or axes is None or label.waiting or (pooled and (tensor is None or flow.find_rank(tensor) != 3)):
+        return False
+    backs = {flow.count_back(tensor, int(axis)) for axis in np.asarray(axes).flat}
+    keeps_rank = bool(node.attrs.get("keepdims", 1))
+    if backs == {label.axis}:
+        stream = flow.find_stream(label)
+        if squares is not None or node.op_type in ("ReduceL2", "ReduceSumSquare"):
+            stream.normalized = True
+        elif node.op_type in _MEANS:
+            stream.level = True
+        else:
+            return False
+        if keeps_rank and label.axis == -1:
+            flow.narrow.add(node.result)
+        return True
+    before = all(axis is not None and axis < label.axis for axis in backs)
+    return squares is None and before and node.op_type in _MEANS and pass_stream(flow, node, same_rank=keeps_rank)
+
+
+_CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
+
+
+def turn_normalized(flow: Streams, node: NodeRef) -> bool:
+    """LayerNormalization and RMSNormalization."""
+    label = flow.find_label(node, 0)
+    back = flow.count_back(flow.view.tensor(node, 0), int(node.attrs.get("axis", -1)))
+    return label is not None and back == -1 and _normalize(flow, node, label, 1)
+
+
+def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool:
+    """A normalization's first output, with scale at input k and shift, where it takes the mean away, behind it."""
+    scale, centred = flow.view.edge(node, k), node.op_type in _CENTRED
+    if label.axis != -1 or label.waiting or flow.find_shape(scale) != (label.width,):
+        return False
+    shift = flow.view.edge(node, k + 1) if centred and flow.view.tensor(node, k + 1) is not None else None
+    if shift is not None and flow.find_shape(shift) != (label.width,):
+        return False
+    stream = flow.find_stream(label)
+    stream.normalized, stream.level = True, stream.level or centred
+    return flow.pass_label(node, flow.scale_stream(label, scale, shift))
+
+
+def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
+    """The sum of two inputs and a bias, normalized, and the sum itself as fourth output."""
+    labels = [label for k in (0, 1) if (label := flow.find_label(node, k)) is not None]
+    bias = 3 if node.op_type == "SkipSimplifiedLayerNormalization" else 4
+    if not labels or any(label.waiting for label in labels):
+        return False
+    label = flow.join_streams(labels, node)
+    if not flow.turn_others(node, label, (0, 1, bias)):
+        return False
+    if len(node.outputs) > 3 and node.outputs[3]:
+        flow.write_label(TensorId(node.outputs[3], node.scope), label)
+    return _normalize(flow, node, label, 2)
+
+
+# Attributes with the number of value heads and of query heads; inputs with past values.
+_HEADS = {
+    "Attention": ("kv_num_heads", "q_num_heads", 5),
+    "GroupQueryAttention": ("kv_num_heads", "num_heads", 4),
+    "MultiHeadAttention": ("num_heads", "num_heads", 7),
 }
+
+
+def turn_attention(flow: Streams, node: NodeRef) -> bool:
+    """Values through attention as one node: all heads are turned alike."""
+    kv_heads, heads, past = _HEADS[node.op_type]
+    label = flow.find_label(node, 2)
+    # Its biases of queries, keys and values lie in one constant; that of com.microsoft holds the weights too.
+    biased = node.op_type == "MultiHeadAttention" and flow.view.tensor(node, 3) is not None
+    if label is None or label.axis != -1 or biased or (node.op_type == "Attention" and node.domain):
+        return False
+    for k in {*range(len(node.inputs))} - {2}:
+        other = flow.find_label(node, k)
+        if other is not None:
+            flow.hold_label(other, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
+    if flow.view.tensor(node, past) is not None:
+        flow.hold_label(label, f"{node.name} ({node.op_type}) reads past values")
+    tensor, width, out = flow.view.tensor(node, 2), label.width, label.width
+    if flow.find_rank(tensor) != 4:
+        # Of all heads in one row.
+        parts = int(node.attrs.get(kv_heads, 0))
+        if not parts or label.width % parts:
+            return False
+        width = label.width // parts
+        out = width * int(node.attrs[heads])
+    flow.divide_stream(label, width)
+    flow.write_label(node.result, replace(label, width=out))
+    if len(node.outputs) > 2 and node.outputs[2]:
+        flow.write_label(TensorId(node.outputs[2], node.scope), replace(label, width=width))
+    return True

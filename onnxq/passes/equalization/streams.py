@@ -4,7 +4,7 @@ A linear operator or a table begins one: its output channels may be turned in th
 treat all channels alike (moves of tokens and heads, scalars, normalization by the root of mean squares), meet in Add,
 and end in the input channels of linear operators. The residual stream of a pre-norm network is one, the values of an
 attention are another, whose heads are turned alike. The scale and bias per channel of a normalization wait for the
-linear operators that read it. A stream that meets anything else (a graph output, a Gelu, a rotary embedding) is fixed.
+linear operators that read it. A stream that meets anything else (a graph output, a Gelu, a rotary embedding) is held.
 
 LayerNormalization also takes the mean away: of its streams the matrix must leave a row of equal numbers as it is, so
 that the mean of a row stays what it was; then the operator need not change.
@@ -19,6 +19,7 @@ from math import gcd
 import numpy as np
 
 from onnxq.graph import NodeRef
+from onnxq.passes.equalization.channels import ChannelFlow
 from onnxq.passes.view import View
 from onnxq.sites import Edge, TensorId
 
@@ -27,7 +28,7 @@ FLOATS = (1, 10, 11, 16)
 
 
 @dataclass(frozen=True)
-class Affine:
+class ChannelConstant:
     """Constants per channel that wait for the readers of a tensor: inputs that scale it, and those that are added."""
 
     edge: Edge
@@ -35,7 +36,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Label:
+class StreamLabel:
     """Where a stream lies in a tensor: along `axis`, counted from the end, of `width` channels.
 
     waiting: in order. rank: the tensor's, None where nothing says so.
@@ -44,26 +45,26 @@ class Label:
     stream: int
     axis: int
     width: int
-    waiting: tuple[Affine, ...] = ()
+    waiting: tuple[ChannelConstant, ...] = ()
     rank: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
-class Reader:
+class StreamReader:
     """A linear operator that reads a stream: the input that holds its weight, the weight's input axis."""
 
     edge: Edge
     axis: int
-    label: Label
+    label: StreamLabel
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """One stream. size: channels that one matrix may mix, a divisor of the width of each of its tensors.
 
     tensor: the first of it, by which plans know it. level: a mean or a number for all channels meets it.
-    normalized: a normalization reads it. reason: why it is fixed, "" where it is not. writers: linear operators and
-    tables that begin it. turns: constants along whose axis, counted from the end, it is written.
+    normalized: a normalization reads it. reason: why it is held, "" where it is not. turns: constants, those that
+    begin it among them, and the axes that it has in them, counted from the end.
     """
 
     tensor: TensorId
@@ -72,134 +73,147 @@ class Stream:
     normalized: bool = False
     reason: str = ""
     turns: list[tuple[Edge, int]] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
+    readers: list[StreamReader] = field(default_factory=list)
 
     @property
     def free(self) -> bool:
         """True where turning it changes nothing but weights, some of which read it."""
         return not self.reason and self.size > 1 and bool(self.readers)
 
+    def take_in(self, other: Stream) -> None:
+        """Make the other stream a part of this one."""
+        self.size = gcd(self.size, other.size)
+        self.level |= other.level
+        self.normalized |= other.normalized
+        self.reason = self.reason or other.reason
+        self.turns += other.turns
+        self.readers += other.readers
 
-class Streams:
+
+class Streams(ChannelFlow[StreamLabel]):
     """The streams of a graph while its nodes are visited, in the order they run in."""
 
+    # Operators of ONNX Runtime have norms and attention in one node.
+    domains = ("", "com.microsoft")
+
     def __init__(self, view: View) -> None:
-        self.view = view
-        self.labels: dict[TensorId, Label] = {}
+        super().__init__(view)
         # Tensors of one number for all channels of their row, where no shape says so.
         self.narrow: set[TensorId] = set()
         # Squares of a stream's tensors, for whoever takes their mean.
-        self.squares: dict[TensorId, Label] = {}
+        self.squares: dict[TensorId, StreamLabel] = {}
+        # By number of a label; joined streams are one object.
         self._streams: list[Stream] = []
-        self._parent: list[int] = []
 
-    def find(self, stream: int) -> int:
-        """The stream that this one became a part of."""
-        while self._parent[stream] != stream:
-            stream = self._parent[stream]
-        return stream
-
-    def of(self, label: Label) -> Stream:
+    def find_stream(self, label: StreamLabel) -> Stream:
         """The stream of a label."""
-        return self._streams[self.find(label.stream)]
+        return self._streams[label.stream]
 
-    def all(self) -> list[Stream]:
+    def list_streams(self) -> list[Stream]:
         """Every stream, once."""
-        return [one for k, one in enumerate(self._streams) if self._parent[k] == k]
+        return list({id(stream): stream for stream in self._streams}.values())
 
-    def label(self, node: NodeRef, k: int) -> Label | None:
-        """The label of input k of a node; None where it has none."""
-        tensor = self.view.tensor(node, k)
-        return None if tensor is None else self.labels.get(tensor)
-
-    def begin(self, tensor: TensorId, edge: Edge, axis: int, width: int, place: int = -1) -> Label:
+    def begin_stream(self, tensor: TensorId, edge: Edge, axis: int, width: int, place: int = -1) -> StreamLabel:
         """A new stream: `tensor` along `place`, of `width` channels, which the constant at `edge` has along `axis`."""
-        self._parent.append(len(self._streams))
         self._streams.append(Stream(tensor, width, turns=[(edge, axis)]))
-        return Label(len(self._streams) - 1, place, width)
+        return StreamLabel(len(self._streams) - 1, place, width)
 
-    def write(self, tensor: TensorId, label: Label) -> None:
-        """The label of a tensor; fixed where somebody outside of the nodes sees it."""
-        self.labels[tensor] = replace(label, rank=self.rank(tensor) or label.rank)
-        if self.view.kept(tensor):
-            self.fix(label, f"{tensor.name} is an output, or a body reads it")
+    def write_label(self, tensor: TensorId, label: StreamLabel) -> None:
+        """Set the label of a tensor, with the rank that its shape says."""
+        super().write_label(tensor, replace(label, rank=self.find_rank(tensor) or label.rank))
 
-    def fix(self, label: Label | None, reason: str) -> None:
-        """The stream cannot be turned. The first reason stays."""
-        if label is not None:
-            stream = self.of(label)
-            stream.reason = stream.reason or reason
+    def hold_label(self, label: StreamLabel, reason: str) -> None:
+        """Turn the stream of a label by nothing. The first reason stays."""
+        stream = self.find_stream(label)
+        stream.reason = stream.reason or reason
 
-    def divide(self, label: Label, width: int) -> None:
+    def end_labels(self, node: NodeRef) -> None:
+        """Hold the streams that a node reads, and those whose squares it reads."""
+        super().end_labels(node)
+        tensors = [tensor for k in range(len(node.inputs)) if (tensor := self.view.tensor(node, k)) is not None]
+        for tensor in tensors:
+            if tensor in self.squares and tensor not in self.labels:
+                self.hold_label(self.squares[tensor], f"{node.name} ({node.op_type}) reads {tensor.name}")
+        # Numbers of rows stay such under whatever is done to each of them.
+        if node.op_type in _ELEMENTWISE and all(self.is_narrow(one) and one not in self.labels for one in tensors):
+            self.narrow.add(node.result)
+
+    def divide_stream(self, label: StreamLabel, width: int) -> None:
         """Parts of `width` channels lie in rows of their own from here on."""
-        stream = self.of(label)
+        stream = self.find_stream(label)
         stream.size = gcd(stream.size, width)
 
-    def join(self, labels: Sequence[Label], node: NodeRef) -> Label:
+    def join_streams(self, labels: Sequence[StreamLabel], node: NodeRef) -> StreamLabel:
         """One stream of those that meet in a node."""
         first = labels[0]
         for other in labels[1:]:
             if (other.axis, other.width, other.waiting) != (first.axis, first.width, first.waiting):
-                for one in labels:
-                    self.fix(one, f"{node.name} ({node.op_type}) joins channels that differ")
-            keep, gone = sorted((self.find(first.stream), self.find(other.stream)))
-            if keep != gone:
-                a, b = self._streams[keep], self._streams[gone]
-                self._parent[gone] = keep
-                self._streams[keep] = Stream(
-                    a.tensor, gcd(a.size, b.size), a.level or b.level, a.normalized or b.normalized,
-                    a.reason or b.reason, a.turns + b.turns, a.readers + b.readers,
-                )  # fmt: skip
+                for label in labels:
+                    self.hold_label(label, f"{node.name} ({node.op_type}) joins channels that differ")
+            streams = self.find_stream(first), self.find_stream(other)
+            if streams[0] is not streams[1]:
+                # The one that begins first gives its name.
+                kept, merged = sorted(streams, key=self._streams.index)
+                kept.take_in(merged)
+                self._streams = [kept if stream is merged else stream for stream in self._streams]
         return first
 
-    def turn_constant(self, label: Label, edge: Edge, shape: Sequence[int]) -> bool:
+    def turn_constant(self, label: StreamLabel, edge: Edge, shape: Sequence[int]) -> bool:
         """Let a constant that joins a stream follow it; False where its shape says nothing of channels."""
         if len(shape) >= -label.axis and shape[label.axis] == label.width:
-            self.of(label).turns.append((edge, label.axis))
+            self.find_stream(label).turns.append((edge, label.axis))
             return True
         # One number for all channels.
-        self.of(label).level = True
+        self.find_stream(label).level = True
         return len(shape) < -label.axis or shape[label.axis] == 1
 
-    def read(self, label: Label, edge: Edge, axis: int, width: int) -> None:
-        """A linear operator that reads a stream along the last axis."""
-        self.divide(label, width)
-        self.of(label).readers.append(Reader(edge, axis, label))
-        if label.waiting and label.width != width:
-            self.fix(label, f"{edge.node} reads {width} channels where {label.width} are scaled")
+    def turn_others(self, node: NodeRef, label: StreamLabel, inputs: Iterable[int]) -> bool:
+        """Let constants that are added follow a stream; False for anything else beside it."""
+        for k in inputs:
+            if self.view.tensor(node, k) is None or self.find_label(node, k) is not None:
+                continue
+            edge = self.view.edge(node, k)
+            shape = self.find_shape(edge)
+            if shape is None or not self.turn_constant(label, edge, shape):
+                return False
+        return True
 
-    def scale(self, label: Label, scale: Edge | None, shift: Edge | None = None) -> Label:
-        """The stream behind a scale and a shift per channel, [width] or one number each."""
+    def read_stream(self, label: StreamLabel, edge: Edge, axis: int, width: int) -> None:
+        """Note a linear operator that reads a stream along the last axis."""
+        self.divide_stream(label, width)
+        self.find_stream(label).readers.append(StreamReader(edge, axis, label))
+        if label.waiting and label.width != width:
+            self.hold_label(label, f"{edge.node} reads {width} channels where {label.width} are scaled")
+
+    def scale_stream(self, label: StreamLabel, scale: Edge | None, shift: Edge | None = None) -> StreamLabel:
+        """The label behind a scale and a shift per channel, [width] or one number each."""
         waiting = label.waiting
-        if scale is not None and not self._is_even(scale):
-            waiting = (*waiting, Affine(scale))
-        if shift is None:
-            return replace(label, waiting=waiting)
-        if waiting:
-            waiting = (*waiting, Affine(shift, shift=True))
-        else:
-            self.turn_constant(label, shift, self.shape(shift) or ())
+        if scale is not None:
+            value = self.view.constant(self.view.index.node(scale.node), scale.index)
+            # One number for all channels needs no turning.
+            if value is None or not np.all(value == value.flat[0]):
+                waiting = (*waiting, ChannelConstant(scale))
+        if shift is not None and waiting:
+            waiting = (*waiting, ChannelConstant(shift, shift=True))
+        elif shift is not None:
+            self.turn_constant(label, shift, self.find_shape(shift) or ())
         return replace(label, waiting=waiting)
 
-    def shape(self, edge: Edge) -> tuple[int, ...] | None:
+    def find_shape(self, edge: Edge) -> tuple[int, ...] | None:
         """The shape of a constant of floats; None for anything else."""
         index = self.view.index
         tensor = self.view.tensor(index.node(edge.node), edge.index)
         shape = None if tensor is None or not index.is_constant(tensor) else index.shape(tensor)
-        if tensor is None or shape is None or index.dtype(tensor) not in FLOATS:
+        if tensor is None or shape is None or None in shape or index.dtype(tensor) not in FLOATS:
             return None
-        return tuple(dim for dim in shape if isinstance(dim, int)) if None not in shape else None
-
-    def _is_even(self, edge: Edge) -> bool:
-        value = self.view.constant(self.view.index.node(edge.node), edge.index)
-        return value is not None and bool(np.all(value == value.flat[0]))
+        return tuple(dim for dim in shape if isinstance(dim, int))
 
     def is_narrow(self, tensor: TensorId | None) -> bool:
         """True for a tensor that has one number for all channels of a row."""
         shape = None if tensor is None else self.view.index.shape(tensor)
         return tensor in self.narrow or (shape is not None and (not shape or shape[-1] == 1))
 
-    def rank(self, tensor: TensorId | None) -> int | None:
+    def find_rank(self, tensor: TensorId | None) -> int | None:
         """The rank of a tensor, by its shape or its label; operators of ONNX Runtime have no shape inference."""
         if tensor is None:
             return None
@@ -208,21 +222,8 @@ class Streams:
 
     def count_back(self, tensor: TensorId | None, axis: int) -> int | None:
         """An axis of a tensor, counted from the end; None where its rank is not known."""
-        rank = self.rank(tensor)
+        rank = self.find_rank(tensor)
         return axis if axis < 0 else None if rank is None else axis - rank
 
 
-def pass_on(s: Streams, node: NodeRef, same_rank: bool = True) -> bool:
-    """Every channel goes where its neighbours go."""
-    label = s.label(node, 0)
-    if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
-        return False
-    for name in filter(None, node.outputs):
-        s.write(TensorId(name, node.scope), label if same_rank else replace(label, rank=None))
-    return True
-
-
-def turn_others(s: Streams, node: NodeRef, label: Label, inputs: Iterable[int]) -> bool:
-    """Let constants that are added follow a stream; False for anything else beside it."""
-    edges = [s.view.edge(node, k) for k in inputs if s.view.tensor(node, k) is not None and s.label(node, k) is None]
-    return all((shape := s.shape(edge)) is not None and s.turn_constant(label, edge, shape) for edge in edges)
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Pow", "Reciprocal", "Max", "Min", "Clip", "Cast"})

@@ -9,10 +9,10 @@ from dataclasses import replace
 from onnxq.calibrate import calibrate
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.trials import measure_models
-from onnxq.passes.base import RunContext, Trial
+from onnxq.passes.base import EqualizeContext
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import has_few_bits, ignore_rounding, make_trial
-from onnxq.passes.state import State
+from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
+from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -21,18 +21,13 @@ from onnxq.sites import Role
 EQUIVALENT_DB = 60.0
 # Samples that both float models are run on.
 _PROOF = 2
-# Errors on a few samples are this uncertain, in dB.
-_NOISE_DB = 0.5
 # Noise that rounding by moments takes from weights, a network's mean, dB.
 _ROUNDED_DB = 9.0
-# Weights alone must gain as much by nearest rounding, dB: a decoder of 6 million weights gained 1.0 so, and lost 1.2
-# when they were rounded by moments, which make use of inputs that differ in size; with outliers it gained 5.4, and 8.6.
-_WEIGHTS_DB = 3.0
 # An output that agrees better than this is as good as equal, dB.
 _PERFECT_DB = 200.0
 
 
-def check_equivalent(ctx: RunContext, after: State, report: PassReport) -> PassReport:
+def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport) -> PassReport:
     """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
@@ -45,19 +40,19 @@ def check_equivalent(ctx: RunContext, after: State, report: PassReport) -> PassR
     return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
 
 
-def score_equalized(ctx: RunContext, state: State) -> float | None:
+def score_equalized(ctx: EqualizeContext, state: FloatState) -> float | None:
     """SQNR in dB of the worst output of the model quantized on a few samples; None if it cannot be.
 
     Judged on the samples that gave the ranges: the clipping of others is chance, and not the subject of scaling.
     """
     # By identity, and with the model itself, so that no other one can have its id.
-    known = ctx.scores.get(id(state.model))
+    known = ctx.base.scores.get(id(state.model))
     if known is None:
-        known = ctx.scores[id(state.model)] = state.model, _score(ctx, state)
+        known = ctx.base.scores[id(state.model)] = state.model, _score(ctx, state)
     return known[1]
 
 
-def score_rotated(ctx: RunContext, state: State) -> float | None:
+def score_rotated(ctx: EqualizeContext, state: FloatState) -> float | None:
     """As `score_equalized`; beside activations, weights of few bits count with the noise that rounding will leave."""
     activations, weights = score_equalized(ctx, state), _score(ctx, state, _keep_few_bits)
     if activations is None or weights is None:
@@ -65,9 +60,10 @@ def score_rotated(ctx: RunContext, state: State) -> float | None:
     return -10.0 * math.log10(10.0 ** (-activations / 10) + 10.0 ** (-(weights + _ROUNDED_DB) / 10))
 
 
-def gains_by_rotation(ctx: RunContext, before: float, after: float) -> bool:
+def gains_by_rotation(ctx: EqualizeContext, before: float, after: float) -> bool:
     """True where a rotation is worth weights and names that change all over the model."""
-    return after >= before + (_WEIGHTS_DB if ctx.config.mode == "weight-only" else _NOISE_DB)
+    row = "rotation of weights alone" if ctx.config.mode == "weight-only" else "rotation"
+    return THRESHOLDS[row].allows(before, after)
 
 
 def _keep_few_bits(plan: Plan) -> Plan:
@@ -76,9 +72,8 @@ def _keep_few_bits(plan: Plan) -> Plan:
     return replace(plan, sites=weights if has_few_bits(plan) and len(weights) < len(plan.sites) else (), biases=())
 
 
-def _score(ctx: RunContext, state: State, choose: Callable[[Plan], Plan] = ignore_rounding) -> float | None:
+def _score(ctx: EqualizeContext, state: FloatState, choose: Callable[[Plan], Plan] = ignore_rounding) -> float | None:
     floats = ctx.base.trial
-    assert ctx.place is not None
     try:
         plan = choose(ctx.place(state, ctx.progress))
         if not plan.sites:
@@ -96,4 +91,4 @@ def _score(ctx: RunContext, state: State, choose: Callable[[Plan], Plan] = ignor
     return min((min(one.sqnr_db, _PERFECT_DB) for one in found.results()), default=None)
 
 
-EQUALIZED = Trial(score_equalized, lambda _ctx, _before, _after, before, after: after >= before - _NOISE_DB)
+EQUALIZED = Trial(score_equalized, THRESHOLDS["smoothquant"])

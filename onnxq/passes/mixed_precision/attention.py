@@ -6,47 +6,45 @@ import math
 from dataclasses import replace
 
 from onnxq.backends import find_target
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
+from onnxq.passes.judging import THRESHOLDS
 from onnxq.passes.mixed_precision.float_types import find_high_precision
-from onnxq.passes.rounding.passes import round_again
-from onnxq.passes.state import State
+from onnxq.passes.rounding.passes import ROUNDED, round_again
+from onnxq.passes.state import Note, PlacedState
 from onnxq.plan import AttentionChoice, AttentionKind, Plan
 from onnxq.spec import FloatType
 
 NAME, AGAIN = "attention", "attention_after_rounding"
-
-# What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
-_MAY_COST_DB = 1.0
-# The same where attention in float is one kernel too: next to nothing.
-_NARROW_COST_DB = 0.1
-# Above this a loss changes no answers: every model kept its metric there.
-_GOOD_DB = 25.0
+# The same placement without attention, where attention is to be tried; the planning of the run leaves it.
+PLAIN: Note[Plan] = Note(NAME)
 
 
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
-    held = {site.site: site for site in whole.sites}
-    found = ((site, held.get(site.site, site)) for site in plain.sites)
-    sites = tuple(replace(site, qparams=own.qparams, values=own.values) for site, own in found)
+    known = {site.site: site for site in whole.sites}
+    sites = []
+    for site in plain.sites:
+        same = known.get(site.site, site)
+        sites.append(replace(site, qparams=same.qparams, values=same.values))
     return replace(
-        plain, sites=sites, biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
+        plain, sites=tuple(sites), biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
         warnings=whole.warnings, scalings=whole.scalings,
     )  # fmt: skip
 
 
-def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def choose_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Attention quantized if that answers as well as float, else the plan without it, with the same numbers."""
-    assert state.plain is not None
     whole, judge = state.planned, ctx.data.judge
-    plain = without_attention(whole, state.plain)
+    plain = without_attention(whole, PLAIN.read(state))
     both = {"quantized": whole, "float": plain}
-    found = {name: judge.measure(state, plan, progress=ctx.progress) for name, plan in both.items()}
-    worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
+    figures = {}
+    for name, plan in both.items():
+        figures[name] = [output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)]
+    worst = {name: min(values, default=math.inf) for name, values in figures.items()}
     # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
     narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
-    cost, good = (_NARROW_COST_DB, math.inf) if narrow else (_MAY_COST_DB, _GOOD_DB)
-    kept = [b.sqnr_db >= min(a.sqnr_db - cost, good) for a, b in zip(found["float"], found["quantized"], strict=True)]
+    threshold = THRESHOLDS["attention beside float16" if narrow else NAME]
     count = len(judge.samples)
     choice = AttentionChoice(
         kind=AttentionKind.FLOAT,
@@ -54,54 +52,54 @@ def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         quantized_db=round(worst["quantized"], 1),
         samples=count,
     )
-    if all(kept):
+    if all(map(threshold.allows, figures["float"], figures["quantized"])):
         plan = replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
         return replace(state, plan=plan), PassReport(NAME, ("quantized",))
     reason = (
-        f"attention stays float: quantized it costs more than {cost:g} dB ({worst['quantized']:.1f} dB "
+        f"attention stays float: quantized it costs more than {-threshold.gain:g} dB ({worst['quantized']:.1f} dB "
         f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
     )
     # The person reads why these stay float, and not that their rules are off.
     rules = find_target(plain.target).attention_rules
     names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
     left_float = tuple(
-        replace(one, reason=reason) if one.rule in rules and one.subject in names else one for one in plain.left_float
+        replace(left, reason=reason) if left.rule in rules and left.subject in names else left
+        for left in plain.left_float
     )
     plan = replace(plain, left_float=left_float, attention=choice)
     return replace(state, plan=plan), PassReport(NAME, ("float",))
 
 
-def reconsider_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def reconsider_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Attention chosen anew with rounded weights, and in float, where that is chosen, with weights rounded for it.
 
     Rounding makes other errors smaller, and so those of attention larger beside them; never the other way.
     """
-    assert state.plain is not None
-    assert state.unrounded is not None
     chosen, report = choose_attention(ctx, state)
     if chosen.planned.quantizes_attention:
         return chosen, report
     # Rounded with attention in integers before it, they would make up for errors that are gone.
     plan = chosen.planned
     bare = replace(
-        without_attention(state.unrounded, state.plain),
+        without_attention(ROUNDED.read(state).before, PLAIN.read(state)),
         refusals=plan.refusals, left_float=plan.left_float, placement=plan.placement, attention=plan.attention,
     )  # fmt: skip
     return round_again(ctx, chosen, bare, AGAIN)
 
 
-def has_attention_rules(ctx: RunContext, state: State) -> bool:
+def has_attention_rules(ctx: SampledContext, state: PlacedState) -> bool:
     """True where the rules for attention made the plan."""
     return ctx.config.attention == "quantized" or state.planned.quantizes_attention
 
 
-def _is_rounded_and_quantized(ctx: RunContext, state: State) -> bool:
-    return state.plain is not None and state.unrounded is not None and state.planned.quantizes_attention
+def _is_rounded_and_quantized(ctx: SampledContext, state: PlacedState) -> bool:
+    rounded = PLAIN.find(state) is not None and ROUNDED.find(state) is not None
+    return rounded and state.planned.quantizes_attention
 
 
 ATTENTION = Pass(
     NAME, Stage.REFINE, choose_attention, "trying attention in integers", fast=True,
-    applies=lambda _, state: state.plain is not None,
+    applies=lambda _, state: PLAIN.find(state) is not None,
 )  # fmt: skip
 ATTENTION_AGAIN = Pass(
     AGAIN, Stage.REFINE, reconsider_attention, "trying attention with rounded weights", fast=True,

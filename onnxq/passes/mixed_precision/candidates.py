@@ -12,15 +12,17 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 from onnxq.backends import list_costs
 from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
-from onnxq.evaluation.toggled import Setting, Switch, ToggledModel
+from onnxq.evaluation.toggled import Setting, ToggledModel
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import RunContext
+from onnxq.passes.base import SampledContext
+from onnxq.passes.mixed_precision.attention import PLAIN
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
@@ -36,7 +38,7 @@ _OPSET_16 = 21
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PromotionCandidate:
     """keys: operators, or for uint16 activation sites as reports call them."""
 
     name: str
@@ -57,88 +59,90 @@ class Ways:
     reason: str = "promoted to float: it cost the outputs most"
     refusals: Mapping[str, Unquantized] = field(default_factory=dict)
 
-    def candidates(self) -> tuple[Candidate, ...]:
+    def list_candidates(self) -> tuple[PromotionCandidate, ...]:
         """Single operators, the operators around one tensor, and segments of the network; no two alike."""
-        found: dict[frozenset[str], Candidate] = {}
-        for one in (*self._single(), *self._segments()):
+        candidates: dict[frozenset[str], PromotionCandidate] = {}
+        for candidate in (*self._list_single(), *self._list_segments()):
             # Of two alike the smaller kind names it.
-            found.setdefault(one.keys, one)
-        return tuple(one for keys, one in found.items() if keys)
+            candidates.setdefault(candidate.keys, candidate)
+        return tuple(candidate for keys, candidate in candidates.items() if keys)
 
-    def _single(self) -> Iterable[Candidate]:
+    def _list_single(self) -> Iterable[PromotionCandidate]:
         if self.to == UINT16:
             for site in self.plan.sites:
                 if self._widens(site):
                     # Sites that share a scale share its type.
                     alike = [s for s in self.plan.sites if site.group and s.group == site.group] or [site]
-                    yield Candidate(str(site.site), frozenset(str(s.site) for s in alike))
+                    yield PromotionCandidate(str(site.site), frozenset(str(s.site) for s in alike))
             return
-        computing = list_quantized_ops(self.problem, self.plan)
-        for name in computing:
-            yield Candidate(name, frozenset([name]))
+        for name in self._computing:
+            yield PromotionCandidate(name, frozenset([name]))
         for site in self.plan.sites:
             if site.role in (Role.ACTIVATION, Role.OUTPUT) and isinstance(site.site, TensorId):
-                yield Candidate(str(site.site), frozenset(self._touching(site.site)).intersection(computing))
+                around = self._list_touching(site.site)
+                yield PromotionCandidate(str(site.site), frozenset(around).intersection(self._computing))
+
+    @cached_property
+    def _computing(self) -> tuple[str, ...]:
+        """Operators that compute in integers now."""
+        return list_quantized_ops(self.problem, self.plan)
 
     def list_operators(self, site: SitePlan) -> list[str]:
         """The operators that would read or write the site's integers."""
-        return [site.site.node] if isinstance(site.site, Edge) else self._touching(site.quantized_tensor)
+        return [site.site.node] if isinstance(site.site, Edge) else self._list_touching(site.quantized_tensor)
 
-    def _touching(self, tensor: TensorId) -> list[str]:
+    def _list_touching(self, tensor: TensorId) -> list[str]:
         ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.consumers(tensor))]
         return [op.name for op in ops if op is not None]
 
-    def _segments(self) -> Iterable[Candidate]:
-        names = [str(s.site) for s in self.plan.sites if self._widens(s)]
-        names = names if self.to == UINT16 else list(list_quantized_ops(self.problem, self.plan))
+    def _list_segments(self) -> Iterable[PromotionCandidate]:
+        names = list(self._computing)
+        if self.to == UINT16:
+            names = [str(site.site) for site in self.plan.sites if self._widens(site)]
         for parts in _SEGMENTS:
             size = -(-len(names) // parts)
             for k in range(0, len(names), size) if size > 1 else ():
                 part = names[k : k + size]
-                yield Candidate(f"{part[0]} … {part[-1]}", frozenset(part))
+                yield PromotionCandidate(f"{part[0]} … {part[-1]}", frozenset(part))
 
     def _widens(self, site: SitePlan) -> bool:
         return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not (site.spec.is_float or site.spec.dynamic)
 
-    def placed(self, keys: frozenset[str]) -> Plan:
-        """The plan with these promoted; sites that are as before keep their numbers."""
+    def promote_keys(self, keys: frozenset[str]) -> Plan:
+        """The plan with these promoted; sites that are as before keep their qparams."""
         if not keys:
             return self.plan
         if self.to == UINT16:
-            return self._widened(keys)
-        left = self.left(keys)
-        how = self.plan.placement
+            return self._widen_sites(keys)
+        problem, how = self.leave_float(keys), self.plan.placement
         if how is not None and how.method is PlacementMethod.MEASURED:
             # The clock has decided, and no rule decides again.
             chosen = self.problem.candidates()[how.candidate].difference(keys)
-            reasons = tuple(one for one in self.plan.left_float if one.rule == "measured")
-            made = left.placed(Choice(chosen, (*reasons, *(left.refused[name] for name in sorted(keys)))), how)
+            measured = (left for left in self.plan.left_float if left.rule == "measured")
+            reasons = (*measured, *(problem.refused[name] for name in sorted(keys)))
+            plan = problem.placed(Choice(chosen, reasons), how)
         else:
-            made = left.default(attention=self.attention)
-        return carry_numbers(self.plan, made, self.problem.index)
+            plan = problem.default(attention=self.attention)
+        return carry_qparams(self.plan, plan, self.problem.index)
 
-    def place_promoted(self, keys: frozenset[str]) -> Plan:
-        """`placed`, and no operator that is float now computes in integers: the toggled model could not show it.
+    def promote_steadily(self, keys: frozenset[str]) -> Plan:
+        """`promote_keys`, and no operator that is float now computes in integers: the toggled model could not show it.
 
         Beside operators that have become float another may pay that did not before.
         """
-        plan = self.placed(keys)
-        before = list_quantized_ops(self.problem, self.plan)
-        grown = frozenset(list_quantized_ops(self.problem, plan)).difference(before)
-        return self.placed(keys | grown) if grown else plan
+        plan = self.promote_keys(keys)
+        grown = frozenset(list_quantized_ops(self.problem, plan)).difference(self._computing)
+        return self.promote_keys(keys | grown) if grown else plan
 
-    def left(self, keys: frozenset[str]) -> OnnxPlacement:
+    def leave_float(self, keys: frozenset[str]) -> OnnxPlacement:
         """The placement problem with these operators left float."""
         promoted = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
         # Those that are float already stay so for the reason that they have.
-        promoted |= {one.subject: one for one in self.plan.left_float if one.subject in keys}
-        refused = {name: self.refusals.get(name, one) for name, one in promoted.items()}
-        left = replace(self.problem, refused={**self.problem.refused, **refused})
-        # The model is the same, so its structural ids are; they take longer than planning does.
-        vars(left)["ids"] = self.problem.ids
-        return left
+        promoted |= {left.subject: left for left in self.plan.left_float if left.subject in keys}
+        refused = {name: self.refusals.get(name, left) for name, left in promoted.items()}
+        return replace_problem(self.problem, refused={**self.problem.refused, **refused})
 
-    def _widened(self, keys: frozenset[str]) -> Plan:
+    def _widen_sites(self, keys: frozenset[str]) -> Plan:
         moved = {site.site for site in self.plan.sites if self._widens(site) and str(site.site) in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
         scaled = {site.derived[1] for site in self.plan.sites if site.derived is not None and site.derived[0] in moved}
@@ -160,14 +164,14 @@ class Ways:
 
         Time is that predicted for the kinds of CPU; where a target has no such costs, the work that leaves integers.
         """
-        lost = self.lost(plan)
+        lost = self.list_promoted(plan)
         if self.to != FLOAT:
             return len(lost)
         chosen = find_integer_ops(self.problem, plan)
         shares = [(clock(chosen) - before) / total for clock, before, total in self._clocks]
         moved = {site.site for site in self.plan.sites} - {site.site for site in plan.sites}
         weights = sum(size for site, size in self._sizes.items() if site in moved) / (sum(self._sizes.values()) or 1)
-        ops = _LEAST_COST * len(lost) / max(len(list_quantized_ops(self.problem, self.plan)), 1)
+        ops = _LEAST_COST * len(lost) / max(len(self._computing), 1)
         return max(statistics.fmean(shares), 0.0) + weights + ops
 
     @cached_property
@@ -192,29 +196,38 @@ class Ways:
                 sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
         return sizes
 
-    def setting(self, toggled: ToggledModel, plan: Plan) -> Setting:
+    def choose_switches(self, toggled: ToggledModel, plan: Plan) -> Setting:
         """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
         specs = {site.site: site.spec for site in self.plan.sites}
         known = set(map(str, specs))
-        kept = {str(site.site) for site in plan.sites if specs.get(site.site) == site.spec}
+        same = {str(site.site) for site in plan.sites if specs.get(site.site) == site.spec}
         computing = set(list_quantized_ops(self.problem, plan))
-
-        def stays(one: Switch) -> bool:
+        chosen = set()
+        for switch in toggled.switches:
             # A corrected bias has no site: it goes with its operator.
-            return one.site in kept or (one.site not in known and bool(computing.intersection(one.readers)))
+            if switch.site in same or (switch.site not in known and computing.intersection(switch.readers)):
+                chosen.add(switch)
+        return frozenset(chosen)
 
-        return frozenset(one for one in toggled.switches if stays(one))
-
-    def lost(self, plan: Plan) -> tuple[str, ...]:
+    def list_promoted(self, plan: Plan) -> tuple[str, ...]:
         """Operators that compute in integers now and would not with `plan`; for uint16 those that read a wide one."""
-        before = list_quantized_ops(self.problem, self.plan)
         if self.to == FLOAT:
             after = set(list_quantized_ops(self.problem, plan))
-            return tuple(name for name in before if name not in after)
+            return tuple(name for name in self._computing if name not in after)
         specs = {site.site: site.spec for site in self.plan.sites}
         wide = [site for site in plan.sites if site.spec != specs.get(site.site)]
         readers = {edge.node for site in wide for edge in site.find_readers(self.problem.ops.index)}
-        return tuple(name for name in before if name in readers)
+        return tuple(name for name in self._computing if name in readers)
+
+
+def replace_problem(problem: OnnxPlacement, **changes: Any) -> OnnxPlacement:
+    """The placement problem with some fields changed.
+
+    The model is the same, so its structural ids are; they take longer than planning does.
+    """
+    changed = replace(problem, **changes)
+    vars(changed)["ids"] = problem.ids
+    return changed
 
 
 def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
@@ -247,17 +260,17 @@ def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
     return sum(cost.float_us for name, cost in costs.ops.items() if name not in chosen)
 
 
-def carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
-    """`new` with the numbers of `old` where a site is the same."""
+def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
+    """`new` with the qparams and values of `old` where a site is the same."""
     before: Mapping[Site, SitePlan] = {site.site: site for site in old.sites}
     sites = []
     for site in new.sites:
-        held = before.get(site.site)
-        if held is not None and (held.spec, held.role) == (site.spec, site.role):
+        known = before.get(site.site)
+        if known is not None and (known.spec, known.role) == (site.spec, site.role):
+            site = replace(site, clip=known.clip)
             # A bias on the scale of another input or weight has other integers.
-            same = held.derived == site.derived
-            numbers = (held.qparams, held.values) if same else (None, None)
-            site = replace(site, qparams=numbers[0], values=numbers[1], clip=held.clip)
+            same = known.derived == site.derived
+            site = replace(site, qparams=known.qparams if same else None, values=known.values if same else None)
         sites.append(site)
     computing = {edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT}
     biases = tuple(bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge)))
@@ -275,14 +288,13 @@ def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     return {node.name, *(maker.name for maker in makers if maker is not None)}
 
 
-def leave_missing_float(ctx: RunContext, state: State) -> State:
+def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """The state with float in place of the operators at sites that calibration left without numbers.
 
     Their sites may move to other tensors then, so it is repeated. Raises CalibrationError for a site that no operator
     of the planner's stands at.
     """
     problem, plan, known = state.problem, state.planned, frozenset[str]()
-    assert problem is not None
     left, reasons = problem, dict[str, Refusal]()
     while missing := [site for site in plan.sites if not site.complete]:
         causes = {refusal.subject: refusal for refusal in plan.refusals}
@@ -299,13 +311,16 @@ def leave_missing_float(ctx: RunContext, state: State) -> State:
             raise CalibrationError(subject, cause.reason, fix, code="Q502")
         known = frozenset(reasons)
         ways = Ways(problem, plan, attention=ctx.config.attention != FLOAT, refusals=reasons)
-        left, plan = ways.left(known), calibrate_missing(ctx, state, ways.placed(known))
-    plain = None if state.plain is None else left.default()
-    same = plain is not None and {site.site for site in plain.sites} == {site.site for site in plan.sites}
-    return replace(state, plan=plan, problem=left, plain=None if same else plain)
+        left, plan = ways.leave_float(known), calibrate_missing(ctx, state, ways.promote_keys(known))
+    after = replace(state, plan=plan, problem=left)
+    if PLAIN.find(state) is None:
+        return after
+    plain = left.default()
+    same = {site.site for site in plain.sites} == {site.site for site in plan.sites}
+    return PLAIN.erase(after) if same else PLAIN.write(after, plain)
 
 
-def calibrate_missing(ctx: RunContext, state: State, plan: Plan) -> Plan:
+def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Plan:
     """The plan with numbers at every site that a promotion left without."""
     if plan.calibrated:
         return plan

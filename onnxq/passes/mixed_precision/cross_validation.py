@@ -8,7 +8,7 @@ a small ResNet has 43 dB on the 32 images it was calibrated with, 41 on each wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from onnxq.data import Dataset
 from onnxq.graph import ModelLike
 from onnxq.graph.storage.lazy import is_large_model
 from onnxq.numerics import clip_bounds, qparams_from_range
-from onnxq.passes.base import RunContext
-from onnxq.passes.observed import MEASURED
-from onnxq.passes.state import State
+from onnxq.passes.base import SampledContext
+from onnxq.passes.rounding.passes import ROUNDED
+from onnxq.passes.scales import MEASURED
+from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site
 
@@ -36,34 +37,42 @@ WHOLE_RANGE = "minmax"
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Some samples, and the ranges of activations that the others have: (low, high) by site."""
+    """Some samples, and the ranges of activations that the others have: (low, high) by site. whole: those of all."""
 
     samples: Dataset
     ranges: Mapping[Site, tuple[float, float]]
+    whole: Mapping[Site, tuple[float, float]] = field(default_factory=dict)
 
-    def narrow_ranges(self, model: ModelLike, plan: Plan, headroom: float = 1.0) -> Plan:
+    def narrow_ranges(self, model: ModelLike, plan: Plan) -> Plan:
         """The calibrated plan as it would be without these samples: no range reaches further than that of the others.
 
-        headroom: so many times as far, which the plan's ranges do. Weights keep their numbers.
+        A range of the plan that was widened beyond all samples reaches as many times as far here. Weights keep their
+        numbers.
         """
         changed = {}
         for site in plan.sites:
             if not _is_observed(site) or site.site not in self.ranges:
                 continue
             (low, high), (least, most) = _read_range(site), self.ranges[site.site]
-            least, most = least * headroom, most * headroom
+            lowest, highest = self.whole.get(site.site, (low, high))
+            least, most = least * _measure_widening(low, lowest), most * _measure_widening(high, highest)
             if least > low or most < high:
                 changed[site.site] = _set_range(site, max(low, least), min(high, most))
         return _move_ranges(model, plan, changed)
 
 
+def _measure_widening(end: float, reached: float) -> float:
+    """How many times as far the end of a range lies as the values of all samples reach; 1 where these reach further."""
+    return max(1.0, end / reached) if reached else 1.0
+
+
 def widen_ranges(model: ModelLike, plan: Plan, factor: float) -> Plan:
     """The calibrated plan with ranges that reach so many times as far, where they are those of all values seen."""
-    given = {site.group for site in plan.existing if site.group}
+    existing = {site.group for site in plan.existing if site.group}
     changed = {
         site.site: _set_range(site, *(factor * end for end in _read_range(site)))
         for site in plan.sites
-        if _is_observed(site) and site.observer.name == WHOLE_RANGE and site.group not in given
+        if _is_observed(site) and site.observer.name == WHOLE_RANGE and site.group not in existing
     }
     return _move_ranges(model, plan, changed)
 
@@ -92,15 +101,15 @@ def _set_range(site: SitePlan, low: float, high: float) -> SitePlan:
     return replace(site, qparams=qparams_from_range(low, high, site.spec, origin=origin, bound=site.bound))
 
 
-def split_folds(ctx: RunContext, state: State) -> tuple[Fold, ...]:
+def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     """All samples in folds, those for the check among them. One fold, with all ranges, where nothing is observed.
 
     Deterministic. Raises what calibration raises.
     """
     samples, seed = ctx.data, ctx.config.data.seed
-    held = samples.validation.joined(samples.test)
-    whole = samples.calibration.joined(held)
-    judged = whole.take(max(_MOST, len(held)), seed) if len(whole) > _MOST else whole
+    held_back = samples.validation.joined(samples.test)
+    whole = samples.calibration.joined(held_back)
+    judged = whole.take(max(_MOST, len(held_back)), seed) if len(whole) > _MOST else whole
     observed = any(_is_observed(site) for site in state.planned.sites)
     # Ranges of other runs are of other samples, too; and of a large model one at a time is held.
     folds = min(_FOLDS, len(judged)) if observed and not ctx.config.scale.ranges else 1
@@ -109,15 +118,21 @@ def split_folds(ctx: RunContext, state: State) -> tuple[Fold, ...]:
     order = np.random.default_rng(seed).permutation(len(judged)).tolist()
     parts = [judged.part(sorted(order[k::folds])) for k in range(folds)]
     bare = state.planned.with_sites(tuple(map(_without_range, state.planned.sites)))
-    return tuple(Fold(part, _observe(ctx, state, bare, whole.without(part))) for part in parts)
+    ranges = [_observe(ctx, state, bare, whole.without(part)) for part in parts]
+    # Every sample is among the others of some fold.
+    reached = {
+        site: (min(others[site][0] for others in ranges), max(others[site][1] for others in ranges))
+        for site in ranges[0]
+    }
+    return tuple(Fold(part, others, reached) for part, others in zip(parts, ranges, strict=True))
 
 
-def find_optimism(state: State) -> float:
+def find_optimism(state: PlannedState) -> float:
     """Decibels that the samples of all folds may have beyond new ones."""
-    return 0.0 if state.unrounded is None else _ROUNDED_DB
+    return 0.0 if ROUNDED.find(state) is None else _ROUNDED_DB
 
 
-def _observe(ctx: RunContext, state: State, bare: Plan, samples: Dataset) -> dict[Site, tuple[float, float]]:
+def _observe(ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset) -> dict[Site, tuple[float, float]]:
     """The ranges of activations on some samples, by the plan's own observers."""
     batch, limit = ctx.config.data.batch, ctx.memory_limit
     plan = calibrate(state.model, bare, samples, batch=batch, memory_limit=limit, crew=ctx.crew, progress=ctx.progress)

@@ -21,17 +21,16 @@ from onnxq.graph import find_opset, get_index, infer_shapes
 from onnxq.graph.precision.rounding import emulate_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.passes.assembly.model import write_pairs
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import make_trial
-from onnxq.passes.state import State
+from onnxq.passes.mixed_precision.limits import LIMITS
+from onnxq.passes.state import PlacedState
 from onnxq.plan import KeptFloat32, PrecisionPlan
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.spec import FloatType
 
 NAME = "high_precision"
-# Ranges are measured on so many samples, the extreme ones among them.
-_SAMPLES = 16
 # What float types may cost the outputs, dB: rounding falls out otherwise here and there, by some tenths on few samples.
 _MAY_COST_DB = 0.5
 # Above these a loss changes no answers, with pairs and without.
@@ -49,7 +48,7 @@ def find_high_precision(config: Config, types: SourceTypes) -> FloatType:
     return FloatType.BFLOAT16 if narrow else usual
 
 
-def choose_float_types(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def choose_float_types(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The plan with its float types."""
     kind, plan, io = find_high_precision(ctx.config, state.types), state.planned, _find_io(ctx.config)
     if kind is FloatType.FLOAT32:
@@ -67,11 +66,10 @@ def choose_float_types(ctx: RunContext, state: State) -> tuple[State, PassReport
     return after, PassReport(NAME, (line,), trial_db=figures)
 
 
-def _state_problem(ctx: RunContext, state: State, kind: FloatType) -> PrecisionProblem:
-    assert state.problem is not None
+def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> PrecisionProblem:
     model = infer_shapes(state.model)
-    few = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
-    errors = measure_float_errors(model, kind, few.samples(), progress=ctx.progress)
+    samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed)
+    errors = measure_float_errors(model, kind, samples.samples(), progress=ctx.progress)
     io = _find_io(ctx.config)
     values = (*model.graph.input, *model.graph.output)
     interface = dict(state.types.interface) if io is None else {value.name: io.onnx_type for value in values}
@@ -87,7 +85,7 @@ def _find_io(config: Config) -> FloatType | None:
 
 
 def _try_types(
-    ctx: RunContext, state: State, problem: PrecisionProblem, chosen: PrecisionPlan
+    ctx: SampledContext, state: PlacedState, problem: PrecisionProblem, chosen: PrecisionPlan
 ) -> tuple[PrecisionPlan, tuple[float, float]]:
     """The first types that cost the outputs little, with ever more nodes in float32; those given if none do."""
     suspects = list(find_suspects(problem, chosen))
@@ -104,13 +102,13 @@ def _try_types(
         if not _is_worse(before, after, _GOOD_DB if state.planned.all_sites else _GOOD_FLOAT_DB):
             return tried, figures
         count = max(1, 2 * count)
-        if count > len(suspects) // 2:
+        if count > len(suspects) // LIMITS[NAME].one_of:
             return chosen, first
-        more: Mapping[str, KeptFloat32] = {one.node: one for one in suspects[:count]}
+        more: Mapping[str, KeptFloat32] = {suspect.node: suspect for suspect in suspects[:count]}
         tried = replace(choose_types(problem, more=more), io=chosen.io)
 
 
-def _make_trial(state: State, chosen: PrecisionPlan) -> TrialModel:
+def _make_trial(state: PlacedState, chosen: PrecisionPlan) -> TrialModel:
     """The network with these types, rounded to the bit as an engine that has them rounds."""
     plan = add_precision(state.planned, chosen, state.problem)
     return TrialModel(emulate_types(emit_types(write_pairs(state, plan), plan, state.types)))
@@ -118,11 +116,11 @@ def _make_trial(state: State, chosen: PrecisionPlan) -> TrialModel:
 
 def _find_worst(each: Sequence[ModelErrors]) -> float:
     """The SQNR in dB of the worst output, the mean over the samples."""
-    found: dict[str, list[float]] = {}
+    by_output: dict[str, list[float]] = {}
     for errors in each:
-        for one in errors.results():
-            found.setdefault(one.name, []).append(max(one.sqnr_db, _LEAST_DB))
-    return min((statistics.fmean(values) for values in found.values()), default=math.inf)
+        for output in errors.results():
+            by_output.setdefault(output.name, []).append(max(output.sqnr_db, _LEAST_DB))
+    return min((statistics.fmean(values) for values in by_output.values()), default=math.inf)
 
 
 def _limit(sqnr_db: float, most: float) -> float:
@@ -134,17 +132,22 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
 
     With pairs around, the least change rounds some values to another level, for better or worse.
     """
-    tables = [[{one.name: one.sqnr_db for one in errors.results()} for errors in each] for each in (before, after)]
-    for name in tables[0][0] if tables[0] else ():
-        pairs = [(one[name], other[name]) for one, other in zip(*tables, strict=True) if name in one and name in other]
-        lost = [_limit(one, good + _MAY_COST_DB) - _limit(other, good + _MAY_COST_DB) for one, other in pairs]
+    names = [output.name for output in before[0].results()] if before else []
+    losses: dict[str, list[float]] = {name: [] for name in names}
+    for sample in zip(before, after, strict=True):
+        figures = [{output.name: output.sqnr_db for output in errors.results()} for errors in sample]
+        for name in names:
+            if name in figures[0] and name in figures[1]:
+                limited = [_limit(figure[name], good + _MAY_COST_DB) for figure in figures]
+                losses[name].append(limited[0] - limited[1])
+    for lost in losses.values():
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
         if lost and statistics.fmean(lost) > max(_MAY_COST_DB, error):
             return True
     return False
 
 
-def _is_asked(ctx: RunContext, state: State) -> bool:
+def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
     return find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32 or ctx.config.io_types is not None
 
 

@@ -58,26 +58,26 @@ def measure_isolated(
     measures the weights; the result does not depend on it.
     """
     proto = ensure_opset(proto, plan.opset)
-    found = list_operators(GraphIndex(proto), plan)
+    operators = list_operators(GraphIndex(proto), plan)
     alone = plan
     if rounded:
         alone = round_sequentially(
             proto, plan, fitted, others=others, options=RoundingOptions(alone=True), crew=crew, progress=progress
         ).plan
-    open_, places, usual = _open_constants(proto, found)
+    open_, places, usual = _open_constants(proto, operators)
     samples = [dict(sample) for sample in judged]
     by_site: dict[Site, list[Operator]] = {}
-    for one in found:
-        by_site.setdefault(one.site.site, []).append(one)
+    for op in operators:
+        by_site.setdefault(op.site.site, []).append(op)
     # One by one: together they are as large as the model.
     changes = (_list_changes(alone, readers, places) for readers in by_site.values())
     with progress("measuring weights", len(by_site)) as task:
         if crew is None or crew.plain:
             trial = _IsolatedTrial(open_, usual, samples)
-            errors: Iterator[float] = map(trial.measure, count_items(changes, task))
+            errors: Iterator[float] = map(trial.measure_error, count_items(changes, task))
         else:
             board = crew.share_model(open_), crew.share_feeds(usual), tuple(map(crew.share_feeds, samples))
-            tasks = [IsolatedTask(*board, crew.share_feeds(one)) for one in changes]
+            tasks = [IsolatedTask(*board, crew.share_feeds(values)) for values in changes]
             pieces = [Piece(f"error of {site}", one, _hash_task(one)) for site, one in zip(by_site, tasks, strict=True)]
             errors = crew.map(measure_weight, pieces, on_done=lambda _: task.advance())
         return dict(zip(by_site, errors, strict=True))
@@ -95,7 +95,7 @@ class _IsolatedTrial:
         if selections.nodes:
             self.session = Session(selections.take_choices(model), optimize=False)
 
-    def measure(self, changes: Feeds) -> float:
+    def measure_error(self, changes: Feeds) -> float:
         """The error with these weights changed."""
         got = (self.session.run({**sample, **self.usual, **changes}) for sample in self.samples)
         return _measure_relative(self.samples, self.wanted, got)
@@ -103,7 +103,7 @@ class _IsolatedTrial:
 
 def measure_weight(task: IsolatedTask) -> float:
     """The error of one weight."""
-    return _open_trial(task.model, task.usual, task.samples).measure(read_feeds(task.changes))
+    return _open_trial(task.model, task.usual, task.samples).measure_error(read_feeds(task.changes))
 
 
 @lru_cache(maxsize=1)
@@ -113,19 +113,21 @@ def _open_trial(model: SharedModel, usual: SharedFeeds, samples: tuple[SharedFee
 
 def _hash_task(task: IsolatedTask) -> str:
     shared: tuple[SharedModel | SharedFeeds, ...] = (task.model, task.usual, *task.samples, task.changes)
-    return hash_run("weight alone", *(str(one.digest) for one in shared))
+    return hash_run("weight alone", *(str(part.digest) for part in shared))
 
 
-def _open_constants(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, str], dict[str, Array]]:
+def _open_constants(
+    proto: ModelLike, operators: Sequence[Operator]
+) -> tuple[ModelLike, dict[Edge, str], dict[str, Array]]:
     """A copy whose weights and biases of these operators are read from inputs of the model, their names and values."""
     copy = onnx.ModelProto.FromString(bare_proto(proto).SerializeToString())
     nodes = {node.name: node for _, graph in walk_graphs(copy.graph) for node in graph.node}
     places: dict[Edge, str] = {}
     usual: dict[str, Array] = {}
-    for one in found:
-        constants = {Edge(one.node.name, 1, one.node.scope): one.weight}
-        if one.bias_edge is not None:
-            constants[one.bias_edge] = np.asarray(one.bias.reshape(one.bias_shape), np.float32)
+    for op in operators:
+        constants = {Edge(op.node.name, 1, op.node.scope): op.weight}
+        if op.bias_edge is not None:
+            constants[op.bias_edge] = np.asarray(op.bias.reshape(op.bias_shape), np.float32)
         for edge, value in constants.items():
             node, name = nodes[edge.node], f"{edge.node}/in{edge.index}/given"
             places[edge], usual[name] = name, np.ascontiguousarray(value, np.float32)
@@ -137,21 +139,21 @@ def _open_constants(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelL
 
 
 def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]) -> dict[str, Array]:
-    """The values of the inputs that these operators read, with the numbers of the plan."""
+    """The values of the inputs that these operators read, as the plan rounds them."""
     sites = {site.site: site for site in plan.sites}
     biases = {bias.edge: bias.values for bias in plan.biases}
-    found: dict[str, Array] = {}
-    for one in readers:
-        found[places[Edge(one.node.name, 1, one.node.scope)]] = dequantize_constant(sites[one.site.site], one.weight)
-        if one.bias_edge is None:
+    changes: dict[str, Array] = {}
+    for op in readers:
+        changes[places[Edge(op.node.name, 1, op.node.scope)]] = dequantize_constant(sites[op.site.site], op.weight)
+        if op.bias_edge is None:
             continue
-        name, held = places[one.bias_edge], one.bias_site
-        if one.bias_edge in biases:
-            found[name] = np.asarray(biases[one.bias_edge].reshape(one.bias_shape), np.float32)
-        elif held is not None and sites[held.site].values is not None:
+        name, site = places[op.bias_edge], op.bias_site
+        if op.bias_edge in biases:
+            changes[name] = np.asarray(biases[op.bias_edge].reshape(op.bias_shape), np.float32)
+        elif site is not None and sites[site.site].values is not None:
             # Only integers that rounding chose: those of calibration are the model's own bias, rounded.
-            found[name] = dequantize_constant(sites[held.site], one.bias).reshape(one.bias_shape)
-    return found
+            changes[name] = dequantize_constant(sites[site.site], op.bias).reshape(op.bias_shape)
+    return changes
 
 
 def _measure_relative(
@@ -159,8 +161,8 @@ def _measure_relative(
 ) -> float:
     """Mean over float outputs of squared error over power, without padding."""
     errors = ModelErrors()
-    for feeds, one, other in zip(samples, wanted, got, strict=True):
+    for feeds, exact, outputs in zip(samples, wanted, got, strict=True):
         # Of labels and indices a step is no smaller for a smaller error.
-        floats = {name: v for name, v in one.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
-        errors.update(feeds, floats, other)
+        floats = {name: v for name, v in exact.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
+        errors.update(feeds, floats, outputs)
     return errors.noise()

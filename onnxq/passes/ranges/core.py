@@ -34,44 +34,44 @@ WHOLE = "minmax"
 WORTH = 0.8
 
 
-class Ranges:
-    """Candidate ranges of one tensor: `update` with its values, then read `candidates`."""
+class RangeCandidates:
+    """Candidate ranges of one tensor: `add_sample` with its values, then read `list_qparams`."""
 
     def __init__(self, spec: QuantSpec) -> None:
         self._spec = spec
         self._observers: dict[str, HistogramObserver] = {}
-        for one in OBSERVERS:
-            made = create_observer(one, spec)
-            assert isinstance(made, HistogramObserver)
-            self._observers[_name(one)] = made
+        for observer_spec in OBSERVERS:
+            observer = create_observer(observer_spec, spec)
+            assert isinstance(observer, HistogramObserver)
+            self._observers[_name_observer(observer_spec)] = observer
         self._first = next(iter(self._observers.values()))
         # All read the same histogram, so it is filled once.
-        for made in self._observers.values():
-            made.histogram = self._first.histogram
+        for observer in self._observers.values():
+            observer.histogram = self._first.histogram
 
-    def update(self, values: Array) -> None:
+    def add_sample(self, values: Array) -> None:
         """Add a sample. Raises CalibrationError on NaN and inf."""
         self._first.update(values)
 
-    def candidates(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
+    def list_qparams(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
         """Observer's name -> scale and zero point, without duplicates and `present`; {} if there were no values."""
-        found: dict[str, QParams] = {}
-        seen = set() if present is None else {(float(present.scale), int(present.zero_point))}
-        for name, one in self._observers.items() if self._first.count else ():
-            qparams = qparams_from_range(*one.range(), self._spec, origin=name, bound=bound)
+        candidates: dict[str, QParams] = {}
+        ranges = set() if present is None else {(float(present.scale), int(present.zero_point))}
+        for name, observer in self._observers.items() if self._first.count else ():
+            qparams = qparams_from_range(*observer.range(), self._spec, origin=name, bound=bound)
             # Each candidate costs a run of every reader, so the same range is tried once.
             key = (float(qparams.scale), int(qparams.zero_point))
-            if key not in seen:
-                seen.add(key)
-                found[name] = qparams
-        return found
+            if key not in ranges:
+                ranges.add(key)
+                candidates[name] = qparams
+        return candidates
 
 
-def _name(one: ObserverSpec) -> str:
-    share = dict(one.options).get("percentile")
+def _name_observer(observer: ObserverSpec) -> str:
+    share = dict(observer.options).get("percentile")
     if share == 100.0:
         return WHOLE
-    return f"{one.name} {share:g}" if share is not None else one.name
+    return f"{observer.name} {share:g}" if share is not None else observer.name
 
 
 def choose_candidate(errors: dict[str, float], present: str) -> str:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
+from onnxq.passes.edit import Replacement, apply_replacements
 from onnxq.passes.journal import PassReport
-from onnxq.passes.rewrites.algebra import Poly, Tail, Used, bases, close, polynomial, walk
-from onnxq.passes.rewrites.replace import Replacement, apply_replacements
+from onnxq.passes.linear import ARITHMETIC, read_arithmetic
+from onnxq.passes.state import FloatState
 from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
 
@@ -56,24 +57,25 @@ class _Single:
     domain: str = ""
 
 
-def fuse_activations(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fuse_activations(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
-    return apply_replacements(proto, "activations", lambda view: _find(view, ctx))
+    computes = state.types.computes
+    return apply_replacements(state, "activations", lambda view: _find_activations(view, computes))
 
 
-def _find(view: View, ctx: RunContext) -> list[Replacement]:
+def _find_activations(view: View, computes: int) -> list[Replacement]:
     found: list[Replacement] = []
     taken: set[str] = set()
     for node in view.index.nodes:
-        anchor = None if node.name in taken else _anchor(view, node)
-        match = None if anchor is None else _match(view, anchor, ctx)
+        anchor = None if node.name in taken else _find_anchor(view, node)
+        match = None if anchor is None else _match_activation(view, anchor, computes)
         if match is not None and not match.nodes & taken:
             found.append(match)
             taken |= match.nodes
     return found
 
 
-def _anchor(view: View, node: NodeRef) -> _Anchor | None:
+def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
     if node.domain or not node.inputs:
         return None
     used = Used(node.scope)
@@ -86,20 +88,20 @@ def _anchor(view: View, node: NodeRef) -> _Anchor | None:
             return _Anchor(node.op_type, node, inner, used)
         slope, offset = float(node.attrs.get("alpha", 0.2)), float(node.attrs.get("beta", 0.5))
         return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
-    return _clamp(view, node, used)
+    return _find_clamp(view, node, used)
 
 
-def _clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
+def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     """Clip, Relu, Min and Max with scalars, as many as follow each other, as one clamp."""
     if node.op_type not in _CLAMPS:
         return None
-    reader = view.sole_reader(view.output(node))
+    reader = view.sole_reader(view.output(node), *_CLAMPS)
     # Only the last of a row is looked at, and the others from there.
-    if reader is not None and reader[0].op_type in _CLAMPS and _bounds(view, reader[0]) is not None:
+    if reader is not None and _read_bounds(view, reader[0]) is not None:
         return None
     low, high, at, inner = -math.inf, math.inf, node, None
     while True:
-        bounds = _bounds(view, at)
+        bounds = _read_bounds(view, at)
         if bounds is None:
             break
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
@@ -114,7 +116,7 @@ def _clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     return _Anchor("clamp", node, inner, used, low, high)
 
 
-def _bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | None:
+def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | None:
     """(low, high, data input, rank of the constant) of one clamping node with constant bounds."""
     if node.op_type == "Relu":
         return 0.0, math.inf, 0, 0
@@ -137,16 +139,16 @@ def _bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | None:
     return low, high, k, bound[1]
 
 
-def _match(view: View, anchor: _Anchor, ctx: RunContext) -> Replacement | None:
+def _match_activation(view: View, anchor: _Anchor, computes: int) -> Replacement | None:
     """The longest tail that makes a known activation."""
     # A shorter one may be known as well: the HardSigmoid inside a HardSwish.
-    for tail in reversed(walk(view, anchor.node, anchor.inner, anchor.used)):
-        readings = [tail] if tail.factor is not None else _without_factor(view, anchor, tail)
+    for tail in reversed(list_tails(view, anchor.node, anchor.inner, anchor.used)):
+        readings = [tail] if tail.factor is not None else _list_readings(view, anchor, tail)
         for reading in readings:
             x = reading.factor
             if x is None:
                 continue
-            single = _recognise(anchor, reading, tail.factor is not None, view.index.dtype(x), ctx)
+            single = _recognise(anchor, reading, tail.factor is not None, view.index.dtype(x), computes)
             last, used = reading.last, reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
             whole = used.rank <= view.least_rank(x) and view.private(used.tensors - {last.result}, used.nodes)
@@ -156,49 +158,230 @@ def _match(view: View, anchor: _Anchor, ctx: RunContext) -> Replacement | None:
     return None
 
 
-def _without_factor(view: View, anchor: _Anchor, tail: Tail) -> list[Tail]:
+def _list_readings(view: View, anchor: _Anchor, tail: Tail) -> list[Tail]:
     """The tail written in each tensor its argument may come from, the farthest first."""
     readings = []
-    for x in reversed(bases(view, anchor.inner, anchor.node.scope)):
+    for x in reversed(list_bases(view, anchor.inner, anchor.node.scope)):
         used = Used(anchor.node.scope)
-        poly = polynomial(view, anchor.inner, x, used)
+        poly = read_polynomial(view, anchor.inner, x, used)
         if poly is not None:
             used.merge(tail.used)
             readings.append(Tail(tail.last, tail.scale, tail.shift, x, poly, used))
     return readings
 
 
-def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, ctx: RunContext) -> _Single | None:
-    """The single node of scale·A(P) + shift, times x when it is a product."""
+def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, computes: int) -> _Single | None:
+    """The single node of scale·A(P) + shift, times x when it is a product.
+
+    computes: the narrow ONNX type that the model came in, whose constants are rounded to it; 0 for float32.
+    """
     if dtype not in SINGLE:
         return None
-    tol = tolerance(ctx.computes or dtype)
+    tol = tolerance(computes or dtype)
     if anchor.kind == "clamp":
-        return _hard(anchor, tail, product, tol)
+        return _recognise_clamp(anchor, tail, product, tol)
     if not product:
         return None
-    halves = close({0: tail.shift, 1: tail.scale}, {0: 0.5, 1: 0.5}, tol)
-    if anchor.kind == "Erf" and halves and close(tail.poly, _ERF, tol):
+    halves = is_close({0: tail.shift, 1: tail.scale}, {0: 0.5, 1: 0.5}, tol)
+    if anchor.kind == "Erf" and halves and is_close(tail.poly, _ERF, tol):
         return _Single("Gelu", 20)
-    if anchor.kind == "Tanh" and halves and close(tail.poly, _TANH, tol):
+    if anchor.kind == "Tanh" and halves and is_close(tail.poly, _TANH, tol):
         return _Single("Gelu", 20, {"approximate": "tanh"})
-    plain = close({0: tail.shift, 1: tail.scale}, {1: 1.0}, tol)
+    plain = is_close({0: tail.shift, 1: tail.scale}, {1: 1.0}, tol)
     if anchor.kind == "Sigmoid" and plain and set(tail.poly) <= {1} and dtype == TensorProto.FLOAT:
         # The slope as ORT's kernel holds it, in float32.
         return _Single("QuickGelu", 1, {"alpha": float(np.float32(tail.poly[1]))}, "com.microsoft")
     return None
 
 
-def _hard(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> _Single | None:
+def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> _Single | None:
     poly: Poly = {p: anchor.slope * v for p, v in tail.poly.items()}
     poly[0] = poly.get(0, 0.0) + anchor.offset
     ends = {0: tail.scale * anchor.low, 1: tail.scale * anchor.high}
-    if set(poly) != {0, 1} or not close(ends, {1: 1.0}, tol) or abs(tail.shift) > tol:
+    if set(poly) != {0, 1} or not is_close(ends, {1: 1.0}, tol) or abs(tail.shift) > tol:
         return None
     alpha, beta = tail.scale * poly[1], tail.scale * poly[0]
     if product:
-        return _Single("HardSwish", 14) if close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol) else None
+        return _Single("HardSwish", 14) if is_close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol) else None
     # A plain clip, or there already.
     if not alpha or not beta or tail.last.op_type == "HardSigmoid":
         return None
     return _Single("HardSigmoid", 6, {"alpha": float(np.float32(alpha)), "beta": float(np.float32(beta))})
+
+
+# An activation chain is  k·x·(c·A(P(x)) + d)  or  c·A(P(x)): an anchor A (Erf, Tanh, Sigmoid, HardSigmoid or a clamp),
+# a polynomial P with constant coefficients in front of it, and scalar arithmetic, perhaps a product with x, behind it.
+# Read as formulas, every spelling of an activation looks the same: `read_polynomial` reads the front, `list_tails` the
+# back; `fuse_activations` knows which numbers make which activation.
+Poly = dict[int, float]
+# Of Gelu's approximation by tanh; no other activation has as many.
+_MAX_DEGREE = 3
+# Nodes in a row: an activation written out has six or seven, and a search without an end would be of whole networks.
+_MAX_DEPTH = 10
+
+
+@dataclass
+class Used:
+    """The sources of a formula: nodes of one scope, the tensors they write, the largest rank of a constant."""
+
+    scope: str
+    nodes: set[str] = field(default_factory=set)
+    tensors: set[TensorId] = field(default_factory=set)
+    rank: int = 0
+
+    def take(self, view: View, node: NodeRef, rank: int = 0) -> None:
+        """Add a node; rank: of the constant it reads."""
+        self.nodes.add(node.name)
+        self.tensors.add(view.output(node))
+        self.rank = max(self.rank, rank)
+
+    def merge(self, other: Used) -> None:
+        """Add all that another formula was read from."""
+        self.nodes |= other.nodes
+        self.tensors |= other.tensors
+        self.rank = max(self.rank, other.rank)
+
+
+def read_polynomial(view: View, at: TensorId | None, x: TensorId, used: Used, depth: int = 0) -> Poly | None:
+    """`at` as {power: coefficient} in x, up to x³; None when it is anything else."""
+    if at is None or depth > _MAX_DEPTH:
+        return None
+    if at == x:
+        return {1: 1.0}
+    node = view.producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
+    if node is None or node.scope != used.scope:
+        return None
+    terms = [_read_operand(view, node, k, x, used, depth) for k in range(len(node.inputs))]
+    # Of constants alone it says nothing about x, whatever else may be computed from it.
+    if any(term is None for term in terms) or all(set(term or {}) <= {0} for term in terms):
+        return None
+    ranks = [found[1] for k in range(len(node.inputs)) if (found := view.scalar(node, k)) is not None]
+    result = _combine_terms(node.op_type, [term for term in terms if term is not None])
+    if result is not None:
+        used.take(view, node, max(ranks, default=0))
+    return result
+
+
+def _read_operand(view: View, node: NodeRef, k: int, x: TensorId, used: Used, depth: int) -> Poly | None:
+    constant = view.scalar(node, k)
+    if constant is not None:
+        return {0: constant[0]}
+    return read_polynomial(view, view.tensor(node, k), x, used, depth + 1)
+
+
+def _combine_terms(op: str, terms: list[Poly]) -> Poly | None:
+    if op == "Neg":
+        return {power: -value for power, value in terms[0].items()}
+    left, right = terms
+    if op in ("Add", "Sub"):
+        sign = 1.0 if op == "Add" else -1.0
+        return {p: left.get(p, 0.0) + sign * right.get(p, 0.0) for p in sorted({*left, *right})}
+    if op == "Mul":
+        return _multiply(left, right)
+    # Division by x, and x in the exponent, are no polynomials.
+    if set(right) != {0}:
+        return None
+    if op == "Div":
+        return {p: value / right[0] for p, value in left.items()} if right[0] else None
+    if right[0] not in (1.0, 2.0, 3.0):
+        return None
+    power: Poly | None = left
+    for _ in range(int(right[0]) - 1):
+        power = None if power is None else _multiply(power, left)
+    return power
+
+
+def _multiply(left: Poly, right: Poly) -> Poly | None:
+    result: Poly = {}
+    for p, a in left.items():
+        for q, b in right.items():
+            result[p + q] = result.get(p + q, 0.0) + a * b
+    return result if max(result) <= _MAX_DEGREE else None
+
+
+def is_close(poly: Poly, wanted: Poly, tol: float) -> bool:
+    """True when every coefficient is the wanted one within `tol`, relative to its own size (absolute for zeros)."""
+    return all(
+        abs(poly.get(p, 0.0) - wanted.get(p, 0.0)) <= tol * (abs(wanted.get(p, 0.0)) or 1.0) for p in {*poly, *wanted}
+    )
+
+
+def list_bases(view: View, at: TensorId, scope: str) -> list[TensorId]:
+    """The tensors that `at` may be written in: itself, then back through `scope`'s scalar arithmetic, nearest first."""
+    found = [at]
+    for _ in range(_MAX_DEPTH):
+        node = view.producer(found[-1], "Add", "Sub", "Mul", "Div", "Neg")
+        if node is None or node.scope != scope:
+            break
+        operands = [view.tensor(node, k) for k in range(len(node.inputs)) if view.scalar(node, k) is None]
+        if len(operands) != 1 or operands[0] is None:
+            break
+        found.append(operands[0])
+    return found
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The nodes behind an anchor up to `last`: scale·x·A + shift·x with a factor x, scale·A + shift without."""
+
+    last: NodeRef
+    scale: float
+    shift: float
+    factor: TensorId | None
+    poly: Poly
+    used: Used
+
+
+def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> list[Tail]:
+    """Every tail of an anchor, shortest first; inner: the anchor's argument, front: the anchor's own nodes.
+
+    Without a factor the argument is written in `inner` itself; callers choose another base if they like.
+    """
+    state = Tail(anchor, 1.0, 0.0, None, {1: 1.0}, front)
+    tails = [state]
+    for _ in range(_MAX_DEPTH):
+        reader = view.sole_reader(view.output(state.last), *ARITHMETIC)
+        following = None if reader is None else _follow(view, state, reader, inner)
+        if following is None:
+            break
+        state = following
+        tails.append(state)
+    return tails
+
+
+def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorId) -> Tail | None:
+    node, k = reader
+    constant = view.scalar(node, 1 - k)
+    if constant is None:
+        return _follow_product(view, state, node, k, inner) if node.op_type == "Mul" and state.factor is None else None
+    value, rank = constant
+    step = read_arithmetic(node.op_type, np.asarray(value), k)
+    # Behind the product with x a constant is no shift of the anchor any more.
+    if step is None or (state.factor is not None and node.op_type in ("Add", "Sub")):
+        return None
+    scale, shift = state.scale * float(step[0]), state.shift * float(step[0]) + float(step[1])
+    if not np.isfinite((scale, shift)).all():
+        return None
+    return replace(state, last=node, scale=scale, shift=shift, used=_add_node(view, state.used, node, rank))
+
+
+def _follow_product(view: View, state: Tail, node: NodeRef, k: int, inner: TensorId) -> Tail | None:
+    """The product with x, where the other operand is x or a scalar multiple of it."""
+    other = view.tensor(node, 1 - k)
+    if other is None:
+        return None
+    for x in list_bases(view, other, node.scope):
+        used = _add_node(view, state.used, node, 0)
+        poly = read_polynomial(view, inner, x, used)
+        factor = read_polynomial(view, other, x, used)
+        if poly is not None and factor is not None and set(factor) <= {1}:
+            size = factor[1]
+            return Tail(node, state.scale * size, state.shift * size, x, poly, used)
+    return None
+
+
+def _add_node(view: View, used: Used, node: NodeRef, rank: int) -> Used:
+    # A copy: the shorter tails stay as they are.
+    copy = Used(used.scope, set(used.nodes), set(used.tensors), used.rank)
+    copy.take(view, node, rank)
+    return copy

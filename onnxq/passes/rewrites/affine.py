@@ -16,35 +16,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64, round_to_type, scale_outputs, sum_inputs
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
-from onnxq.passes.linear import ARITHMETIC, Linear, Source, find_linear, list_followers, scalar_source
+from onnxq.passes.linear import ARITHMETIC, Linear, ScalarSource, find_linear, find_scalar_source, list_followers
+from onnxq.passes.state import FloatState
 from onnxq.passes.view import View
 from onnxq.sites import Refusal
 
 _BATCHNORM = frozenset({"BatchNormalization"})
 
 
-def fold_batchnorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fold_batchnorm(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Every BatchNormalization that alone reads a linear operator with constant weights."""
-    return _behind(proto, "batchnorm", _BATCHNORM)
+    return _fold_behind(state, "batchnorm", _BATCHNORM)
 
 
-def fold_scalars(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fold_scalars(ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
     # A BatchNormalization behind such arithmetic comes into reach only now.
     kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
-    proto, behind = _behind(proto, "scalars", kinds)
-    proto, front = _in_front(proto)
-    return proto, PassReport("scalars", behind.changed + front.changed, behind.skipped + front.skipped)
+    state, behind = _fold_behind(state, "scalars", kinds)
+    state, front = _fold_in_front(state)
+    return state, PassReport("scalars", behind.changed + front.changed, behind.skipped + front.skipped)
 
 
-def _behind(proto: ModelLike, name: str, kinds: frozenset[str]) -> tuple[ModelLike, PassReport]:
-    view = View(proto)
-    edit, changed, skipped = Edit(proto), [], []
+def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> tuple[FloatState, PassReport]:
+    view = View(state.model)
+    edit, changed, skipped = Edit(state.model), [], []
     for node in view.index.nodes:
         op = find_linear(view, node)
         affine = None if op is None else list_followers(view, op, kinds)
@@ -52,12 +52,12 @@ def _behind(proto: ModelLike, name: str, kinds: frozenset[str]) -> tuple[ModelLi
             continue
         row = ", ".join(follower.name for follower in affine.nodes)
         weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
-        if not _write(view, edit, op, weight, affine.a * op.bias + affine.c):
+        if not _write_constants(view, edit, op, weight, affine.a * op.bias + affine.c):
             skipped.append(_refuse_overflow(op, row, name))
             continue
         edit.absorb(op.last, affine.nodes)
         changed.append(f"{node.name}: took in {row}")
-    return edit.finish(name, changed, skipped)
+    return edit.finish(state, name, changed, skipped)
 
 
 def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
@@ -65,7 +65,7 @@ def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
     return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
 
 
-def _write(view: View, edit: Edit, op: Linear, weight: NDArray[Any] | None, bias: Array64) -> bool:
+def _write_constants(view: View, edit: Edit, op: Linear, weight: NDArray[Any] | None, bias: Array64) -> bool:
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
@@ -85,20 +85,20 @@ def _write(view: View, edit: Edit, op: Linear, weight: NDArray[Any] | None, bias
     return True
 
 
-def _in_front(proto: ModelLike) -> tuple[ModelLike, PassReport]:
-    view = View(proto)
-    edit, changed, skipped = Edit(proto), [], []
+def _fold_in_front(state: FloatState) -> tuple[FloatState, PassReport]:
+    view = View(state.model)
+    edit, changed, skipped = Edit(state.model), [], []
     for node in view.index.nodes:
         op = find_linear(view, node)
-        source = None if op is None else scalar_source(view, op)
-        move = None if op is None or source is None else _move(op, source)
+        source = None if op is None else find_scalar_source(view, op)
+        move = None if op is None or source is None else _move_source(op, source)
         if op is None or source is None or move is None:
             continue
         row = ", ".join(leader.name for leader in source.nodes)
         bias, rest = move
         fits = round_to_type(np.array(rest), op.weight.dtype) is not None
         weight = round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype) if fits else None
-        if not _write(view, edit, op, weight, bias):
+        if not _write_constants(view, edit, op, weight, bias):
             skipped.append(_refuse_overflow(op, row, "scalars"))
             continue
         x = source.x.name
@@ -107,10 +107,10 @@ def _in_front(proto: ModelLike) -> tuple[ModelLike, PassReport]:
             x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
         edit.read(view.edge(node, 0), x)
         changed.append(f"{node.name}: took in {row}")
-    return edit.finish("scalars", changed, skipped)
+    return edit.finish(state, "scalars", changed, skipped)
 
 
-def _move(op: Linear, source: Source) -> tuple[Array64, float] | None:
+def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | None:
     """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
     if source.t == 0.0:
         return op.bias, 0.0

@@ -14,21 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
+from onnxq.passes.edit import Replacement, apply_replacements
 from onnxq.passes.journal import PassReport
-from onnxq.passes.rewrites.replace import Replacement, apply_replacements
-from onnxq.passes.view import View, is_float
+from onnxq.passes.state import FloatState
+from onnxq.passes.view import View, is_float, is_op
 from onnxq.sites import TensorId
 
 
-def fuse_layernorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fuse_layernorm(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
-    return apply_replacements(proto, "layernorm", _find)
+    return apply_replacements(state, "layernorm", _find_norms)
 
 
-def _find(view: View) -> list[Replacement]:
-    found = [_match(view, node) for node in view.index.nodes if node.op_type == "Sqrt" and not node.domain]
+def _find_norms(view: View) -> list[Replacement]:
+    found = [_match(view, node) for node in view.index.nodes if is_op(node, "Sqrt")]
     return [match for match in found if match is not None]
 
 
@@ -91,21 +92,22 @@ def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] 
 
 def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
     """(nodes, d) of d / root, also written d · (1 / root)."""
-    reader = view.sole_reader(view.output(root))
-    if reader is None or reader[0].domain:
+    reader = view.sole_reader(view.output(root), "Reciprocal", "Div")
+    if reader is None:
         return None
     node, k = reader
     nodes = [node]
-    one = view.scalar(node, 0)
-    if node.op_type == "Reciprocal" or (node.op_type == "Div" and k == 1 and one is not None and one[0] == 1.0):
-        reader = view.sole_reader(view.output(node))
-        if reader is None or reader[0].op_type != "Mul" or reader[0].domain:
+    d = None
+    numerator = view.scalar(node, 0)
+    if node.op_type == "Reciprocal" or (k == 1 and numerator is not None and numerator[0] == 1.0):
+        reader = view.sole_reader(view.output(node), "Mul")
+        if reader is None:
             return None
         node, k = reader
         nodes.append(node)
         d = _match_centred(view, view.tensor(node, 1 - k))
-    else:
-        d = _match_centred(view, view.tensor(node, 0)) if node.op_type == "Div" and k == 1 else None
+    elif k == 1:
+        d = _match_centred(view, view.tensor(node, 0))
     return None if d is None else (nodes, d)
 
 
@@ -154,8 +156,8 @@ def _affine(
 
 
 def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, NDArray[Any]] | None:
-    reader = view.sole_reader(view.output(node))
-    if reader is None or reader[0].op_type != op_type or reader[0].domain:
+    reader = view.sole_reader(view.output(node), op_type)
+    if reader is None:
         return None
     value = view.constant(reader[0], 1 - reader[1])
     return (reader[0], value) if value is not None and is_float(value) else None

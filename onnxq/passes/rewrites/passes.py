@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes
-from onnxq.passes.base import Pass, RunContext, Stage, rewriting
+from dataclasses import replace
+
+from onnxq.graph import GraphIndex, fold_constants, infer_shapes
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.passes.rewrites.affine import fold_batchnorm, fold_scalars
-from onnxq.passes.rewrites.axes import write_axes
-from onnxq.passes.rewrites.dead import remove_dead
 from onnxq.passes.rewrites.layernorm import fuse_layernorm
-from onnxq.passes.rewrites.pad import fold_pad
-from onnxq.passes.rewrites.pool import replace_reduce_mean
-from onnxq.passes.rewrites.prelu import replace_prelu
-from onnxq.passes.rewrites.residual import reorder_residual
+from onnxq.passes.rewrites.single_nodes import (
+    fold_pad,
+    remove_dead,
+    reorder_residual,
+    replace_prelu,
+    replace_reduce_mean,
+    write_axes,
+)
+from onnxq.passes.state import FloatState
 
 
-def compute_constants(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def compute_constants(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
     """Compute constant subgraphs: weights behind Cast or Transpose, shape chains, Pad amounts."""
-    folded = infer_shapes(fold_constants(proto))
+    folded = infer_shapes(fold_constants(state.model))
     left = {node.name for node in GraphIndex(folded).nodes}
-    gone = [node for node in GraphIndex(proto).nodes if node.name not in left]
-    return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))
+    gone = [node for node in GraphIndex(state.model).nodes if node.name not in left]
+    changed = tuple(f"{node.name}: {node.op_type} computed" for node in gone)
+    return replace(state, model=folded), PassReport("constants", changed)
 
 
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
 # of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
-REWRITES: tuple[Pass, ...] = tuple(
-    Pass(name, Stage.REWRITE, rewriting(function), fast=True)
+REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
+    Pass(name, Stage.REWRITE, function, fast=True)
     for name, function in (
         ("constants", compute_constants),
         ("dead", remove_dead),

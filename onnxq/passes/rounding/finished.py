@@ -65,13 +65,13 @@ class FinishedOperators:
         if self._journal is None:
             return None
         self._key = hash_parts(self._key.encode(), node.encode())
-        found = self._journal.read(self._key)
-        return found if isinstance(found, OperatorNumbers) else None
+        numbers = self._journal.read(self._key)
+        return numbers if isinstance(numbers, OperatorNumbers) else None
 
-    def write(self, found: OperatorNumbers) -> None:
+    def write(self, numbers: OperatorNumbers) -> None:
         """Keep the numbers of the operator that `read` was asked for last."""
         if self._journal is not None:
-            self._journal.write(self._key, found)
+            self._journal.write(self._key, numbers)
 
 
 def _hash_rounding(

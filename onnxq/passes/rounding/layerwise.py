@@ -24,7 +24,8 @@ from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
-from onnxq.runtime import Session, tap_tensors
+from onnxq.passes.rounding.statistics import MomentsRequest
+from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
 from onnxq.sites import TensorId
 
@@ -255,3 +256,36 @@ def run_sample(task: RunTask) -> dict[str, Value]:
 @lru_cache(maxsize=2)
 def _open_session(model: SharedModel) -> Session:
     return Session(open_model(model), optimize=False)
+
+
+@dataclass(frozen=True, eq=False)
+class PairedRunner:
+    """The float and the quantized model on their way through the graph, side by side on the same samples.
+
+    feeds: the samples that both are run on.
+    """
+
+    feeds: Sequence[Feeds]
+    real: LayerwiseRunner
+    quantized: LayerwiseRunner
+
+    def tensors(self, wanted: MomentsRequest) -> Iterator[tuple[Feeds, Tensor, Tensor]]:
+        """Each sample with the operator's input in both models. Both advance to it at the first one."""
+        if not self.feeds:
+            return
+        self.real.reach(wanted.data, wanted.reader)
+        if wanted.paired is None:
+            return
+        self.quantized.reach(wanted.paired, wanted.reader)
+        yield from zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
+
+    def pass_by(self, wanted: MomentsRequest) -> None:
+        """Let both stand as after `tensors`, without running anything yet."""
+        if self.feeds:
+            self.real.reach(wanted.data, wanted.reader, later=True)
+            if wanted.paired is not None:
+                self.quantized.reach(wanted.paired, wanted.reader, later=True)
+
+    def hold(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
+        """True where these tensors, which the node reads, can still be had."""
+        return quantized is not None and self.real.holds(real, node) and self.quantized.holds(quantized, node)

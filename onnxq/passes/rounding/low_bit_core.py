@@ -15,14 +15,13 @@ descend_values     AdaRound's objective (Nagel et al. 2020, arXiv 2004.10568: th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.passes.rounding.gptq_core import ErrorFeedback, layer_error, round_with_feedback
+from onnxq.passes.rounding.gptq_core import RoundedWeight, RoundingProblem, layer_error, round_with_feedback
 
 Array = NDArray[Any]
 
@@ -40,98 +39,71 @@ _GAIN = 1.25
 _STEP = 1e-7
 
 
-@dataclass(frozen=True, eq=False)
-class LowBitRounding:
-    """levels: quantized values, int32 [groups, rows, K]. factors: of the scales, float32 [groups, rows]."""
-
-    levels: NDArray[np.int32]
-    factors: NDArray[np.float32]
-
-
-def shrink_moments(h: Array, one: Array, other: Array) -> NDArray[np.float64]:
-    """H with its off-diagonal part shrunk. one, other: H of either half of the samples. All [groups, K, K]."""
+def shrink_moments(h: Array, even: Array, odd: Array) -> NDArray[np.float64]:
+    """H with its off-diagonal part shrunk. even, odd: H of either half of the samples. All [groups, K, K]."""
     away = 1.0 - np.eye(h.shape[-1])
-    noise = np.sum(((one - other) / 2.0 * away) ** 2, axis=(1, 2))
+    noise = np.sum(((even - odd) / 2.0 * away) ** 2, axis=(1, 2))
     signal = np.sum((h * away) ** 2, axis=(1, 2))
     share = np.minimum(noise / np.maximum(signal, np.finfo(np.float64).tiny), 1.0)
     return np.asarray(h * (1.0 - share[:, None, None] * away))
 
 
-def round_low_bit(
-    w: Array,
-    seen: ErrorFeedback,
-    scale: Array,
-    zero: Array,
-    limits: tuple[int, int],
-    *,
-    lowest: Array | None = None,
-    factors: Sequence[float] = FACTORS,
-    thorough: bool = False,
-) -> LowBitRounding:
-    """Quantized values of w and, for each row, a factor for its scale; arguments as of `round_with_feedback`.
-
-    lowest: [groups, rows], the least factor allowed for a row. factors: to try, the first of them for every row.
-    thorough: run `descend_values` after GPTQ.
-    """
-    damped = seen.damped
-    least = np.zeros(w.shape[:2]) if lowest is None else np.asarray(lowest, np.float64)
-
-    def attempt(factor: float) -> Array:
-        scales = np.asarray(scale * np.float32(factor), np.float32)
-        levels: Array = round_with_feedback(w, seen, scales, zero, limits)
-        if thorough:
-            levels = descend_values(w, levels, damped, scales, zero, limits)
-        return levels
-
-    def measure(tried: Array, factor: float) -> Array:
-        return layer_error(w, tried, np.asarray(scale * np.float32(factor), np.float32), zero, damped)
-
-    # The whole range first: it is allowed to every row, and of equal errors it stays.
-    levels, best = attempt(factors[0]), np.full(w.shape[:2], factors[0])
-    error = measure(levels, factors[0]) if len(factors) > 1 else best
-    for factor in factors[1:]:
-        tried = attempt(factor)
-        now = measure(tried, factor)
+def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
+    """Codes and, for each row, a factor for its scale; where the problem is thorough, with `descend_values`."""
+    w, zero, damped = problem.weight, problem.zero, problem.feedback.damped
+    least = np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
+    several = len(problem.factors) > 1
+    codes, error, best = np.zeros(0), np.zeros(0), np.zeros(0)
+    for k, factor in enumerate(problem.factors):
+        scale = np.asarray(problem.scale * np.float32(factor), np.float32)
+        tried: Array = round_with_feedback(replace(problem, scale=scale)).codes
+        if problem.thorough:
+            tried = descend_values(w, tried, damped, scale, zero, problem.limits)
+        now = layer_error(w, tried, scale, zero, damped) if several else np.zeros(w.shape[:2])
+        if k == 0:
+            # The whole range: it is allowed to every row, and of equal errors it stays.
+            codes, error, best = tried, now, np.full(w.shape[:2], factor)
+            continue
         better = (now < error) & (factor >= least)
-        levels = np.where(better[:, :, None], tried, levels)
+        codes = np.where(better[:, :, None], tried, codes)
         error, best = np.where(better, now, error), np.where(better, factor, best)
-    best = best * _gain(w, (levels - zero) * scale * best[:, :, None], damped)
-    return LowBitRounding(np.asarray(levels, np.int32), np.asarray(np.maximum(best, least), np.float32))
+    best = best * _measure_shrinkage(w, (codes - zero) * problem.scale * best[:, :, None], damped)
+    return RoundedWeight(np.asarray(codes, np.int32), np.asarray(np.maximum(best, least), np.float32))
 
 
-def _gain(w: Array, rounded: Array, damped: Array) -> Array:
+def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
     """<W, W>_H / <W^, W>_H of every row, within 1 / _GAIN and _GAIN."""
     towards = np.asarray(w, np.float64) @ damped
-    wanted = np.einsum("grk,grk->gr", towards, w)
-    got = np.einsum("grk,grk->gr", towards, rounded)
-    ratio = np.divide(wanted, got, out=np.ones_like(wanted), where=(got > 0) & (wanted > 0))
+    exact = np.einsum("grk,grk->gr", towards, w)
+    shrunk = np.einsum("grk,grk->gr", towards, rounded)
+    ratio = np.divide(exact, shrunk, out=np.ones_like(exact), where=(shrunk > 0) & (exact > 0))
     return np.asarray(np.clip(ratio, 1 / _GAIN, _GAIN))
 
 
 def descend_values(
-    w: Array, levels: Array, damped: Array, scale: Array, zero: Array, limits: tuple[int, int]
+    w: Array, codes: Array, damped: Array, scale: Array, zero: Array, limits: tuple[int, int]
 ) -> NDArray[np.int32]:
     """Quantized values after coordinate descent: the best change by 1 per row, until none lowers the row's error.
 
     No row's error is larger than before. damped: of `damp_moments`. At most K steps per row.
     """
-    found = np.array(levels, np.int32)
-    for group in range(len(found)):
-        _descend(w[group], found[group], damped[group], scale[group], zero[group], limits)
-    return found
+    descended = np.array(codes, np.int32)
+    for group in range(len(descended)):
+        _descend_group(w[group], descended[group], damped[group], scale[group], zero[group], limits)
+    return descended
 
 
-def _descend(w: Array, levels: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
+def _descend_group(w: Array, codes: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
     """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step is K products a row."""
     moments, steps = np.asarray(h, np.float32), np.asarray(scale, np.float32)
     curve = np.diag(moments)
-    gap = (levels - zero) * steps - np.asarray(w, np.float32)
+    gap = (codes - zero) * steps - np.asarray(w, np.float32)
     slope = gap @ moments
     floor = -_STEP * np.einsum("rk,rk->r", slope, gap)
-    rows = np.arange(len(levels))
+    rows = np.arange(len(codes))
     # A bound that rows seldom reach: a step moves one integer, and most of them are right from the start.
-    for _ in range(levels.shape[1]):
-        step, slopes, at = steps[rows], slope[rows], levels[rows]
+    for _ in range(codes.shape[1]):
+        step, slopes, at = steps[rows], slope[rows], codes[rows]
         bend = step * step * curve
         up = np.where(at < limits[1], 2 * step * slopes + bend, np.inf)
         down = np.where(at > limits[0], bend - 2 * step * slopes, np.inf)
@@ -143,5 +115,5 @@ def _descend(w: Array, levels: Array, h: Array, scale: Array, zero: Array, limit
         if not len(rows):
             return
         sign = np.where(rising, 1, -1)
-        levels[rows, column] += sign
+        codes[rows, column] += sign
         slope[rows] += (sign * steps[rows, column])[:, None] * moments[column]

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from onnxq.graph import GraphIndex, attach_weights, ensure_opset
-from onnxq.passes.base import Pass, RunContext, Stage, Trial, has_real_samples
+from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.observed import list_replaced
+from onnxq.passes.judging import THRESHOLDS, Trial
 from onnxq.passes.rounding.external import apply_rounding, list_rounders
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.samples import augment_samples, take_enough
 from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
-from onnxq.passes.rounding.weight_rounding import SEARCHED
+from onnxq.passes.rounding.strategies import SEARCHED
 from onnxq.passes.runner import run_stage
-from onnxq.passes.state import State
-from onnxq.passes.timers import Timers
+from onnxq.passes.scales import list_replaced
+from onnxq.passes.state import Note, PlacedState
+from onnxq.passes.time_budget import Timers
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds
 from onnxq.sites import Role
@@ -34,146 +36,150 @@ _GOOD_DB = 40.0
 _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [rounding]` keeps the observer's"
 
 
-def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+class RoundedWeights(NamedTuple):
+    """The note of sequential rounding. before: the plan that it began with. operators: those it treated, by name."""
+
+    before: Plan
+    operators: frozenset[str]
+
+
+ROUNDED: Note[RoundedWeights] = Note(NAME)
+
+
+def round_weights(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Round all weights in the order they run, with biases corrected."""
-    done = _round_sequentially(ctx, state, state.planned, _take_samples(ctx, state.planned), RoundingOptions())
-    if not done.done:
-        return state, PassReport(NAME, done.lines(), outcome=Outcome.NO_GAIN)
-    return _report_rounding(state, state.planned, done)
+    samples, others = _take_samples(ctx, state.plan)
+    rounding = round_sequentially(state.model, state.plan, samples, others=others, crew=ctx.crew, progress=ctx.progress)
+    if not rounding.done:
+        return state, PassReport(NAME, rounding.describe(), outcome=Outcome.NO_GAIN)
+    return _report_rounding(state, state.plan, rounding)
 
 
-def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def round_segments(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Segments of the network, from its end to its start, each kept if it helps those kept before."""
-    plan = state.planned
-    score = ctx.data.judges.score(state, plan, progress=ctx.progress)
+    plan, judges = state.plan, ctx.data.judges
+    score = judges.score(state, plan, progress=ctx.progress)
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
-    found = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
-    fitted = _take_samples(ctx, plan)
-    for part in _cut_segments(found):
-        tried = _round_sequentially(ctx, state, plan, fitted, RoundingOptions(chosen | part))
-        now = ctx.data.judges.score(state, tried.plan, progress=ctx.progress)
+    operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
+    samples, others = _take_samples(ctx, plan)
+    for segment in _cut_segments(operators):
         # Rounded together from the start: what comes later makes up for what comes before.
-        if now > score:
-            chosen, best, score = chosen | part, tried, now
+        options = RoundingOptions(chosen | segment)
+        tried = round_sequentially(
+            state.model, plan, samples, others=others, options=options, crew=ctx.crew, progress=ctx.progress
+        )
+        now = judges.score(state, tried.plan, progress=ctx.progress)
+        if THRESHOLDS[NAME].allows(score, now):
+            chosen, best, score = chosen | segment, tried, now
     return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _report_rounding(state, plan, best)
 
 
-def search_longer(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def search_longer(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """Weights of few bits rounded anew, with a longer search for their values."""
-    assert state.unrounded is not None
-    plan = state.unrounded
-    fitted = _take_samples(ctx, plan)
-    longer = _round_sequentially(ctx, state, plan, fitted, RoundingOptions(state.rounded, thorough=True))
-    return replace(state, plan=longer.plan), PassReport(SEARCH, ("values searched longer",))
+    plan, operators = ROUNDED.read(state)
+    samples, others = _take_samples(ctx, plan)
+    options = RoundingOptions(operators, thorough=True)
+    rounding = round_sequentially(
+        state.model, plan, samples, others=others, options=options, crew=ctx.crew, progress=ctx.progress
+    )
+    return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
 
-def round_externally(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+def round_externally(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
     """The roundings that others hand in, block by block; each is kept if the outputs come nearer to float by it."""
-    plan, lines = state.planned, []
-    few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
-    reached = ctx.data.judge.score(state, plan, progress=ctx.progress)
+    plan, judge, lines = state.plan, ctx.data.judge, []
+    samples = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
+    best = judge.score(state, plan, progress=ctx.progress)
     for name, rounder in list_rounders().items():
-        asked = kept = 0
-        begun, moved = reached, ""
-        for block in rounder(attach_weights(state.model), plan, list(few.samples())):
-            asked += 1
+        blocks = taken = 0
+        before, moved = best, ""
+        for block in rounder(attach_weights(state.model), plan, list(samples.samples())):
+            blocks += 1
             tried, changes = apply_rounding(plan, block)
-            now = ctx.data.judge.score(state, tried, progress=ctx.progress)
-            if now > reached:
-                plan, reached, kept = tried, now, kept + 1
+            now = judge.score(state, tried, progress=ctx.progress)
+            if THRESHOLDS[EXTERNAL].allows(best, now):
+                plan, best, taken = tried, now, taken + 1
                 moved += "".join(f"; {line}" for line in changes)
-        lines.append(f"{name}: {kept} of {asked} blocks kept, {begun:.1f} to {reached:.1f} dB{moved}")
+        lines.append(f"{name}: {taken} of {blocks} blocks kept, {before:.1f} to {best:.1f} dB{moved}")
     return replace(state, plan=plan), PassReport(EXTERNAL, ("; ".join(lines),))
 
 
-def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[State, PassReport]:
+def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) -> tuple[PlacedState, PassReport]:
     """`state`, or `bare`, its plan before weights were rounded, rounded anew: the one that answers better."""
-    inner = replace(ctx, journal=[], timers=Timers(ctx.progress))
-    begun = replace(state, plan=bare, unrounded=None, rounded=frozenset())
     # With a journal and timers of its own: this pass is one entry of the run's, whatever it took.
-    again = run_stage(ROUNDING, Stage.REFINE, inner, begun)
+    inner = replace(ctx, journal=[], timers=Timers(ctx.progress))
+    again = run_stage(ROUNDING, Stage.REFINE, inner, ROUNDED.erase(replace(state, plan=bare)))
     # Rolled back, or with nothing to round: the plan without rounded weights is no rival.
-    if again.planned is bare:
+    if again.plan is bare:
         return state, PassReport(name, outcome=Outcome.NO_GAIN)
-    figures = (
-        ctx.data.judge.score(state, state.planned, progress=ctx.progress),
-        ctx.data.judge.score(again, again.planned, progress=ctx.progress),
-    )
+    before = ctx.data.judge.score(state, state.plan, progress=ctx.progress)
+    after = ctx.data.judge.score(again, again.plan, progress=ctx.progress)
+    if not THRESHOLDS[name].allows(before, after):
+        return state, PassReport(name, outcome=Outcome.WORSE, trial_db=(before, after))
     lines = tuple(line for report in inner.journal for line in report.changed[:1])
-    if figures[1] > figures[0]:
-        return again, PassReport(name, lines, trial_db=figures)
-    return state, PassReport(name, outcome=Outcome.WORSE, trial_db=figures)
+    return again, PassReport(name, lines, trial_db=(before, after))
 
 
-def _take_samples(ctx: RunContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:
-    """The samples to round with, and the augmented ones."""
-    few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
-    samples: list[Feeds] = list(few.samples())
+def _take_samples(ctx: SampledContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:
+    """The samples to round with, and other views of them."""
+    samples: list[Feeds] = list(
+        take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed).samples()
+    )
     return samples, augment_samples(samples, plan, ctx.skip)
 
 
-def _round_sequentially(
-    ctx: RunContext, state: State, plan: Plan, fitted: tuple[list[Feeds], list[Feeds]], options: RoundingOptions
-) -> SequentialRounding:
-    samples, others = fitted
-    return round_sequentially(
-        state.model, plan, samples, others=others, options=options, crew=ctx.crew, progress=ctx.progress
-    )
-
-
-def _report_rounding(state: State, before: Plan, done: SequentialRounding) -> tuple[State, PassReport]:
+def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRounding) -> tuple[PlacedState, PassReport]:
     """The state with the rounded plan, and the report of it."""
-    plan = done.plan
-    searched = plan.with_sites(tuple(s for s in plan.sites if s.qparams is not None and s.qparams.origin == SEARCHED))
-    replaced = list_replaced(before, searched, (Role.WEIGHT,), _WHY)
-    lines = [*done.lines()]
-    if done.skipped:
-        lines.append(f"not seen in any sample: {', '.join(done.skipped)}")
+    plan = rounding.plan
+    searched = [site for site in plan.sites if site.qparams is not None and site.qparams.origin == SEARCHED]
+    replaced = list_replaced(before, plan.with_sites(tuple(searched)), (Role.WEIGHT,), _WHY)
+    lines = [*rounding.describe()]
+    if rounding.skipped:
+        lines.append(f"not seen in any sample: {', '.join(rounding.skipped)}")
     if replaced:
         lines.append(f"scales of weights {replaced}")
-    after = replace(state, plan=plan, unrounded=before, rounded=frozenset(one.node for one in done.done))
-    return after, PassReport(NAME, ("; ".join(lines),))
+    note = RoundedWeights(before, frozenset(entry.node for entry in rounding.done))
+    return ROUNDED.write(replace(state, plan=plan), note), PassReport(NAME, ("; ".join(lines),))
 
 
-def _cut_segments(found: Sequence[Operator]) -> list[frozenset[str]]:
+def _cut_segments(operators: Sequence[Operator]) -> list[frozenset[str]]:
     """Operators of one kind together where there are several kinds, else segments of the network, last first."""
     # One kind may lose by it where another gains, wherever they stand.
-    kinds = {one.kind for one in found}
+    kinds = {operator.kind for operator in operators}
     if len(kinds) > 1:
-        return [frozenset(one.node.name for one in found if one.kind == kind) for kind in sorted(kinds)]
-    size = -(-len(found) // _SEGMENTS)
-    parts = [found[k : k + size] for k in range(0, len(found), size)]
-    return [frozenset(one.node.name for one in part) for part in reversed(parts)]
+        return [frozenset(op.node.name for op in operators if op.kind == kind) for kind in sorted(kinds)]
+    size = -(-len(operators) // _SEGMENTS)
+    segments = [operators[k : k + size] for k in range(0, len(operators), size)]
+    return [frozenset(operator.node.name for operator in segment) for segment in reversed(segments)]
 
 
-def _is_no_worse(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
-    if after_db > before_db:
-        return True
-    return not ctx.data.judges.is_worse(after, after.planned, before.planned, progress=ctx.progress)
+def _is_worse(ctx: SampledContext, before: PlacedState, after: PlacedState) -> bool:
+    return ctx.data.judges.is_worse(after, after.plan, before.plan, progress=ctx.progress)
 
 
 # Of sequential rounding, on calibration samples too: of a few held back none may be hard.
-_JUDGED = Trial(lambda ctx, state: ctx.data.judges.score(state, state.planned, progress=ctx.progress), _is_no_worse)
+_JUDGED = Trial(
+    lambda ctx, state: ctx.data.judges.score(state, state.plan, progress=ctx.progress), THRESHOLDS[NAME], _is_worse
+)
 # Of a search that fits the samples it was made with.
-_VALIDATED = Trial(
-    score=lambda ctx, state: ctx.data.judge.score(state, state.planned, progress=ctx.progress),
-    keeps=lambda _ctx, _before, _after, before, after: after > before,
+_VALIDATED: Trial[SampledContext, PlacedState] = Trial(
+    lambda ctx, state: ctx.data.judge.score(state, state.plan, progress=ctx.progress), THRESHOLDS[SEARCH]
 )
 
 
-def _has_few_bits(ctx: RunContext, state: State) -> bool:
-    weights = [site for site in state.planned.sites if site.role is Role.WEIGHT and site.values is not None]
+def _has_few_bits(ctx: SampledContext, state: PlacedState) -> bool:
+    weights = [site for site in state.plan.sites if site.role is Role.WEIGHT and site.values is not None]
     return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
 
 
-def _was_rounded(ctx: RunContext, state: State) -> bool:
-    return ctx.config.effort == "high" and state.unrounded is not None
+def _was_rounded(ctx: SampledContext, state: PlacedState) -> bool:
+    return ctx.config.effort == "high" and ROUNDED.find(state) is not None
 
 
-ROUNDING: tuple[Pass, ...] = (
+ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
         NAME, Stage.REFINE, round_weights, "rounding weights", 0.6,
         applies=has_real_samples, trial=_JUDGED, retry=round_segments,

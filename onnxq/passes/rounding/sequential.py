@@ -2,12 +2,13 @@
 
 For each Conv, Gemm and MatMul with a quantized constant weight, in the order the model runs: second moments of its
 input in the float model (x) and in the quantized one (y), everything before it already rounded; weights re-fitted to y,
-rounded by second moments, the mean error put into the bias. The maths: `second_moments`, `gptq_core`. Activation ranges
-stay as calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correction, 23.0 so; 8 samples do.
+rounded by the strategy for them, the mean error put into the bias. The maths: `second_moments`, `gptq_core`. Activation
+ranges stay as calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correction, 23.0 so; 8 samples do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,19 +28,25 @@ from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
+    RoundedWeight,
     choose_ridge,
     correct_bias,
     refit_weight,
 )
-from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner, SharedRunner
+from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner, PairedRunner, SharedRunner
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
-from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
-from onnxq.passes.rounding.paired import PairedRunner
-from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, find_pooling
+from onnxq.passes.rounding.operators import (
+    POINTWISE,
+    POOLED_DAMPING,
+    Operator,
+    dequantize_constant,
+    find_pooling,
+    list_operators,
+)
 from onnxq.passes.rounding.second_moments import Workspace
 from onnxq.passes.rounding.shared_work import SharedWork
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
-from onnxq.passes.rounding.weight_rounding import round_weight, searches_scales
+from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_scales
 from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.progress import Progress
@@ -89,13 +96,15 @@ class SequentialRounding:
     skipped: tuple[str, ...] = ()
     thin: tuple[str, ...] = ()
 
-    def lines(self) -> tuple[str, ...]:
+    def describe(self) -> tuple[str, ...]:
         """For people: operators by kind."""
-        kinds = {kind: [one for one in self.done if one.kind == kind] for kind in (one.kind for one in self.done)}
+        operators = Counter(entry.kind for entry in self.done)
+        rounded = Counter(entry.kind for entry in self.done if entry.rounded)
+        refitted = Counter(entry.kind for entry in self.done if entry.refitted)
+        biases = Counter(entry.kind for entry in self.done if entry.bias)
         lines = [
-            f"{len(found)} {kind}: {sum(one.rounded for one in found)} rounded by moments, "
-            f"{sum(one.refitted for one in found)} re-fitted, {sum(one.bias for one in found)} biases"
-            for kind, found in kinds.items()
+            f"{count} {kind}: {rounded[kind]} rounded by moments, {refitted[kind]} re-fitted, {biases[kind]} biases"
+            for kind, count in operators.items()
         ]
         if self.thin:
             lines.append(f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples")
@@ -121,27 +130,43 @@ def round_sequentially(
     """
     proto = ensure_opset(proto, plan.opset)
     view, crew, nodes = View(proto), crew or Crew(), options.nodes
-    todo = [one for one in list_operators(view.index, plan) if nodes is None or one.node.name in nodes]
-    feeds, others = (list(add_own_choices(proto, some)) if todo else [] for some in (samples, others))
-    few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
-    work = SharedWork(crew, one_thread=few) if crew.workers.count > 1 and todo else None
+    operators = [op for op in list_operators(view.index, plan) if nodes is None or op.node.name in nodes]
+    feeds, others = (list(add_own_choices(proto, some)) if operators else [] for some in (samples, others))
+    small = max((operator.weight.size for operator in operators), default=0) < _MANY_THREADS
+    work = SharedWork(crew, one_thread=small) if crew.workers.count > 1 and operators else None
     # The operators that are rounded are in the chain of keys.
-    told = repr((replace(options, nodes=None), few))
-    finished = FinishedOperators(crew.workers.journal if todo else None, proto, plan, feeds, others, told)
+    dependencies = repr((replace(options, nodes=None), small))
+    journal = crew.workers.journal if operators else None
+    finished = FinishedOperators(journal, proto, plan, feeds, others, dependencies)
     try:
-        state = _State(plan, view, proto, feeds, others, options, work)
-        with progress("rounding", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
-            for one in todo:
-                state.treat(one, finished)
-                state.release_weights(one)
+        walk = _Walk(plan, view, proto, feeds, others, options, work, finished)
+        with progress("rounding", len(operators)) as task, use_one_blas_thread() if small else use_all_blas_threads():
+            for operator in operators:
+                visit = walk.visit_operator(operator)
+                if visit is not None:
+                    posed = visit.posed
+                    # From here, so that no layer stands between this loop and the algorithm.
+                    rounded = None if posed is None else posed.strategy.round(posed.problem)
+                    walk.accept_rounding(visit, rounded)
+                walk.release_weights(operator)
                 task.advance()
-        return state.result()
+        return walk.make_result()
     finally:
         if work is not None:
             work.close()
 
 
-class _State:
+@dataclass(frozen=True, eq=False)
+class _Visit:
+    """An operator whose weight is to be rounded. posed: None: to nearest, as calibrated, for want of second moments."""
+
+    operator: Operator
+    statistics: OperatorStatistics
+    numbers: OperatorNumbers
+    posed: PosedWeight | None
+
+
+class _Walk:
     """Both models on their way through the graph, and the numbers found so far."""
 
     def __init__(
@@ -153,8 +178,10 @@ class _State:
         others: Sequence[Feeds],
         options: RoundingOptions,
         work: SharedWork | None,
+        finished: FinishedOperators,
     ) -> None:
         self.plan, self.view, self.index, self.work = plan, view, view.index, work
+        self.finished = finished
         self.thorough, self.alone = options.thorough, options.alone
         # Of activations alone: weights come as changes, as they are rounded.
         pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not self.alone)
@@ -175,124 +202,148 @@ class _State:
         self.skipped: list[str] = []
         self.thin: list[str] = []
         # Without statistics where an earlier run had them.
-        self.seen: tuple[MomentsRequest, OperatorStatistics | None] | None = None
+        self.latest: tuple[MomentsRequest, OperatorStatistics | None] | None = None
         self.workspace = Workspace()
 
-    def treat(self, one: Operator, finished: FinishedOperators) -> None:
-        """Moments, re-fit, rounding and bias of one operator, or the numbers that an earlier run found."""
-        held, pool = finished.read(one.node.name), self._pool(one)
-        if held is None:
-            found, final = self._find_numbers(one, pool)
-            finished.write(found)
-        else:
-            found, final = held, None
-            self._pass_by(self._request(one, pool), found)
-        left = self._list_left(one, found)
+    def visit_operator(self, operator: Operator) -> _Visit | None:
+        """Statistics of the operator's input and the problem of its weight; None where an earlier run solved it, or
+        where the operator is left as it is."""
+        finished, pool = self.finished.read(operator.node.name), self._find_pool(operator)
+        request = self._make_request(operator, pool)
+        if finished is not None:
+            self._pass_by(request, finished)
+            self._write_numbers(operator, finished)
+            return None
+        statistics = self._gather(request)
+        moments = statistics.moments
+        numbers = OperatorNumbers(moments.count, statistics.scarce)
+        if self._find_left(operator, numbers) is not None:
+            self.finished.write(numbers)
+            self._write_numbers(operator, numbers)
+            return None
+        target = operator.to_rows(operator.weight)
+        # In front of a pooling there is no re-fit: the pooling takes the mean of the noise too.
+        refits = statistics.halves is not None and pool is None
+        ridge = choose_ridge(target, *statistics.halves) if statistics.halves is not None and refits else None
+        if ridge is not None:
+            target = refit_weight(target, moments, ridge=ridge)
+            numbers = replace(numbers, refitted=True)
+        if not moments.h.size:
+            return _Visit(operator, statistics, numbers, None)
+        bias_site = operator.bias_site
+        derived = None if bias_site is None else bias_site.derived
+        posed = pose_weight(
+            operator,
+            self.sites[operator.site.site],
+            None if derived is None else self.sites[derived[0]].qparams,
+            target,
+            statistics,
+            DAMPING if pool is None else POOLED_DAMPING,
+            refitted=numbers.refitted,
+            thorough=self.thorough,
+        )
+        return _Visit(operator, statistics, numbers, posed)
+
+    def accept_rounding(self, visit: _Visit, rounded: RoundedWeight | None) -> None:
+        """Write the rounded weight and the bias that makes up for its mean error. rounded: None: to nearest."""
+        operator, numbers = visit.operator, visit.numbers
+        site = self.sites[operator.site.site]
+        if visit.posed is not None and rounded is not None:
+            site = visit.posed.make_site(rounded)
+            numbers = replace(numbers, qparams=site.qparams, values=site.values)
+        final = dequantize_constant(site, operator.weight)
+        if operator.bias_edge is not None:
+            weight = operator.to_rows(operator.weight)
+            bias = operator.bias.reshape(weight.shape[:2])
+            corrected = correct_bias(bias, weight, operator.to_rows(final), visit.statistics.moments)
+            numbers = replace(numbers, bias=corrected.reshape(-1))
+        self.finished.write(numbers)
+        self._write_numbers(operator, numbers, final)
+
+    def _write_numbers(self, operator: Operator, numbers: OperatorNumbers, final: Array | None = None) -> None:
+        """Let the plan and the nodes still ahead have the numbers. final: the weight once quantized, if known."""
+        left = self._find_left(operator, numbers)
         if left is not None:
-            left.append(one.node.name)
+            left.append(operator.node.name)
             return
-        site = found.put_into(self.sites[one.site.site])
+        site = numbers.put_into(self.sites[operator.site.site])
         self.sites[site.site] = site
-        final = dequantize_constant(site, one.weight) if final is None else final
+        final = dequantize_constant(site, operator.weight) if final is None else final
         for edge in site.consumers or ():
             self._change(edge, final)
-        if found.bias is not None:
-            self._bias(one, site, found.bias)
-        rounded, corrected = found.values is not None, found.bias is not None
-        self.done.append(OperatorRounding(one.node.name, one.kind, rounded, found.refitted, corrected))
+        if numbers.bias is not None:
+            self._write_bias(operator, site, numbers.bias)
+        rounded, corrected = numbers.values is not None, numbers.bias is not None
+        self.done.append(OperatorRounding(operator.node.name, operator.kind, rounded, numbers.refitted, corrected))
 
-    def _list_left(self, one: Operator, found: OperatorNumbers) -> list[str] | None:
+    def _find_left(self, operator: Operator, numbers: OperatorNumbers) -> list[str] | None:
         """The list of those left as they are that an operator belongs to; None where it is treated."""
-        if not found.count:
+        if not numbers.count:
             return self.skipped
         # Weights of few bits gain by any second moments.
-        return self.thin if found.count < FEWEST_POSITIONS and one.site.spec.bits > NARROW_BITS else None
+        return self.thin if numbers.count < FEWEST_POSITIONS and operator.site.spec.bits > NARROW_BITS else None
 
-    def _find_numbers(
-        self, one: Operator, pool: tuple[NodeRef, TensorId] | None
-    ) -> tuple[OperatorNumbers, Array | None]:
-        """The numbers of an operator, and its weight once quantized by them; None where it is left as it is."""
-        seen = self._gather(self._request(one, pool))
-        moments = seen.moments
-        found = OperatorNumbers(moments.count, seen.scarce)
-        if self._list_left(one, found) is not None:
-            return found, None
-        weight, site = one.rows(one.weight), self.sites[one.site.site]
-        target = weight
-        # In front of a pooling there is none: it takes the mean of the noise too.
-        ridge = choose_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
-        damping = DAMPING if pool is None else POOLED_DAMPING
-        if ridge is not None:
-            target = refit_weight(weight, moments, ridge=ridge)
-            found = replace(found, refitted=True)
-        if moments.h.size > 0:
-            held = one.bias_site
-            x = None if held is None or held.derived is None else self.sites[held.derived[0]].qparams
-            site = round_weight(one, site, x, target, seen, damping, refitted=found.refitted, thorough=self.thorough)
-            found = replace(found, qparams=site.qparams, values=site.values)
-        final = dequantize_constant(site, one.weight)
-        if one.bias_edge is not None:
-            bias = correct_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
-            found = replace(found, bias=bias.reshape(-1))
-        return found, final
-
-    def _pool(self, one: Operator) -> tuple[NodeRef, TensorId] | None:
+    def _find_pool(self, operator: Operator) -> tuple[NodeRef, TensorId] | None:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
-        found = find_pooling(self.view, one) if searches_scales(one, self.sites[one.site.site]) else None
-        if found is None:
+        if not searches_scales(operator, self.sites[operator.site.site]):
             return None
-        node, real = found
+        pool = find_pooling(self.view, operator)
+        if pool is None:
+            return None
+        node, real = pool
         quantized = self.paired.input(self.paired.node(node.name), 0)
-        ahead = all(both.hold(real, quantized, node.name) for both in (self.samples, self.others) if both.feeds)
-        return found if ahead else None
+        runs = [both for both in (self.samples, self.others) if both.feeds]
+        return pool if all(both.hold(real, quantized, node.name) for both in runs) else None
 
-    def _request(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> MomentsRequest:
+    def _make_request(self, operator: Operator, pool: tuple[NodeRef, TensorId] | None) -> MomentsRequest:
         """The statistics that an operator needs. pool: look in front of it."""
-        reader, data, geometry = (one.node, one.data, one.geometry) if pool is None else (*pool, POINTWISE)
-        node, site = self.paired.node(reader.name), self.sites[one.site.site]
-        groups, _, size = one.rows(one.weight).shape
+        reader, data, geometry = operator.node, operator.data, operator.geometry
+        if pool is not None:
+            (reader, data), geometry = pool, POINTWISE
+        node, site = self.paired.node(reader.name), self.sites[operator.site.site]
+        groups, _, size = operator.to_rows(operator.weight).shape
         return MomentsRequest(
             reader=reader.name,
             data=data,
             paired=self.paired.input(node, 0),
             geometry=geometry,
             shape=(groups, size),
-            second=one.alone and not site.spec.is_float and not site.group,
-            halves=searches_scales(one, site),
+            second=operator.alone and not site.spec.is_float and not site.group,
+            halves=searches_scales(operator, site),
         )
 
-    def _gather(self, wanted: MomentsRequest) -> OperatorStatistics:
+    def _gather(self, request: MomentsRequest) -> OperatorStatistics:
         """Statistics of all samples; operators that read the same tensors share it."""
-        if self.seen is None or self.seen[0] != wanted or self.seen[1] is None:
+        if self.latest is None or self.latest[0] != request or self.latest[1] is None:
             # Let go of the old ones first: two of the largest at a time would be a GiB.
-            self.seen = None
-            found = gather_statistics(self.samples, self.others, wanted, self.workspace, self.work)
-            self.seen = wanted, found
-            return found
-        return self.seen[1]
+            self.latest = None
+            statistics = gather_statistics(self.samples, self.others, request, self.workspace, self.work)
+            self.latest = request, statistics
+            return statistics
+        return self.latest[1]
 
-    def _pass_by(self, wanted: MomentsRequest, found: OperatorNumbers) -> None:
+    def _pass_by(self, request: MomentsRequest, numbers: OperatorNumbers) -> None:
         """Let the models stand where `_gather` would have left them."""
-        if self.seen is None or self.seen[0] != wanted:
-            self.samples.pass_by(wanted)
-            if found.scarce:
-                self.others.pass_by(wanted)
-            self.seen = wanted, None
+        if self.latest is None or self.latest[0] != request:
+            self.samples.pass_by(request)
+            if numbers.scarce:
+                self.others.pass_by(request)
+            self.latest = request, None
 
-    def _bias(self, one: Operator, site: SitePlan, bias: Array) -> None:
+    def _write_bias(self, operator: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
-        edge, held = one.bias_edge, one.bias_site
+        edge, bias_site = operator.bias_edge, operator.bias_site
         if edge is None:
             return
-        values = np.asarray(bias.reshape(one.bias_shape), np.float32)
-        if held is not None and held.derived is not None:
-            x = self.sites[held.derived[0]].qparams
+        values = np.asarray(bias.reshape(operator.bias_shape), np.float32)
+        if bias_site is not None and bias_site.derived is not None:
+            x = self.sites[bias_site.derived[0]].qparams
             if x is None or site.qparams is None:
                 return
             qparams = bias_qparams(x, site.qparams, bias.size)
-            levels = quantize(values.reshape(-1), qparams, held.spec)
-            self.sites[held.site] = replace(held, qparams=qparams, values=levels)
-            values = dequantize(levels, qparams, held.spec)
+            codes = quantize(values.reshape(-1), qparams, bias_site.spec)
+            self.sites[bias_site.site] = replace(bias_site, qparams=qparams, values=codes)
+            values = dequantize(codes, qparams, bias_site.spec)
         else:
             self.biases = [old for old in self.biases if old.edge != edge]
             self.biases.append(BiasPlan(edge=edge, values=values))
@@ -303,12 +354,12 @@ class _State:
         if not self.alone:
             self.changes[edge.node, edge.index] = values if self.spool is None else self.spool.keep_array(values)
 
-    def release_weights(self, one: Operator) -> None:
+    def release_weights(self, operator: Operator) -> None:
         """Let go of the memory of an operator's constants, which lie in files where the model is large."""
-        keys = ((one.node.name, k) for k in range(len(one.node.inputs)))
-        release_pages(one.weight, *(self.changes[key] for key in keys if key in self.changes))
+        keys = ((operator.node.name, k) for k in range(len(operator.node.inputs)))
+        release_pages(operator.weight, *(self.changes[key] for key in keys if key in self.changes))
 
-    def result(self) -> SequentialRounding:
+    def make_result(self) -> SequentialRounding:
         """The plan as far as it is rounded."""
         sites = tuple(self.sites[site.site] for site in self.plan.sites)
         ids = compute_structural_ids(self.index) if self.biases else {}

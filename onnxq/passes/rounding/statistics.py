@@ -77,16 +77,16 @@ class OperatorStatistics:
 
     def __init__(self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False) -> None:
         self.moments, self.halves, self.scarce = moments, halves, scarce
-        self._found: dict[tuple[float, bool], ErrorFeedback] = {}
+        self._factors: dict[tuple[float, bool], ErrorFeedback] = {}
 
-    def spreading(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
+    def factor(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
         """The factors of H that rounding needs, found once. agreed: of the part that the halves agree on."""
-        if (damping, agreed) not in self._found:
+        if (damping, agreed) not in self._factors:
             h = self.moments.h
             if agreed and self.halves is not None and all(half.count for half in self.halves):
                 h = shrink_moments(h, *(half.h for half in self.halves))
-            self._found[damping, agreed] = factor_hessian(h, damping=damping)
-        return self._found[damping, agreed]
+            self._factors[damping, agreed] = factor_hessian(h, damping=damping)
+        return self._factors[damping, agreed]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +169,7 @@ class _Group:
         return np.concatenate(masks) if masks else None
 
 
-class Samples(Protocol):
+class StatisticsSource(Protocol):
     """Samples to gather from, with the tensors that an operator reads of each."""
 
     @property
@@ -181,7 +181,11 @@ class Samples(Protocol):
 
 
 def gather_statistics(
-    samples: Samples, others: Samples, wanted: MomentsRequest, workspace: Workspace, work: SharedWork | None = None
+    samples: StatisticsSource,
+    others: StatisticsSource,
+    wanted: MomentsRequest,
+    workspace: Workspace,
+    work: SharedWork | None = None,
 ) -> OperatorStatistics:
     """Moments of the samples. Empty tensors are left out: their branch did not run.
 

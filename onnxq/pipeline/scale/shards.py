@@ -12,6 +12,7 @@ from onnxq.config import Command
 from onnxq.errors import ConfigError, PlanError
 from onnxq.files import guard_outputs, write_text
 from onnxq.numerics.blas import use_one_blas_thread
+from onnxq.passes.base import EqualizeContext
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
 from onnxq.progress import Progress, silent
@@ -39,17 +40,17 @@ def calibrate_part(
     with open_run(model, config, overrides, Command.QUANTIZE, out=out, force=force) as chosen:
         with open_context(model, data, chosen, progress) as ctx:
             ctx, state, _ = prepare_run(model, data, ctx)
-            if ctx.samples is None:
+            if not isinstance(ctx, EqualizeContext):
                 fix = "quantize it without parts"
                 raise PlanError("the model", "is not run: there is nothing to calibrate", fix, code="Q405")
-            samples = ctx.samples.ranges
+            samples = ctx.data.ranges
             positions = split_evenly(range(len(samples)), _count_shards(shard, len(samples)))[
                 int(shard.split("/")[0]) - 1
             ]
             with progress("planning"):
-                state = plan_run(ctx, state, "")
+                placed = plan_run(ctx, state, "")
             part = observe_part(
-                state.model, state.planned, samples, positions, batch=chosen.data.batch,
+                placed.model, placed.plan, samples, positions, batch=chosen.data.batch,
                 memory_limit=ctx.memory_limit, crew=ctx.crew, progress=progress,
             )  # fmt: skip
         _write_part(part, out, force)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
-from onnxq.passes.equalization.bias_absorption_core import absorb_shifts, compute_shifts
+from onnxq.passes.equalization.bias_absorption import absorb_shifts, compute_shifts
 from onnxq.runtime import Session
 
 F = np.float32

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from onnxq.graph import infer_shapes
-from onnxq.passes.equalization.channels import Channels, find_channels
+from onnxq.passes.equalization.channels import ScaledChannels
+from onnxq.passes.equalization.operators import find_scaled_channels
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 from tests.passes.kit import parse
@@ -20,13 +21,13 @@ def weight(*shape: int) -> np.ndarray:
     return np.arange(1, int(np.prod(shape)) + 1, dtype=np.float32).reshape(shape)
 
 
-def channels(nodes: str, head: str = HEAD, *, shapes: bool = True, **arrays: Any) -> Channels:
+def channels(nodes: str, head: str = HEAD, *, shapes: bool = True, **arrays: Any) -> ScaledChannels:
     held = {"w": weight(3, 4, 1, 1), "v": weight(2, 3, 1, 1), **arrays}
     proto = parse(f"g {head} {{ {nodes} }}", **held)
-    return find_channels(View(infer_shapes(proto) if shapes else proto))
+    return find_scaled_channels(View(infer_shapes(proto) if shapes else proto))
 
 
-def roots(found: Channels, tensor: str) -> list[int]:
+def roots(found: ScaledChannels, tensor: str) -> list[int]:
     """The factors of a tensor's channels, by number."""
     return [int(k) for k in found.root[found.labels[TensorId(tensor)]]]
 
@@ -56,7 +57,7 @@ def test_weights_are_seen_as_groups_of_outputs_and_inputs(second, arrays, shape)
     found = channels(f"h = Conv(x, w) r = Relu(h) y = {second}", **arrays)
     op = found.ops[1]
     assert op.inputs == 3
-    assert op.largest().shape == shape
+    assert op.largest.shape == shape
     assert found.free[:3].all()
 
 
@@ -73,7 +74,7 @@ def test_a_gemm_reads_them_with_transb_and_without():
             f"h = Conv(x, w) r = Relu(h) {flat} y = {line}", "(float[N,4,6,6] x) => (float[N,5] y)", u=held
         )
         assert found.free[:3].all()
-        assert found.ops[1].largest().shape == (1, 5, 3)
+        assert found.ops[1].largest.shape == (1, 5, 3)
     turned = channels(f"h = Conv(x, w) r = Relu(h) {flat} y = Gemm<transA=1>(f, u)",
                       "(float[3,4,6,6] x) => (float[3,5] y)", u=weight(3, 5))  # fmt: skip
     assert not turned.free.any()

@@ -10,8 +10,8 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
-from onnxq.passes.equalization.channels import find_channels
-from onnxq.passes.equalization.cross_layer import channel_axes, compute_factors, write_scales
+from onnxq.passes.equalization.cross_layer import compute_factors, list_channel_axes, write_scales
+from onnxq.passes.equalization.operators import find_scaled_channels
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 from tests.passes.kit import assert_same, constant, in_branch, parse
@@ -63,7 +63,7 @@ PASSING = {
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_the_function_stays_and_channels_become_alike(name: str, groups: int) -> None:
     model = row(PASSING[name], groups)
-    found = find_channels(View(model))
+    found = find_scaled_channels(View(model))
     assert found.free[:6].all(), name
     factors = {TensorId("h"): np.geomspace(0.25, 4, 6).astype(F)}
     result = write_scales(model, factors)
@@ -110,7 +110,7 @@ STAYING = {
 @pytest.mark.parametrize("name", sorted(STAYING))
 def test_what_does_not_commute_stays(name: str) -> None:
     model = row(STAYING[name])
-    found = find_channels(View(model))
+    found = find_scaled_channels(View(model))
     assert not found.free[:6].any()
     with pytest.raises(PlanError, match="cannot take the factors"):
         write_scales(model, {TensorId("h"): np.full(6, 2, F)})
@@ -141,7 +141,7 @@ def joined() -> ModelProto:
 
 def test_values_decide_behind_add_and_concat() -> None:
     model = joined()
-    axes = channel_axes(model)
+    axes = list_channel_axes(model)
     assert axes == dict.fromkeys(map(TensorId, "abscrkmf"), 1)
     assert not compute_factors(model)  # nothing is known without values
     rng = np.random.default_rng(0)

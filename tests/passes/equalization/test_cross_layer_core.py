@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, merge_labels
+from onnxq.passes.equalization.cross_layer_core import equalize_values, equalize_weights, merge_labels
 
 
 def test_dead_channels_keep_their_size() -> None:
     groups = np.zeros(4, np.intp)
-    s = by_weights(np.array([1.0, 0.0, 4.0, 1.0]), np.array([4.0, 1.0, 1.0, 0.0]), groups)
+    s = equalize_weights(np.array([1.0, 0.0, 4.0, 1.0]), np.array([4.0, 1.0, 1.0, 0.0]), groups)
     assert s[1] == s[3] == 1.0
     np.testing.assert_allclose(s[[0, 2]], [2.0, 0.5])
-    s = by_values(np.array([1.0, 16.0, 0.0, np.inf]), np.array([0, 0, 1, 1]))
+    s = equalize_values(np.array([1.0, 16.0, 0.0, np.inf]), np.array([0, 0, 1, 1]))
     np.testing.assert_allclose(s, [2.0, 0.5, 1.0, 1.0])
 
 

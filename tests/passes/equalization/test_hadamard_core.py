@@ -27,7 +27,7 @@ def test_sizes_are_doubled_from_a_small_matrix_or_cut_into_blocks() -> None:
 @pytest.mark.parametrize("level", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 27, 64, 80, 96])
 def test_a_rotation_is_orthogonal_and_spreads_single_channels(size: int, level: bool) -> None:
-    q = Hadamard(3, size, level).turn(np.eye(size), -1)
+    q = Hadamard(3, size, level).turn_channels(np.eye(size), -1)
     np.testing.assert_allclose(q @ q.T, np.eye(size), atol=1e-12)
     if level:
         np.testing.assert_allclose(q.sum(axis=1), 1, atol=1e-12)
@@ -39,21 +39,21 @@ def test_both_sides_of_a_product_turn_alike_and_parts_one_by_one() -> None:
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((5, 48)), rng.standard_normal((48, 7))
     for matrix in (Hadamard(1, 48), Hadamard(1, 24, level=True), Hadamard(7, 16)):
-        np.testing.assert_allclose(matrix.turn(x, -1) @ matrix.turn(w, 0), x @ w, atol=1e-12)
+        np.testing.assert_allclose(matrix.turn_channels(x, -1) @ matrix.turn_channels(w, 0), x @ w, atol=1e-12)
     scale = rng.uniform(0.5, 2, 48)
     np.testing.assert_allclose(
-        Hadamard(1, 48).turn(x, 1) @ Hadamard(1, 48).turn(w, 0, scale), x * scale @ w, atol=1e-12
+        Hadamard(1, 48).turn_channels(x, 1) @ Hadamard(1, 48).turn_channels(w, 0, scale), x * scale @ w, atol=1e-12
     )
-    parts = Hadamard(7, 16).turn(x, -1)
-    np.testing.assert_array_equal(parts[:, 16:32], Hadamard(7, 16).turn(x[:, 16:32], -1))
+    parts = Hadamard(7, 16).turn_channels(x, -1)
+    np.testing.assert_array_equal(parts[:, 16:32], Hadamard(7, 16).turn_channels(x[:, 16:32], -1))
 
 
 def test_a_seed_stands_for_bytes_of_the_arrays_own_type() -> None:
     w = np.linspace(-1, 1, 80 * 70, dtype=np.float32).reshape(80, 70)
-    turned = Hadamard(5, 80, level=True).turn(w, 0)
+    turned = Hadamard(5, 80, level=True).turn_channels(w, 0)
     assert turned.dtype == np.float32
     assert hashlib.sha256(turned.tobytes()).hexdigest()[:16] == "12d5803da4c3845a"
-    assert not np.array_equal(turned, Hadamard(6, 80, level=True).turn(w, 0))
+    assert not np.array_equal(turned, Hadamard(6, 80, level=True).turn_channels(w, 0))
 
 
 def test_a_row_times_a_matrix() -> None:

@@ -12,9 +12,14 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
-from onnxq.passes.equalization.smoothquant import find_groups, find_quantized_groups, smoothing_factors, write_smoothing
+from onnxq.passes.equalization.smoothquant import (
+    compute_smoothing_factors,
+    find_groups,
+    find_quantized_groups,
+    write_smoothing,
+)
 from onnxq.passes.equalization.smoothquant_core import (
-    Seen,
+    ChannelStatistics,
 )
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
@@ -130,8 +135,8 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
     groups = find_quantized_groups(proto, plan)
     assert [group.tensor for group in groups] == [TensorId("h")]
     rows = normal(50, 12, seed=1) * np.where(np.arange(12) == 5, 40, 1).astype(F)
-    seen = {TensorId("h"): Seen(rows.min(axis=0), rows.max(axis=0), rows)}
-    factors, _ = smoothing_factors(proto, plan, seen)
+    seen = {TensorId("h"): ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows)}
+    factors, _ = compute_smoothing_factors(proto, plan, seen)
     assert list(factors) == [TensorId("h")]
     assert factors[TensorId("h")].argmax() == 5
     assert_same(proto, write_smoothing(proto, factors), rtol=2e-5)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from onnxq.passes.equalization.smoothquant_core import (
-    ALPHAS,
-    Reader,
-    Seen,
+    SMOOTHING_ALPHAS,
+    ChannelStatistics,
+    SmoothedWeight,
     compute_smoothing,
-    layer_error,
-    search_alpha,
+    measure_layer_error,
+    search_smoothing_exponent,
 )
 from onnxq.spec import PerChannel, QuantSpec
 
@@ -19,20 +19,21 @@ F = np.float32
 U8, S8 = QuantSpec(signed=False, symmetric=False), QuantSpec(granularity=PerChannel(1))
 
 
-def outliers(seed: int = 0) -> tuple[Seen, tuple[Reader, ...]]:
+def outliers(seed: int = 0) -> tuple[ChannelStatistics, tuple[SmoothedWeight, ...]]:
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((64, 32)).astype(F)
     rows[:, [3, 17]] *= 60
     weights = (rng.standard_normal((32, 16)).astype(F), rng.standard_normal((32, 8)).astype(F))
-    return Seen(rows.min(axis=0), rows.max(axis=0), rows), tuple(Reader(w, S8) for w in weights)
+    return ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), tuple(SmoothedWeight(w, S8) for w in weights)
 
 
 def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
     seen, readers = outliers()
-    s, alpha, error, plain = search_alpha(seen, readers, U8)
+    s, alpha, error, plain = search_smoothing_exponent(seen, readers, U8)
     largest = np.maximum(-seen.low, seen.high)
     by_alpha = {
-        a: layer_error(seen, readers, U8, compute_smoothing(largest, [r.weight for r in readers], a)) for a in ALPHAS
+        a: measure_layer_error(seen, readers, U8, compute_smoothing(largest, [r.weight for r in readers], a))
+        for a in SMOOTHING_ALPHAS
     }
     assert error == min(by_alpha.values()) == by_alpha[alpha]
     assert error < plain / 10

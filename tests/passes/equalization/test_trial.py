@@ -13,7 +13,7 @@ from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, infer_shapes
-from onnxq.passes.base import FloatReference, RunContext
+from onnxq.passes.base import EqualizeContext
 from onnxq.passes.equalization.trial import (
     EQUALIZED,
     check_equivalent,
@@ -22,12 +22,12 @@ from onnxq.passes.equalization.trial import (
     score_rotated,
 )
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.state import State
+from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.progress import Progress
 from onnxq.sites import Role
 from tests.passes.context import make_context
-from tests.passes.kit import parse
+from tests.passes.kit import make_state, parse
 from tests.planner.kit import FORCE, draft
 
 TEXT = "g (float[1,4,8,8] x) => (float[1,4,8,8] y) { c = Conv(x, w) r = Relu(c) y = Conv(r, v) }"
@@ -40,11 +40,11 @@ def model(**changed: np.ndarray) -> onnx.ModelProto:
     return infer_shapes(parse(TEXT, **{**WEIGHTS, **changed}))
 
 
-def state(proto: onnx.ModelProto) -> State:
-    return State(proto, proto)
+def state(proto: onnx.ModelProto) -> FloatState:
+    return make_state(proto)
 
 
-def place(one: State, progress: Progress) -> Plan:
+def place(one: FloatState, progress: Progress) -> Plan:
     return draft(one.model, FORCE, effort="fast").default()
 
 
@@ -54,13 +54,13 @@ def reference() -> onnx.ModelProto:
 
 
 @pytest.fixture
-def ctx(reference: onnx.ModelProto) -> RunContext:
+def ctx(reference: onnx.ModelProto) -> EqualizeContext:
     x = RNG.standard_normal((6, 1, 4, 8, 8)).astype(np.float32)
     made = make_context(load_data({"x": x}, GraphIndex(reference).inputs, DataConfig()))
-    return replace(made, reference=FloatReference(reference, made.data), place=place)
+    return made.add_reference(reference, place)
 
 
-def scaled(factor: Any, back: Any) -> State:
+def scaled(factor: Any, back: Any) -> FloatState:
     """Channels of the first weight times `factor`, columns of the second times `back`."""
     w = (WEIGHTS["w"] * np.reshape(factor, (-1, 1, 1, 1))).astype(np.float32)
     v = (WEIGHTS["v"] * np.reshape(back, (1, -1, 1, 1))).astype(np.float32)
@@ -87,7 +87,7 @@ def test_another_function_is_not_equivalent(ctx):
 
 def test_an_output_of_zeros_has_no_decibels_and_is_the_same_function(ctx):
     nothing = np.zeros_like(WEIGHTS["v"])
-    ctx = replace(ctx, reference=FloatReference(model(v=nothing), ctx.data))
+    ctx = ctx.add_reference(model(v=nothing), place)
     assert check_equivalent(ctx, state(model(v=nothing)), KEPT).outcome is Outcome.KEPT
     # Rounding may make it another zero.
     tiny = (WEIGHTS["v"] * 1e-9).astype(np.float32)
@@ -113,7 +113,7 @@ def test_the_score_is_of_the_worst_output_and_computed_once(ctx, reference):
 
 @pytest.mark.parametrize("why", ["the planner refuses", "nothing is quantized"])
 def test_a_model_that_cannot_be_quantized_has_no_score(ctx, reference, why):
-    def refuse(one: State, progress: Progress) -> Plan:
+    def refuse(one: FloatState, progress: Progress) -> Plan:
         if why == "nothing is quantized":
             return replace(place(one, progress), sites=())
         raise PlanError("c", "cannot be planned")
@@ -121,13 +121,13 @@ def test_a_model_that_cannot_be_quantized_has_no_score(ctx, reference, why):
     ctx = replace(ctx, place=refuse)
     assert score_equalized(ctx, state(reference)) is None
     # That is remembered, too.
-    assert ctx.scores[id(reference)] == (reference, None)
+    assert ctx.base.scores[id(reference)] == (reference, None)
 
 
 @pytest.mark.parametrize(("after", "kept"), [(30.0, True), (29.8, True), (29.4, False), (35.0, True)])
 def test_what_noise_alone_may_cost_is_kept(ctx, reference, after, kept):
     one = state(reference)
-    assert EQUALIZED.keeps(ctx, one, one, 30.0, after) == kept
+    assert EQUALIZED.allows(ctx, one, one, 30.0, after) == kept
 
 
 MODES = [("static", 0.4, False), ("static", 0.6, True), ("weight-only", 2.0, False), ("weight-only", 3.1, True)]
@@ -135,15 +135,17 @@ MODES = [("static", 0.4, False), ("static", 0.6, True), ("weight-only", 2.0, Fal
 
 @pytest.mark.parametrize(("mode", "gain", "kept"), MODES)
 def test_a_rotation_must_gain_and_more_where_weights_alone_are_rounded(
-    ctx: RunContext, mode: str, gain: float, kept: bool
+    ctx: EqualizeContext, mode: str, gain: float, kept: bool
 ) -> None:
     asked = replace(ctx, config=ctx.config.model_copy(update={"mode": mode}))
     assert gains_by_rotation(asked, 20.0, 20.0 + gain) is kept
 
 
 @pytest.mark.parametrize("bits", [8, 3])
-def test_a_rotation_is_judged_with_weights_of_few_bits(ctx: RunContext, reference: onnx.ModelProto, bits: int) -> None:
-    def place_narrow(one: State, progress: Progress) -> Plan:
+def test_a_rotation_is_judged_with_weights_of_few_bits(
+    ctx: EqualizeContext, reference: onnx.ModelProto, bits: int
+) -> None:
+    def place_narrow(one: FloatState, progress: Progress) -> Plan:
         plan = place(one, progress)
         sites = (replace(s, spec=replace(s.spec, bits=bits)) if s.role is Role.WEIGHT else s for s in plan.sites)
         return replace(plan, sites=tuple(sites))

@@ -77,7 +77,7 @@ def test_an_operator_without_a_weight_computes_in_integers_with_all_its_activati
 
 
 def test_candidates_are_operators_tensors_and_stretches_no_two_alike(floats):
-    assert {one.name: "".join(sorted(one.keys)) for one in floats.candidates()} == {
+    assert {one.name: "".join(sorted(one.keys)) for one in floats.list_candidates()} == {
         "a": "a", "b": "b", "c": "c", "y": "y",
         # The operators that make or read one tensor; those of x, s and y are single ones already.
         "r": "ab", "q": "bc",
@@ -87,7 +87,7 @@ def test_candidates_are_operators_tensors_and_stretches_no_two_alike(floats):
 
 
 def test_for_uint16_candidates_are_sites_and_stretches_of_them(wide):
-    assert {one.name: "".join(sorted(one.keys)) for one in wide.candidates()} == {
+    assert {one.name: "".join(sorted(one.keys)) for one in wide.list_candidates()} == {
         "x": "x", "r": "r", "q": "q", "c": "c", "s": "s",
         # Halves and quarters of five.
         "x … q": "qrx", "c … s": "cs", "x … r": "rx", "q … c": "cq",
@@ -96,21 +96,21 @@ def test_for_uint16_candidates_are_sites_and_stretches_of_them(wide):
 
 def test_sites_that_share_a_scale_are_widened_together(problem, plan):
     grouped = tuple(replace(site, group="g") if str(site.site) in "rc" else site for site in plan.sites)
-    names = {one.name: set(one.keys) for one in Ways(problem, replace(plan, sites=grouped), UINT16).candidates()}
+    names = {one.name: set(one.keys) for one in Ways(problem, replace(plan, sites=grouped), UINT16).list_candidates()}
     assert names["r"] == {"r", "c"}
     assert names["q"] == {"q"}
 
 
 def test_promoting_nothing_is_the_plan_itself(floats, wide, plan):
-    assert floats.placed(frozenset()) is plan
-    assert wide.placed(frozenset()) is plan
+    assert floats.promote_keys(frozenset()) is plan
+    assert wide.promote_keys(frozenset()) is plan
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c", "y"])
 def test_an_operator_that_becomes_float_takes_its_weight_along_and_says_why(floats, problem, plan, name):
-    after = floats.placed(frozenset(name))
+    after = floats.promote_keys(frozenset(name))
     assert list_quantized_ops(problem, after) == tuple(one for one in ("a", "b", "c", "y") if one != name)
-    assert floats.lost(after) == (name,)
+    assert floats.list_promoted(after) == (name,)
     told = {one.subject: one for one in after.left_float}
     assert (told[name].code, told[name].rule) == ("F106", "promoted")
     assert "cost the outputs most" in told[name].reason
@@ -124,22 +124,22 @@ def test_an_operator_that_becomes_float_takes_its_weight_along_and_says_why(floa
 
 def test_what_was_float_stays_so_for_its_own_reason(problem) -> None:
     """The planner, asked anew, would take it back: it was left float by a pass, and not by the planner."""
-    before = numbered(Ways(problem, problem.default(), reason="its own").left(frozenset({"y"})).default())
+    before = numbered(Ways(problem, problem.default(), reason="its own").leave_float(frozenset({"y"})).default())
     ways, keys = Ways(problem, before), frozenset({"a"})
-    assert "y" in list_quantized_ops(problem, ways.placed(keys))
-    after = ways.place_promoted(keys)
+    assert "y" in list_quantized_ops(problem, ways.promote_keys(keys))
+    after = ways.promote_steadily(keys)
     assert "y" not in list_quantized_ops(problem, after)
     assert set(list_quantized_ops(problem, after)) < set(list_quantized_ops(problem, before))
     assert {one.subject: one.reason for one in after.left_float}["y"] == "its own"
 
 
 def test_the_reason_is_the_one_given(problem, plan):
-    after = Ways(problem, plan, reason="somebody said so").placed(frozenset("b"))
+    after = Ways(problem, plan, reason="somebody said so").promote_keys(frozenset("b"))
     assert "somebody said so" in {one.reason for one in after.left_float}
 
 
 def test_a_draft_with_operators_left_float_shares_the_ids_of_the_first(floats, problem):
-    left = floats.left(frozenset("b"))
+    left = floats.leave_float(frozenset("b"))
     assert left.ids is problem.ids
     assert set(left.refused) - set(problem.refused) == {"b"}
     assert "b" not in problem.refused
@@ -147,7 +147,7 @@ def test_a_draft_with_operators_left_float_shares_the_ids_of_the_first(floats, p
 
 def test_a_widened_site_gets_sixteen_bits_and_waits_for_its_numbers(wide, plan):
     name = "r"
-    after = wide.placed(frozenset([name]))
+    after = wide.promote_keys(frozenset([name]))
     changed = {key for key, site in sites(after).items() if site.spec != sites(plan)[key].spec}
     assert changed == {name}
     held = sites(after)[name]
@@ -155,7 +155,7 @@ def test_a_widened_site_gets_sixteen_bits_and_waits_for_its_numbers(wide, plan):
     assert held.spec.signed == sites(plan)[name].spec.signed
     assert after.opset >= 21
     # Who reads it does not compute in eight bits any more.
-    assert wide.lost(after) == ("b",)
+    assert wide.list_promoted(after) == ("b",)
 
 
 def test_a_finer_input_gives_a_new_bias_and_a_new_scale_of_the_weight(problem, plan):
@@ -164,7 +164,7 @@ def test_a_finer_input_gives_a_new_bias_and_a_new_scale_of_the_weight(problem, p
     derived = SitePlan(site=Edge("a", 2, ""), role=Role.BIAS, spec=weight.spec, derived=(source, weight.site),
                        qparams=weight.qparams)  # fmt: skip
     ways = Ways(problem, replace(plan, sites=(*plan.sites, derived)), UINT16)
-    after = sites(ways.placed(frozenset([name])))
+    after = sites(ways.promote_keys(frozenset([name])))
     assert after[str(derived.site)].qparams is None
     assert after[str(weight.site)].qparams is None
     others = [site for key, site in after.items() if key not in (name, str(derived.site), str(weight.site))]
@@ -178,7 +178,7 @@ def test_a_weight_with_rounded_values_keeps_them_when_its_input_is_widened(probl
     derived = SitePlan(site=Edge("a", 2, ""), role=Role.BIAS, spec=weight.spec, qparams=weight.qparams,
                        derived=(sites(plan)[name].site, weight.site))  # fmt: skip
     held = tuple(rounded if site is weight else site for site in plan.sites)
-    after = sites(Ways(problem, replace(plan, sites=(*held, derived)), UINT16).placed(frozenset([name])))
+    after = sites(Ways(problem, replace(plan, sites=(*held, derived)), UINT16).promote_keys(frozenset([name])))
     assert after[str(weight.site)].qparams is not None
     assert after[str(weight.site)].values is rounded.values
 
@@ -186,7 +186,7 @@ def test_a_weight_with_rounded_values_keeps_them_when_its_input_is_widened(probl
 def test_corrected_biases_stay_with_operators_that_stay(problem, plan):
     biases = tuple(BiasPlan(edge=Edge(name, 2, ""), values=np.ones(8, np.float32)) for name in "ab")
     ways = Ways(problem, replace(plan, biases=biases))
-    after = ways.placed(frozenset("b"))
+    after = ways.promote_keys(frozenset("b"))
     assert [bias.edge.node for bias in after.biases] == ["a"]
 
 
@@ -207,9 +207,9 @@ def test_time_and_bytes_weigh_and_what_gains_none_costs_little() -> None:
         ways = Ways(problem, numbered(problem.default()))
         names = list_quantized_ops(problem, ways.plan)
         assert len(names) == 3
-        costs = {name: ways.measure_cost(ways.placed(frozenset([name]))) for name in names}
+        costs = {name: ways.measure_cost(ways.promote_keys(frozenset([name]))) for name in names}
         # Nine times the work, and the weights, of the one in the middle.
         assert costs[names[1]] < min(costs[names[0]], costs[names[2]])
-        every = ways.measure_cost(ways.placed(frozenset(names)))
+        every = ways.measure_cost(ways.promote_keys(frozenset(names)))
         assert every > max(costs.values())
         assert ways.measure_cost(ways.plan) == 0

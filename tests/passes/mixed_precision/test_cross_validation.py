@@ -11,13 +11,14 @@ from onnxq.calibrate import calibrate
 from onnxq.data import load_data
 from onnxq.graph import get_index
 from onnxq.numerics import clip_bounds
-from onnxq.passes.base import RunContext
+from onnxq.passes.base import SampledContext
 from onnxq.passes.mixed_precision.cross_validation import Fold, split_folds, widen_ranges
-from onnxq.passes.state import State
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
-from tests.passes.context import make_context
+from tests.passes.context import make_context, place
+from tests.passes.kit import make_state
 from tests.planner.kit import FORCE, draft, network
 
 # The values themselves are the input's range, which the order of the samples does not show.
@@ -25,14 +26,16 @@ TOPS = [3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0]
 
 
 @pytest.fixture(scope="module")
-def run() -> tuple[RunContext, State]:
+def run() -> tuple[SampledContext, PlacedState]:
     model = network("g (float[1,16] x) => (float[1,16] y) { m = MatMul(x, w) y = Relu(m) }", w=(16, 16))
     rows = np.random.default_rng(0).random((8, 16), np.float32) * 0.5
     rows[:, 0] = TOPS
     data = load_data({"x": rows[:, None]}, get_index(model).inputs)
     problem = draft(model, FORCE)
     plan = calibrate(problem.proto, problem.default(), data)
-    return make_context(data.part(range(6)), data.part([6, 7])), State(model, problem.proto, plan=plan)
+    return make_context(data.part(range(6)), data.part([6, 7])), place(
+        replace(make_state(model), model=problem.proto), plan, problem
+    )
 
 
 def top(plan: Plan) -> float:
@@ -77,7 +80,7 @@ def test_ranges_of_all_values_widen_and_those_that_clip_by_intention_do_not(run)
     wider = widen_ranges(state.model, state.planned, 1.1)
     assert top(wider) == pytest.approx(1.1 * 9.0, rel=0.01)
     fold = max(split_folds(ctx, state), key=lambda fold: max(own(fold)))
-    assert top(fold.narrow_ranges(state.model, wider, 1.1)) == pytest.approx(1.1 * 6.0, rel=0.01)
+    assert top(fold.narrow_ranges(state.model, wider)) == pytest.approx(1.1 * 6.0, rel=0.01)
     percentile = state.planned.with_sites(
         tuple(replace(site, observer=ObserverSpec("percentile")) for site in state.planned.sites)
     )

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.passes.mixed_precision.dynamic_scales import NAME
+from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC as NAME
 from onnxq.sites import Role
 
 TEXT = """g (float[N,T,64] x) => (float[N,T,64] y) {

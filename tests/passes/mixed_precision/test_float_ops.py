@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.passes.mixed_precision.float_ops import NAME
+from onnxq.passes.mixed_precision.noisy_pairs import FLOAT_NAME as NAME
 
 # A small product of values with a heavy tail, in front of large ones of even values.
 TEXT = """g (float[N,T,64] x) => (float[N,T,256] y) {

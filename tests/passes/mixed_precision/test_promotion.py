@@ -24,10 +24,10 @@ from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.numerics import clip_bounds
 from onnxq.passes.mixed_precision.promotion import ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.request import AccuracyRequest
-from onnxq.passes.state import State
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.passes.context import make_context
+from tests.passes.kit import make_state
 from tests.pipeline.models import EVERYTHING, images, residual
 
 # One rough activation among good ones: everything else may stay.
@@ -158,9 +158,9 @@ def test_weights_rounded_anew_cost_no_wish(wanted: float | None, after: float, k
     """Of 41.6 dB on all samples, which may be less than a wish that is out of reach."""
     model = name_nodes(residual())
     samples = load_data(images(2), get_index(model).inputs)
-    ctx, state = replace(make_context(samples), request=AccuracyRequest(min_sqnr=wanted)), State(model, model)
+    ctx, state = replace(make_context(samples), request=AccuracyRequest(min_sqnr=wanted)), make_state(model)
     assert ROUNDING_AGAIN.trial is not None
-    assert ROUNDING_AGAIN.trial.keeps(ctx, state, state, 41.6, after) is keeps
+    assert ROUNDING_AGAIN.trial.allows(ctx, state, state, 41.6, after) is keeps
 
 
 def test_the_plan_repeats_it_without_data() -> None:

@@ -8,7 +8,7 @@ import onnxq
 from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.passes.mixed_precision.weight_bits_core import mean_bits
+from onnxq.passes.mixed_precision.weight_bits import compute_mean_bits
 from onnxq.sites import Role
 from tests.pipeline.models import images, residual
 
@@ -28,7 +28,7 @@ def test_weights_get_bits_within_the_average(effort: str, average: float, widths
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
     sizes = [index.constant(site.site).size for site in weights]  # type: ignore[arg-type,union-attr]
     bits = [site.spec.bits for site in weights]
-    assert mean_bits(sizes, bits) <= average
+    assert compute_mean_bits(sizes, bits) <= average
     assert set(bits) <= ({*widths} or set(range(4, 9)))
     assert max(bits) > 4
     if average == 8.0:

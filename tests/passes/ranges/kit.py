@@ -11,7 +11,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, Rule
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import State
+from onnxq.passes.state import FloatState
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
 from tests.pipeline.models import residual
@@ -45,7 +45,9 @@ def tokens(count: int, *, seed: int = 0, padding: float = 1.0) -> dict[str, np.n
     return {"x": x, "attention_mask": mask}
 
 
-def prepared_plan(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config = MINMAX) -> tuple[State, Plan]:
+def prepared_plan(
+    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config = MINMAX
+) -> tuple[FloatState, Plan]:
     prepared = load_state(proto)
     data = load_data(feeds, GraphIndex(prepared.model).inputs)
     return prepared, calibrate(prepared.model, onnxq.make_plan(proto, feeds, config), data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -18,7 +17,7 @@ from onnxq.passes.ranges import passes
 from onnxq.passes.ranges.search import choose_ranges
 from onnxq.passes.runner import run_stage
 from onnxq.report import silent
-from tests.passes.context import make_context
+from tests.passes.context import make_context, place
 from tests.passes.ranges.kit import ALL, MINMAX, deaf, linear, prepared_plan, tokens
 from tests.pipeline.models import images
 
@@ -45,7 +44,7 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Evaluator, "score", lambda *_, **__: next(scores))
     state, plan = prepared_plan(deaf(), feeds)
     ctx = make_context(load_data(feeds, GraphIndex(state.model).inputs))
-    after = run_stage(passes.RANGES, Stage.REFINE, ctx, replace(state, plan=plan))
+    after = run_stage(passes.RANGES, Stage.REFINE, ctx, place(state, plan))
     assert after.plan is plan
     assert [report.outcome for report in ctx.journal] == [Outcome.WORSE]
 
@@ -54,4 +53,4 @@ def test_weights_alone_have_no_ranges_to_choose() -> None:
     config = Config(mode="weight-only", rules=ALL, weights=TensorConfig(granularity="channel"))
     prepared, plan = prepared_plan(linear(1.0), tokens(8), config)
     samples = list(load_data(tokens(8), GraphIndex(prepared.model).inputs).samples())
-    assert choose_ranges(prepared.model, plan, samples, samples, progress=silent).plan == plan
+    assert choose_ranges(prepared.model, plan, samples, samples, observed=len(samples), progress=silent).plan == plan

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.graph import infer_shapes
-from onnxq.passes.rewrites.algebra import Tail, Used, bases, close, polynomial, walk
+from onnxq.passes.rewrites.activations import Tail, Used, is_close, list_bases, list_tails, read_polynomial
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 from tests.passes.kit import infer, parse
@@ -27,7 +27,7 @@ def model(nodes: str, head: str = "(float[N,4] x) => (float[N,4] y)", **arrays: 
 def read(nodes: str, **arrays: Any) -> tuple[dict[int, float] | None, Used]:
     """y as a polynomial in x."""
     used = Used("")
-    return polynomial(View(model(nodes, **arrays)), Y, X, used), used
+    return read_polynomial(View(model(nodes, **arrays)), Y, X, used), used
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def read(nodes: str, **arrays: Any) -> tuple[dict[int, float] | None, Used]:
 def test_arithmetic_is_a_polynomial(nodes, poly):
     found, used = read(nodes)
     assert found is not None
-    assert close(found, poly, 1e-12)
+    assert is_close(found, poly, 1e-12)
     assert set(found) == set(poly)
     # All nodes between x and y are part of the formula.
     assert len(used.nodes) == len(used.tensors) == nodes.count("=")
@@ -78,15 +78,15 @@ def test_other_arithmetic_is_none(nodes):
 
 def test_constants_alone_are_no_formula_of_x():
     proto = model("a = Add(one, two) y = Mul(x, a)")
-    assert polynomial(View(proto), TensorId("a"), X, Used("")) is None
+    assert read_polynomial(View(proto), TensorId("a"), X, Used("")) is None
 
 
 def test_formulas_are_read_to_a_depth_that_activations_need():
     nodes = " ".join(f"t{k + 1} = Add(t{k}, one)" for k in range(20))
     view = View(model(f"t0 = Identity(x) {nodes} y = Identity(t20)"))
     start = TensorId("t0")
-    assert polynomial(view, TensorId("t9"), start, Used("")) == {0: 9.0, 1: 1.0}
-    assert polynomial(view, TensorId("t15"), start, Used("")) is None
+    assert read_polynomial(view, TensorId("t9"), start, Used("")) == {0: 9.0, 1: 1.0}
+    assert read_polynomial(view, TensorId("t15"), start, Used("")) is None
 
 
 def test_the_largest_rank_of_a_constant_is_kept():
@@ -105,7 +105,7 @@ STEPS = st.sampled_from(
 def test_a_polynomial_is_what_the_graph_computes(steps):
     nodes = " ".join(f"t{k + 1} = {step.format(f't{k}' if k else 'x')}" for k, step in enumerate(steps))
     proto = model(f"{nodes} y = Identity(t{len(steps)})")
-    found = polynomial(View(proto), TensorId(f"t{len(steps)}"), X, Used(""))
+    found = read_polynomial(View(proto), TensorId(f"t{len(steps)}"), X, Used(""))
     if found is None:
         # Only more than a cube is too much.
         assert sum("Pow" in step or ("({}, x)" in step and "Mul" in step) for step in steps) > 1
@@ -128,16 +128,16 @@ def test_a_polynomial_is_what_the_graph_computes(steps):
     ],
 )
 def test_polynomials_are_close_by_each_coefficient(poly, tol, same):
-    assert close(poly, {0: 3.0, 1: 1.0}, tol) == same
+    assert is_close(poly, {0: 3.0, 1: 1.0}, tol) == same
 
 
 def test_bases_go_back_through_scalar_arithmetic_nearest_first():
     view = View(model("a = Relu(x) b = Mul(a, two) c = Sub(one, b) y = Identity(c)"))
-    assert [tensor.name for tensor in bases(view, TensorId("c"), "")] == ["c", "b", "a"]
+    assert [tensor.name for tensor in list_bases(view, TensorId("c"), "")] == ["c", "b", "a"]
     # A product of two tensors ends it.
     view = View(model("a = Relu(x) b = Mul(a, x) y = Add(b, one)"))
-    assert [tensor.name for tensor in bases(view, Y, "")] == ["y", "b"]
-    assert bases(view, Y, "another scope") == [Y]
+    assert [tensor.name for tensor in list_bases(view, Y, "")] == ["y", "b"]
+    assert list_bases(view, Y, "another scope") == [Y]
 
 
 def tails(nodes: str, anchor: str = "Sigmoid", **arrays: Any) -> list[Tail]:
@@ -146,7 +146,7 @@ def tails(nodes: str, anchor: str = "Sigmoid", **arrays: Any) -> list[Tail]:
     node = next(node for node in view.index.nodes if node.op_type == anchor)
     inner = view.tensor(node, 0)
     assert inner is not None
-    return walk(view, node, inner, Used("", {node.name}, {node.result}))
+    return list_tails(view, node, inner, Used("", {node.name}, {node.result}))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_arithmetic_behind_an_anchor_is_scale_and_shift(behind, scale, shift):
 def test_a_product_with_x_is_found_in_any_order(nodes, scale, shift, factor, poly):
     *_, last = tails(nodes)
     assert (last.scale, last.shift, last.factor) == (scale, shift, TensorId(factor))
-    assert close(last.poly, poly, 1e-12)
+    assert is_close(last.poly, poly, 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import onnxq
 from onnxq.graph import GraphIndex, infer_shapes
-from onnxq.passes.rewrites.axes import write_axes
+from onnxq.passes.rewrites.single_nodes import write_axes
 from tests.passes.kit import apply, assert_same, assert_untouched, ops, parse, random_weights
 
 IMAGE = "g (float[N,4,7,8] x) => (float[A,B,C,D] y)"

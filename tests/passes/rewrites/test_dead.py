@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.passes.rewrites.dead import remove_dead
+from onnxq.passes.rewrites.single_nodes import remove_dead
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 
 F = np.float32

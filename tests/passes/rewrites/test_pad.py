@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onnxq.graph import GraphIndex
-from onnxq.passes.rewrites.pad import fold_pad
+from onnxq.passes.rewrites.single_nodes import fold_pad
 from tests.passes.kit import apply, assert_same, assert_untouched, ops, parse
 
 F = np.float32

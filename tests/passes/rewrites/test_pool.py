@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.passes.rewrites.pool import replace_reduce_mean
+from onnxq.passes.rewrites.single_nodes import replace_reduce_mean
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 
 MEANS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.passes.rewrites.prelu import replace_prelu
+from onnxq.passes.rewrites.single_nodes import replace_prelu
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 
 F = np.float32

@@ -11,9 +11,10 @@ import pytest
 from onnx import parser
 
 from onnxq.graph import find_opset, infer_shapes, name_nodes
-from onnxq.passes.rewrites.replace import NEWEST, Replacement, apply_replacements
+from onnxq.passes.edit import NEWEST, Replacement, apply_replacements
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
-from tests.passes.kit import ops
+from tests.passes.kit import make_state, ops
 
 TWICE = "g (float[N,4] x) => (float[N,4] y) { a = Neg(x) b = Neg(a) c = Abs(b) d = Neg(c) y = Neg(d) }"
 
@@ -36,10 +37,17 @@ def negations(op_type: str = "Identity", **changes: Any) -> Callable[[View], lis
     return find
 
 
+def replace_patterns(
+    proto: onnx.ModelProto, name: str, find: Callable[[View], list[Replacement]]
+) -> tuple[onnx.ModelProto, PassReport]:
+    after, report = apply_replacements(make_state(proto), name, find)
+    return after.model, report
+
+
 def test_every_match_becomes_one_node_and_the_rest_goes():
     before = model()
     text = before.SerializeToString()
-    after, report = apply_replacements(before, "twice", negations())
+    after, report = replace_patterns(before, "twice", negations())
     assert ops(after) == {"Identity": 2, "Abs": 1}
     assert report.name == "twice"
     # The node that wrote the result keeps its name, and so does the tensor.
@@ -51,14 +59,14 @@ def test_every_match_becomes_one_node_and_the_rest_goes():
 
 def test_without_a_match_the_model_is_handed_back():
     before = model("g (float[N,4] x) => (float[N,4] y) { y = Neg(x) }", 13)
-    after, report = apply_replacements(before, "twice", negations(opset=17))
+    after, report = replace_patterns(before, "twice", negations(opset=17))
     assert after is before
     assert (report.changed, report.skipped) == ((), ())
 
 
 def test_new_constants_follow_the_inputs():
     finder = negations("Clip", constants={"low": np.float32(-1), "high": np.float32(1)})
-    after, _ = apply_replacements(model(), "twice", finder)
+    after, _ = replace_patterns(model(), "twice", finder)
     clip = next(node for node in after.graph.node if node.output[0] == "y")
     held = {one.name: onnx.numpy_helper.to_array(one) for one in after.graph.initializer}
     assert clip.input[0] == "c"
@@ -77,7 +85,7 @@ def test_attributes_of_the_new_node_are_those_given_alone():
             if node.op_type == "LeakyRelu"
         ]  # fmt: skip
 
-    after, _ = apply_replacements(model(text), "hard", find)
+    after, _ = replace_patterns(model(text), "hard", find)
     (node,) = (node for node in after.graph.node if node.op_type == "HardSigmoid")
     assert [(one.name, one.f) for one in node.attribute] == [("beta", 0.25)]
 
@@ -92,7 +100,7 @@ def test_attributes_of_the_new_node_are_those_given_alone():
     ],
 )
 def test_the_opset_rises_as_far_as_the_operation_needs(domain, needs, raised):
-    after, report = apply_replacements(model(opset=15), "twice", negations("Identity", domain=domain, opset=needs))
+    after, report = replace_patterns(model(opset=15), "twice", negations("Identity", domain=domain, opset=needs))
     assert find_opset(after) == raised
     assert len(report.changed) == 2
     assert report.skipped == ()
@@ -100,7 +108,7 @@ def test_the_opset_rises_as_far_as_the_operation_needs(domain, needs, raised):
 
 def test_an_operation_newer_than_any_opset_used_is_left_and_reported():
     before = model(opset=15)
-    after, report = apply_replacements(before, "twice", negations("Gelu", opset=NEWEST + 1))
+    after, report = replace_patterns(before, "twice", negations("Gelu", opset=NEWEST + 1))
     assert after is before
     assert report.changed == ()
     assert [(one.subject, one.code) for one in report.skipped] == [(before.graph.node[k].name, "R112") for k in (1, 4)]
@@ -114,7 +122,7 @@ def test_nothing_is_matched_but_what_is_left_after_the_opset_was_raised():
         seen.append(view)
         return negations(opset=18)(view) if len(seen) == 1 else []
 
-    after, report = apply_replacements(model(opset=17), "twice", find)
+    after, report = replace_patterns(model(opset=17), "twice", find)
     assert ops(after) == {"Neg": 4, "Abs": 1}
     assert (report.changed, report.skipped) == ((), ())
     assert len(seen) == 2

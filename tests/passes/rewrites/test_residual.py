@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.passes.rewrites.residual import reorder_residual
+from onnxq.passes.rewrites.single_nodes import reorder_residual
 from onnxq.runtime import optimize_graph
 from tests.passes.kit import apply, assert_same, assert_untouched, ops, parse
 

@@ -13,7 +13,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, Rule, TensorConfig
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import State
+from onnxq.passes.state import FloatState
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
 
@@ -27,7 +27,9 @@ FOUR = Config(
 )
 
 
-def calibrated(proto: onnx.ModelProto, feeds: Any, config: Config) -> tuple[State, Plan, list[dict[str, np.ndarray]]]:
+def calibrated(
+    proto: onnx.ModelProto, feeds: Any, config: Config
+) -> tuple[FloatState, Plan, list[dict[str, np.ndarray]]]:
     prepared = load_state(proto)
     data = load_data(feeds, GraphIndex(prepared.model).inputs)
     plan = onnxq.make_plan(proto, feeds, config)

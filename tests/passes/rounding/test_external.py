@@ -23,7 +23,7 @@ from onnxq.passes.rounding.passes import round_externally
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, TensorId
-from tests.passes.context import make_context
+from tests.passes.context import make_context, place
 from tests.pipeline.models import images, residual
 
 HIGH = Config(
@@ -135,7 +135,7 @@ def hand_in(plan: Plan) -> tuple[Plan, PassReport]:
     """The plan with the registered roundings, judged on the samples they see."""
     state = load_state(residual(1))
     ctx = make_context(load_data(images(32), GraphIndex(state.model).inputs), effort="high")
-    after, report = round_externally(ctx, replace(state, plan=plan))
+    after, report = round_externally(ctx, place(state, plan))
     return after.planned, report
 
 

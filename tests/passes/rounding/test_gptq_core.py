@@ -19,10 +19,9 @@ from onnxq.passes.rounding.gptq_core import (
     layer_error,
     may_refit,
     refit_weight,
-    round_to_nearest,
-    round_with_feedback,
 )
 from onnxq.passes.rounding.second_moments import Accumulator, Moments
+from tests.passes.rounding.arrays import round_to_nearest, round_with_feedback
 
 
 def problem(seed: int, rows: int, size: int, groups: int = 1, mixing: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

@@ -13,10 +13,9 @@ from onnxq.passes.rounding.gptq_core import (
     damp_moments,
     factor_hessian,
     layer_error,
-    round_to_nearest,
-    round_with_feedback,
 )
-from onnxq.passes.rounding.low_bit_core import FACTORS, descend_values, round_low_bit, shrink_moments
+from onnxq.passes.rounding.low_bit_core import FACTORS, descend_values, shrink_moments
+from tests.passes.rounding.arrays import round_low_bit, round_to_nearest, round_with_feedback
 
 LIMITS = (-7, 7)
 
@@ -77,14 +76,14 @@ def test_scales_and_levels_together_beat_levels_alone(
     w, h, scale, zero = problem(seed, rows, size, groups)
     found = round_low_bit(w, factor_hessian(h), scale, zero, LIMITS, thorough=thorough)
     again = round_low_bit(w, factor_hessian(h), scale, zero, LIMITS, thorough=thorough)
-    assert found.levels.tobytes() == again.levels.tobytes()
+    assert found.codes.tobytes() == again.codes.tobytes()
     assert found.factors.tobytes() == again.factors.tobytes()
-    assert abs(found.levels).max() <= 7
+    assert abs(found.codes).max() <= 7
     assert found.factors.shape == (groups, rows)
     assert (found.factors > 0).all()
     # No row's output is weaker or stronger than it was, as far as one scale can see to that.
     damped = damp_moments(h, 0.1)
-    rounded = found.levels * scale * found.factors[:, :, None]
+    rounded = found.codes * scale * found.factors[:, :, None]
     wanted = np.einsum("grk,grk->gr", w @ damped, w)
     got = np.einsum("grk,grk->gr", w @ damped, rounded)
     free = (found.factors > 0.99 * min(FACTORS) / 1.25) & (abs(got / wanted - 1) > 1e-4)
@@ -101,8 +100,8 @@ def test_a_row_of_few_large_weights_gets_a_smaller_scale() -> None:
     found = round_low_bit(w, factor_hessian(h), scale, zero, LIMITS)
     assert found.factors[0, 0] < 0.9
     wide = round_to_nearest(w, scale, zero, LIMITS) * scale
-    assert np.sum((w - found.levels * scale * found.factors[0, 0]) ** 2) < np.sum((w - wide) ** 2)
-    held = round_low_bit(w, factor_hessian(h), scale, zero, LIMITS, lowest=np.full((1, 1), 0.95))
+    assert np.sum((w - found.codes * scale * found.factors[0, 0]) ** 2) < np.sum((w - wide) ** 2)
+    held = round_low_bit(w, factor_hessian(h), scale, zero, LIMITS, least=np.full((1, 1), 0.95))
     assert held.factors[0, 0] >= 0.95
 
 
@@ -111,7 +110,7 @@ def test_dead_rows_and_dead_inputs_are_left_in_peace() -> None:
     w[0, 1] = 0
     for moments in (h, np.zeros_like(h)):
         found = round_low_bit(w, factor_hessian(moments), scale, zero, LIMITS, thorough=True)
-        assert found.levels[0, 1].tolist() == [0] * 6
+        assert found.codes[0, 1].tolist() == [0] * 6
         assert found.factors[0, 1] == 1
         assert np.isfinite(found.factors).all()
 

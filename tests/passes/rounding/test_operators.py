@@ -63,10 +63,10 @@ def test_rows_times_weights_are_the_transposed_convolution(case: Any, seed: int)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
     rows = compute_gather_indices(shape, one.geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
     np.testing.assert_allclose(window_means(x, one.geometry).mean(axis=0), rows.mean(axis=1), atol=1e-5)
-    got = rows @ one.rows(w).transpose(0, 2, 1)
+    got = rows @ one.to_rows(w).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], -1)
     np.testing.assert_allclose(np.moveaxis(got, -1, 1), wanted, rtol=1e-4, atol=1e-4)
-    assert np.array_equal(one.stored(one.rows(w)), w)
+    assert np.array_equal(one.to_stored(one.to_rows(w)), w)
 
 
 def test_padding_that_hangs_on_the_size_is_left_alone() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxq.passes.rounding.im2col import Geometry
-from onnxq.passes.rounding.layerwise import LayerwiseRunner
-from onnxq.passes.rounding.paired import PairedRunner
+from onnxq.passes.rounding.layerwise import LayerwiseRunner, PairedRunner
 from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId

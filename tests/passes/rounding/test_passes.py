@@ -10,24 +10,27 @@ import pytest
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import RunContext, Stage, State
+from onnxq.passes.base import SampledContext, Stage
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
 from onnxq.passes.rounding import passes
 from onnxq.passes.rounding.sequential import round_sequentially
 from onnxq.passes.runner import run_stage
+from onnxq.passes.state import FloatState, PlacedState
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.sites import Role
-from tests.passes.context import make_context
+from tests.passes.context import make_context, place
 from tests.passes.rounding.kit import FOUR, calibrated
 from tests.pipeline.models import images, residual
 
 
-def round_in_a_run(state: State, plan: Plan, data: Dataset, effort: str = "balanced") -> tuple[State, RunContext]:
+def round_in_a_run(
+    state: FloatState, plan: Plan, data: Dataset, effort: str = "balanced"
+) -> tuple[PlacedState, SampledContext]:
     """The rounding passes by the runner, judged on the samples they see."""
     ctx = make_context(data, effort=effort)
-    return run_stage(passes.ROUNDING, Stage.REFINE, ctx, replace(state, plan=plan)), ctx
+    return run_stage(passes.ROUNDING, Stage.REFINE, ctx, place(state, plan)), ctx
 
 
 def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +103,7 @@ def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -
     real = Evaluator.measure_each
 
     def one_lost(
-        self: Evaluator, state: State, judged: Plan, *, progress: Progress = silent
+        self: Evaluator, state: FloatState, judged: Plan, *, progress: Progress = silent
     ) -> list[tuple[OutputAccuracy, ...]]:
         found = real(self, state, judged, progress=progress)
         lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])

@@ -17,8 +17,7 @@ from onnxq.data import load_data
 from onnxq.graph import GraphIndex
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.rounding import sequential as sweeping
-from onnxq.passes.rounding.operators import list_operators
-from onnxq.passes.rounding.pooled import find_pooling
+from onnxq.passes.rounding.operators import find_pooling, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.passes.view import View
 from onnxq.pipeline.prepared import load_state

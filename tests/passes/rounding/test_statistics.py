@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.rounding.second_moments import Workspace
-from onnxq.passes.rounding.statistics import MomentsRequest, Samples, gather_statistics
+from onnxq.passes.rounding.statistics import MomentsRequest, StatisticsSource, gather_statistics
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Given(Samples):
+class Given(StatisticsSource):
     """Tensors as they are."""
 
     values: Array

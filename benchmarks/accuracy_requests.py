@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Quantize models of a corpus for wishes of accuracy, and see on fresh data whether they are kept; print a table.
+"""Quantize models of a corpus with requests of `--min-sqnr`, check each on fresh data, and print a table.
 
-    python benchmarks/wishes.py --corpus DIR fmnist_resnet:-1,+1,+4 efficientnet_lite0:25 --samples 32 --out out/wishes
+    python benchmarks/accuracy_requests.py --corpus DIR fmnist_resnet:-1,+1,+4 efficientnet_lite0:25 --samples 32
 
-A wish, `--min-sqnr`, is a number of dB, or with a sign so many beyond what the file without a wish has on fresh data,
-in whole dB. Each has samples of its own, drawn by --seed from all rows that data/NAME.npz holds of the model's inputs
-(arrays `calib/<input>` and `eval/<input>`); fresh are --fresh of the others. Beside each stands the file that the same
-samples give without a wish. A wish is kept where exit code 0 comes with at least so many dB on fresh data at the worst
-output, padding left out, or code 4 says that it is not held.
+A request is an SQNR in dB. With a sign, it is relative to the SQNR that the file without a request has on fresh data,
+rounded to whole dB. Each request has its own calibration samples, drawn by --seed from all rows that data/NAME.npz
+holds of the model's inputs (arrays `calib/<input>` and `eval/<input>`); the fresh data are --fresh of the other rows.
+The table also shows the file that the same samples give without a request. A request is kept if exit code 0 comes with
+at least that SQNR on fresh data at the worst output, padding left out, or if exit code 4 says that it does not hold.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.runtime import Session
 from subjects import report_in
 
-HEAD = ["model", "wish dB", "told dB", "fresh dB", "kept", "float operators", "speed", "MB", "without: fresh dB",
-        "speed", "MB"]  # fmt: skip
+HEAD = ["model", "requested dB", "reported dB", "fresh dB", "kept", "float operators", "speed", "MB",
+        "without: fresh dB", "speed", "MB"]  # fmt: skip
 UNMET = 4
 
 
 def draw_samples(args: argparse.Namespace, name: str, number: int) -> tuple[Path, dict[str, np.ndarray]]:
-    """A file of the samples of the wish of this number, and fresh rows, by input."""
+    """Write the samples of the request with this number to a file, and return it with fresh rows by input."""
     inputs = [value.name for value in Session(args.corpus / "models" / f"{name}.onnx", optimize=False).inputs]
     with np.load(args.corpus / "data" / f"{name}.npz") as stored:
         parts = [part for part in ("calib", "eval") if all(f"{part}/{one}" in stored for one in inputs)]
@@ -54,10 +54,10 @@ def measure_fresh(source: Path, target: Path, fresh: dict[str, np.ndarray]) -> f
     return min(output.whole_db for output in errors.results())
 
 
-def quantize(args: argparse.Namespace, name: str, data: Path, *wish: str) -> tuple[dict[str, Any], Path]:
+def quantize(args: argparse.Namespace, name: str, data: Path, *request: str) -> tuple[dict[str, Any], Path]:
     """The report of a run, with its exit code and seconds, and the file."""
-    source, target = args.corpus / "models" / f"{name}.onnx", args.out / f"{data.stem}{''.join(wish)}.q.onnx"
-    options = ["--config", args.config, "--force", "--json", "-o", target, *wish, *args.options]
+    source, target = args.corpus / "models" / f"{name}.onnx", args.out / f"{data.stem}{''.join(request)}.q.onnx"
+    options = ["--config", args.config, "--force", "--json", "-o", target, *request, *args.options]
     done = run(onnxq("quantize", source, "--data", data, *options))
     (args.out / f"{target.stem}.log").write_text(done.output, encoding="utf-8")
     if done.code not in (0, UNMET):
@@ -65,24 +65,24 @@ def quantize(args: argparse.Namespace, name: str, data: Path, *wish: str) -> tup
     return {**report_in(done.output), "exit": done.code, "seconds": done.seconds}, target
 
 
-def measure(args: argparse.Namespace, name: str, wish: str, number: int) -> dict[str, Any]:
-    """Everything about one wish."""
+def measure(args: argparse.Namespace, name: str, request: str, number: int) -> dict[str, Any]:
+    """Measure one request."""
     source = args.corpus / "models" / f"{name}.onnx"
     data, rows = draw_samples(args, name, number)
     plain, file = quantize(args, name, data)
     without = measure_fresh(source, file, rows)
-    wanted = round(without) + float(wish) if wish[0] in "+-" else float(wish)
-    report, file = quantize(args, name, data, "--min-sqnr", f"{wanted:g}")
+    requested = round(without) + float(request) if request[0] in "+-" else float(request)
+    report, file = quantize(args, name, data, "--min-sqnr", f"{requested:g}")
     fresh = measure_fresh(source, file, rows)
     account = report["promotion"]
     return {
         "name": name,
-        "wish": wanted,
+        "requested": requested,
         "met": report["exit"] == 0,
-        "told": account["value"],
+        "reported": account["value"],
         "spread": account["spread"],
         "fresh": fresh,
-        "kept": report["exit"] == UNMET or fresh >= wanted,
+        "kept": report["exit"] == UNMET or fresh >= requested,
         "promoted": account["operators"],
         "operators": account["operators"] + account["left"],
         # Of a file in which nothing is quantized no time is taken.
@@ -96,11 +96,11 @@ def measure(args: argparse.Namespace, name: str, wish: str, number: int) -> dict
 
 def cells(row: dict[str, Any]) -> list[str]:
     """One row of the table."""
-    told = " ± ".join(f"{number:.1f}" for number in (row["told"], row["spread"]) if number is not None)
+    reported = " ± ".join(f"{number:.1f}" for number in (row["reported"], row["spread"]) if number is not None)
     return [
         row["name"],
-        f"{row['wish']:g}",
-        told if row["met"] else f"{told}, not held",
+        f"{row['requested']:g}",
+        reported if row["met"] else f"{reported}, not held",
         f"{row['fresh']:.1f}",
         "yes" if row["kept"] else "no",
         f"{row['promoted']} of {row['operators']}",
@@ -113,26 +113,26 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure the wishes of each model in turn."""
+    """Measure the requests of each model in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wishes", nargs="+", metavar="NAME:WISH,WISH", help="a model and its wishes")
+    parser.add_argument("requests", nargs="+", metavar="NAME:DB,DB", help="a model and its requests, in dB")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--fresh", type=int, default=1000, help="rows, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--config", default="ort-int8", help="preset or file")
-    parser.add_argument("--out", type=Path, default=Path("out/wishes"))
+    parser.add_argument("--out", type=Path, default=Path("out/accuracy-requests"))
     own, options = (sys.argv[1:], []) if "--" not in sys.argv else (
         sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
     )  # fmt: skip
     args = parser.parse_args(own, argparse.Namespace(options=options))
     args.out.mkdir(parents=True, exist_ok=True)
     rows = []
-    for name, _, wishes in (one.partition(":") for one in args.wishes):
-        for number, wish in enumerate(wishes.split(",")):
-            rows.append(measure(args, name, wish, number))
+    for name, _, requests in (one.partition(":") for one in args.requests):
+        for number, request in enumerate(requests.split(",")):
+            rows.append(measure(args, name, request, number))
             print(rows[-1], file=sys.stderr, flush=True)
-    (args.out / "wishes.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    (args.out / "requests.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     print(table([cells(row) for row in rows], HEAD))
 
 

@@ -13,10 +13,10 @@ from onnxq.backends.ort.rules import find_sum_order
 from onnxq.config import Config, Rule, TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder
-from onnxq.passes.rounding.gptq_core import factor_hessian, layer_error, round_to_nearest, round_with_feedback
+from onnxq.passes.rounding.gptq_core import factor_hessian, find_partner_columns, layer_error
 from onnxq.passes.rounding.operators import Operator, list_operators
-from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.pipeline import quantize
+from tests.passes.rounding.arrays import round_to_nearest, round_with_feedback, round_within_sums
 from tests.passes.rounding.kit import one_node
 
 Array = np.ndarray[Any, Any]
@@ -83,12 +83,12 @@ def test_each_row_takes_a_scale_of_its_own_that_is_worth_it(case: Any) -> None:
     w, h, scale, zero, partner = case
     seen = factor_hessian(h)
     found = round_within_sums(w, seen, scale, zero, LIMITS, partner)
-    assert keeps(found.levels, partner)
+    assert keeps(found.codes, partner)
     assert found.factors.shape == w.shape[:2]
     assert ((found.factors >= 1) & (found.factors <= 2)).all()
     wider = np.asarray(scale * found.factors[:, :, None], np.float32)
     plain = layer_error(w, round_to_nearest(w, wider, zero, LIMITS, partner), wider, zero, seen.damped)
-    assert (layer_error(w, found.levels, wider, zero, seen.damped) <= plain * (1 + 1e-6) + 1e-12).all()
+    assert (layer_error(w, found.codes, wider, zero, seen.damped) <= plain * (1 + 1e-6) + 1e-12).all()
 
 
 @settings(max_examples=30)
@@ -99,7 +99,7 @@ def test_weights_with_room_are_rounded_as_without_the_bound(case: Any) -> None:
     free = round_with_feedback(narrow, seen, scale, zero, LIMITS)
     if keeps(free, partner) and np.abs(free).max() <= 64:
         found = round_within_sums(narrow, seen, scale, zero, LIMITS, partner)
-        assert np.array_equal(found.levels, free)
+        assert np.array_equal(found.codes, free)
         assert (found.factors == 1).all()
         assert np.array_equal(round_with_feedback(narrow, seen, scale, zero, LIMITS, partner), free)
 
@@ -130,7 +130,7 @@ def test_wider_steps_pay_for_uniform_weights() -> None:
     found = round_within_sums(w, seen, scale, zero, LIMITS, partner)
     wider = np.asarray(scale * found.factors[:, :, None], np.float32)
     same = layer_error(w, round_with_feedback(w, seen, scale, zero, LIMITS, partner), scale, zero, seen.damped)
-    assert layer_error(w, found.levels, wider, zero, seen.damped).sum() < 0.8 * same.sum()
+    assert layer_error(w, found.codes, wider, zero, seen.damped).sum() < 0.8 * same.sum()
 
 
 # --- which columns share a sum ------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def slow_partners(one: Operator, order: SumOrder) -> list[list[list[int]]]:
         sums = line.transpose(rest).ravel().tolist()
         for first, second in zip(sums[0::2], sums[1::2], strict=False):
             beside[first], beside[second] = second, first
-    rows = one.rows(flat)
+    rows = one.to_rows(flat)
     return [[[row.tolist().index(beside[k]) if k in beside else -1 for k in row.tolist()] for row in g] for g in rows]
 
 
@@ -182,7 +182,7 @@ def test_partner_columns_are_those_that_share_a_sum_in_every_row(name: str) -> N
     one, order = operator(name)
     flat = np.arange(one.weight.size).reshape(one.weight.shape)
     slow = slow_partners(one, order)
-    for g, group in enumerate(one.rows(flat)):
+    for g, group in enumerate(one.to_rows(flat)):
         for r, row in enumerate(group):
-            found = partner_columns(row, one.weight.shape, order)
+            found = find_partner_columns(row, one.weight.shape, order)
             assert found.tolist() == slow[g][r] == slow[0][0]
