@@ -11,7 +11,7 @@ import numpy as np
 
 import onnxq
 from onnxq import import_calibration
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.engines.shapes import parse_shapes
 from onnxq.evaluation.metric import parse_drop
