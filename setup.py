@@ -49,6 +49,10 @@ class TagPlatform(bdist_wheel):
 setup(
     packages=[*find_packages(str(HERE), include=["onnxq*", "torch_frontend*"]), *DATA],
     package_dir=DATA,
-    package_data={"onnxq": ["py.typed"], **{name: [*PATTERNS, *PREBUILT] for name in DATA}},
+    package_data={
+        "onnxq": ["py.typed", "**/*.json"],
+        "torch_frontend": ["qmodules/*.yaml"],
+        **{name: [*PATTERNS, *PREBUILT] for name in DATA},
+    },
     cmdclass={"build_py": BuildKernels, "bdist_wheel": TagPlatform},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from onnxq.backends.costs import OpCase
 from onnxq.backends.ort.costs import OrtCosts
 from onnxq.backends.ort.costs.base import Moves
 
-TABLES = Path(__file__).resolve().parents[1] / "onnxq" / "targets" / "costs"
+TABLES = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "ort" / "costs"
 FLOOR_US = 0.25  # errors below this do not count
 LARGE_ERROR = 0.1  # of a logarithm; the weight of a sample falls beyond it
 ROUNDS = 60
@@ -126,6 +126,8 @@ UNMEASURED = (
     *("Add", "Transpose", "DepthToSpace", "SpaceToDepth", "Slice", "Pad", "unknown"),
     *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"),
 )
+# Fields of `Moves` with a default.
+_OPTIONAL = tuple(field.name for field in fields(Moves) if field.default is not MISSING)
 _SIDES: Mapping[str, tuple[str, ...]] = {
     "float": ("float_us", "float_ns", "odd_ns"),
     "int8": ("int8_us", "int8_ns", "pixel_ns", "odd_pixel_ns"),
@@ -133,7 +135,7 @@ _SIDES: Mapping[str, tuple[str, ...]] = {
 
 
 def fit(path: Path, name: str, origin: str, start: OrtCosts, given: Mapping[str, float], out: Path | None) -> None:
-    """Fit every group of constants, float and int8, and write the table as a module.
+    """Fit every group of constants, float and int8, and write the table as a data file.
 
     given: values by their dotted names: more entries of a table to fit (conv.float_gmacs.4), and what no group fits:
     properties of the kernels (conv.block, conv.row_tile), and int8_network, from predicted and measured speedups of
@@ -154,7 +156,7 @@ def fit(path: Path, name: str, origin: str, start: OrtCosts, given: Mapping[str,
     if errors:
         _scale(values, [*unmeasured, "conv.cold_ns", "conv.int8_cold_ns"], math.exp(-float(np.mean(errors))))
     table = replace(_built(start, values), name=name, origin=origin)
-    (out or TABLES / f"{name}.py").write_text(_module(table), encoding="utf-8")
+    (out or TABLES / f"{name}.json").write_text(write_costs(table), encoding="utf-8")
 
 
 def _flat(value: Any, path: str = "") -> dict[str, float]:
@@ -241,38 +243,22 @@ def _least_squares(values: dict[str, float], names: list[str], rows: list[Row], 
     print(f"{names[0].split('.')[0]:10} {side:5} n {len(rows):4}  mean x{math.exp(np.abs(now).mean()):.3f}", flush=True)
 
 
-def _module(cpu: OrtCosts) -> str:
-    """The source of a table."""
-    groups = [field.name for field in fields(cpu) if is_dataclass(getattr(cpu, field.name))]
-    lines = [
-        f'"""Costs on the kind of CPU called {cpu.name}, written by `benchmarks/op_costs.py fit`: not to edit."""',
-        "",
-        "from __future__ import annotations",
-        "",
-        "from onnxq.backends.ort.costs.base import ConvCosts, DepthwiseCosts, LinearCosts, Moves, PairCosts",
-        "from onnxq.backends.ort.costs.model import OrtCosts",
-        "",
-        f"{cpu.name.upper()} = OrtCosts(",
-        f'    name="{cpu.name}",',
-        f'    origin="{cpu.origin}",',
-        f"    int8_network={cpu.int8_network},",
-    ]
-    for name in groups:
-        group = getattr(cpu, name)
-        lines.append(f"    {name}={type(group).__name__}(")
-        lines += [f"        {field.name}={_source(getattr(group, field.name))}," for field in fields(group)]
-        lines.append("    ),")
-    lines.append("    elements={")
-    lines += [f'        "{op}": {_source(row)},' for op, row in cpu.elements.items()]
-    return "\n".join([*lines, "    },", ")", ""])
+def write_costs(cpu: OrtCosts) -> str:
+    """The data file of a table: JSON, with a line for each constant."""
+    blocks = []
+    for name, value in asdict(cpu).items():
+        text = json.dumps(_round_numbers(value))
+        if isinstance(value, dict):
+            entries = [f"    {json.dumps(key)}: {json.dumps(_round_numbers(entry))}" for key, entry in value.items()]
+            text = "{\n" + ",\n".join(entries) + "\n  }"
+        blocks.append(f"  {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
-def _source(value: Any) -> str:
-    if isinstance(value, Moves):
-        first = [_source(getattr(value, name)) for name in ("float_us", "float_ns", "int8_us", "int8_ns")]
-        rest = [f"{name}={_source(getattr(value, name))}" for name in ("odd_ns", "pixel_ns", "odd_pixel_ns")
-                if getattr(value, name)]  # fmt: skip
-        return f"Moves({', '.join([*first, *rest, *(['taps=True'] if value.taps else [])])})"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key:_}: {_source(item)}" for key, item in value.items()) + "}"
-    return str(value) if isinstance(value, int) else repr(float(f"{value:.3g}") if value > NOTHING else 0.0)
+def _round_numbers(value: Any) -> Any:
+    """The value with three digits of every number; what an operator of `elements` does not have is left out."""
+    if isinstance(value, dict):
+        return {key: _round_numbers(entry) for key, entry in value.items() if key not in _OPTIONAL or entry}
+    if isinstance(value, float):
+        return float(f"{value:.3g}") if value > NOTHING else 0.0
+    return value

@@ -5,8 +5,8 @@
     python benchmarks/op_costs.py fit samples.jsonl --cpu avx2 --origin "AMD EPYC (Zen 3), …" --set conv.block=8
     python benchmarks/op_costs.py check model.onnx model.q.onnx    # predicted, measured; shapes by --dim NAME=SIZE
 
-`fit` starts from the table of `--start` and writes `onnxq/backends/ort/costs/CPU.py`. The samples of a kind of CPU must
-come from a machine of that kind, quiet; `errors` compares them with any table.
+`fit` starts from the table of `--start` and writes `onnxq/backends/ort/costs/CPU.json`. The samples of a kind of CPU
+must come from a machine of that kind, quiet; `errors` compares them with any table.
 
 Every sample is the growth of a chain per unit, (t(long) - t(short)) / units, at one thread, so that what happens at the
 ends cancels out; float and int8 chains of both lengths run interleaved and the minimum of many runs is taken, so that

@@ -41,8 +41,13 @@ def read_module(module: str) -> ast.Module:
 
 
 def list_public(module: str) -> list[str]:
-    """The names in `__all__`."""
-    for node in read_module(module).body:
+    """The names in `__all__`; where that is computed, those imported under their own names, `import a as a`."""
+    tree = read_module(module)
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    public = sorted(alias.name for node in imports for alias in node.names if alias.asname == alias.name)
+    if public:
+        return public
+    for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
             return names

@@ -13,117 +13,80 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxq.backends import load_config
-    from onnxq.config import Config
-    from onnxq.errors import OnnxqError
-    from onnxq.interop import Imported, Marked, strip_markers
-    from onnxq.pipeline import (
-        Bench,
-        Difference,
-        Inspection,
-        Part,
-        Perplexity,
-        Profile,
-        Proof,
-        Result,
-        Variant,
-        Variants,
-        annotate_bits,
-        apply,
-        bench,
-        calibrate_part,
-        diff,
-        import_calibration,
-        inspect,
-        make_plan,
-        merge_parts,
-        perplexity,
-        profile_model,
-        prove,
-        quantize,
-        summarize,
-        variants,
-    )
-    from onnxq.plan import Plan
+    from onnxq.annotate import Inspection as Inspection
+    from onnxq.backends import load_config as load_config
+    from onnxq.calibrate.parts import Part as Part
+    from onnxq.commands.apply import apply as apply
+    from onnxq.commands.bench import bench as bench
+    from onnxq.commands.diff import diff as diff
+    from onnxq.commands.import_calibration import import_calibration as import_calibration
+    from onnxq.commands.inspect import annotate_bits as annotate_bits
+    from onnxq.commands.inspect import inspect as inspect
+    from onnxq.commands.perplexity import perplexity as perplexity
+    from onnxq.commands.plan import make_plan as make_plan
+    from onnxq.commands.profile import profile_model as profile_model
+    from onnxq.commands.prove import prove as prove
+    from onnxq.commands.quantize import quantize as quantize
+    from onnxq.commands.results import summarize as summarize
+    from onnxq.commands.shards import calibrate_part as calibrate_part
+    from onnxq.commands.shards import merge_parts as merge_parts
+    from onnxq.commands.variants.make import variants as variants
+    from onnxq.commands.variants.result import Variant as Variant
+    from onnxq.commands.variants.result import Variants as Variants
+    from onnxq.config import Config as Config
+    from onnxq.engines.bench import Bench as Bench
+    from onnxq.engines.diff.model import Difference as Difference
+    from onnxq.engines.prove.proof import Proof as Proof
+    from onnxq.errors import OnnxqError as OnnxqError
+    from onnxq.evaluation.perplexity import Perplexity as Perplexity
+    from onnxq.evaluation.profile import Profile as Profile
+    from onnxq.interop import Imported as Imported
+    from onnxq.interop import Marked as Marked
+    from onnxq.interop import strip_markers as strip_markers
+    from onnxq.pipeline.result import Result as Result
+    from onnxq.plan import Plan as Plan
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Bench": "onnxq.pipeline",
-    "Config": "onnxq.config",
-    "Difference": "onnxq.pipeline",
-    "Imported": "onnxq.interop",
-    "Inspection": "onnxq.pipeline",
-    "Marked": "onnxq.interop",
-    "OnnxqError": "onnxq.errors",
-    "Part": "onnxq.pipeline",
-    "Perplexity": "onnxq.pipeline",
-    "Plan": "onnxq.plan",
-    "Profile": "onnxq.pipeline",
-    "Proof": "onnxq.pipeline",
-    "Result": "onnxq.pipeline",
-    "Variant": "onnxq.pipeline",
-    "Variants": "onnxq.pipeline",
-    "annotate_bits": "onnxq.pipeline",
-    "apply": "onnxq.pipeline",
-    "bench": "onnxq.pipeline",
-    "calibrate_part": "onnxq.pipeline",
-    "diff": "onnxq.pipeline",
-    "import_calibration": "onnxq.pipeline",
-    "inspect": "onnxq.pipeline",
-    "load_config": "onnxq.backends",
-    "make_plan": "onnxq.pipeline",
-    "merge_parts": "onnxq.pipeline",
-    "perplexity": "onnxq.pipeline",
-    "profile_model": "onnxq.pipeline",
-    "prove": "onnxq.pipeline",
-    "quantize": "onnxq.pipeline",
-    "strip_markers": "onnxq.interop",
-    "summarize": "onnxq.pipeline",
-    "variants": "onnxq.pipeline",
+# The public names of each module; the imports above are for type checkers, and a test holds both to be the same.
+_NAMES = {
+    "annotate": "Inspection",
+    "backends": "load_config",
+    "calibrate.parts": "Part",
+    "commands.apply": "apply",
+    "commands.bench": "bench",
+    "commands.diff": "diff",
+    "commands.import_calibration": "import_calibration",
+    "commands.inspect": "annotate_bits inspect",
+    "commands.perplexity": "perplexity",
+    "commands.plan": "make_plan",
+    "commands.profile": "profile_model",
+    "commands.prove": "prove",
+    "commands.quantize": "quantize",
+    "commands.results": "summarize",
+    "commands.shards": "calibrate_part merge_parts",
+    "commands.variants.make": "variants",
+    "commands.variants.result": "Variant Variants",
+    "config": "Config",
+    "engines.bench": "Bench",
+    "engines.diff.model": "Difference",
+    "engines.prove.proof": "Proof",
+    "errors": "OnnxqError",
+    "evaluation.perplexity": "Perplexity",
+    "evaluation.profile": "Profile",
+    "interop": "Imported Marked strip_markers",
+    "pipeline.result": "Result",
+    "plan": "Plan",
 }
+_HOMES = {name: f"onnxq.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "Bench",
-    "Config",
-    "Difference",
-    "Imported",
-    "Inspection",
-    "Marked",
-    "OnnxqError",
-    "Part",
-    "Perplexity",
-    "Plan",
-    "Profile",
-    "Proof",
-    "Result",
-    "Variant",
-    "Variants",
-    "annotate_bits",
-    "apply",
-    "bench",
-    "calibrate_part",
-    "diff",
-    "import_calibration",
-    "inspect",
-    "load_config",
-    "make_plan",
-    "merge_parts",
-    "perplexity",
-    "profile_model",
-    "prove",
-    "quantize",
-    "strip_markers",
-    "summarize",
-    "variants",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module 'onnxq' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

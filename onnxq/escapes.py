@@ -24,21 +24,21 @@ def replace_surrogates(text: str) -> str:
 
 def escape_line(text: str) -> str:
     """Escape a name, or a line that holds names: the result is one line without controls."""
-    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], replace_surrogates(text))
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], replace_surrogates(text))
 
 
 def escape_lines(text: str) -> str:
     """Escape a text of several lines of our own before it is printed: in none of them there is a control or command."""
     lines = "\n".join(map(escape_line, text.split("\n")))
-    return _COMMANDS.sub(lambda found: f"{found['start'] or ''}\\x{ord(found[0][-1]):02x}", lines)
+    return _COMMANDS.sub(lambda match: f"{match['start'] or ''}\\x{ord(match[0][-1]):02x}", lines)
 
 
 def escape_json(document: str) -> str:
     """Escape the strings of a JSON document, by JSON's own escapes; it stays the same document."""
     controls = _CONTROLS.sub(
-        lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", replace_surrogates(document)
+        lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", replace_surrogates(document)
     )
-    return _COMMANDS.sub(lambda found: f"\\u{ord(found[0][-1]):04x}", controls)
+    return _COMMANDS.sub(lambda match: f"\\u{ord(match[0][-1]):04x}", controls)
 
 
 def dump_json(value: Any) -> str:

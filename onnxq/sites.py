@@ -16,6 +16,11 @@ class Role(str, Enum):
     BIAS = "bias"
     OUTPUT = "output"
 
+    @property
+    def is_constant(self) -> bool:
+        """True for weights and biases, which are numbers before the network runs."""
+        return self in (Role.WEIGHT, Role.BIAS)
+
     def __str__(self) -> str:
         return self.value
 
@@ -104,10 +109,10 @@ class LeftFloat:
 Unquantized = Refusal | LeftFloat
 
 
-def split_unquantized(found: Iterable[Unquantized]) -> tuple[tuple[Refusal, ...], tuple[LeftFloat, ...]]:
+def split_unquantized(entries: Iterable[Unquantized]) -> tuple[tuple[Refusal, ...], tuple[LeftFloat, ...]]:
     """Separate refusals from float nodes; of several entries for one subject the first is kept."""
     first: dict[str, Unquantized] = {}
-    for entry in found:
+    for entry in entries:
         first.setdefault(entry.subject, entry)
     refusals = tuple(entry for entry in first.values() if isinstance(entry, Refusal))
     return refusals, tuple(entry for entry in first.values() if isinstance(entry, LeftFloat))
@@ -120,6 +125,7 @@ class Caution(str):
     code: str
 
     def __new__(cls, code: str, text: str) -> Caution:
+        """The text, which knows its code."""
         caution = super().__new__(cls, text)
         caution.code = code
         return caution

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from onnxq.errors import ConfigError
 
@@ -153,42 +153,32 @@ class QuantSpec:
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
-            raise ConfigError(
-                f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these", code="Q313"
-            )
+            self._refuse_spec(f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these")
         if not self.storage:
             container = 8 if self.bits <= 8 else self.bits
             # The only way to set a field of a frozen dataclass.
             object.__setattr__(self, "storage", f"{'' if self.signed else 'u'}int{container}")
-        found = STORAGE_BITS.get(self.storage)
-        if found is None or found[0] < self.bits or found[1] != self.signed:
-            fitting = [
-                name
-                for name, (width, sign) in STORAGE_BITS.items()
-                if width >= self.bits and sign == self.signed and name != FLOAT8
-            ]
-            raise ConfigError(
-                f"storage={self.storage!r}",
-                f"cannot hold {self.bits}-bit {'signed' if self.signed else 'unsigned'} values",
-                f"use one of {', '.join(fitting)}",
-                code="Q313",
-            )
+        subject = f"storage={self.storage!r}"
+        if not self._fits_storage(self.storage):
+            fitting = [name for name in STORAGE_BITS if name != FLOAT8 and self._fits_storage(name)]
+            fix = f"use one of {', '.join(fitting)}"
+            sign = "signed" if self.signed else "unsigned"
+            self._refuse_spec(subject, f"cannot hold {self.bits}-bit {sign} values", fix)
         if self.is_float and (self.bits != 8 or not self.symmetric or self.narrow_range):
-            raise ConfigError(
-                f"storage={self.storage!r}",
-                "is 8 bits, symmetric and takes no narrow_range",
-                "ask for bits: 8 and scheme: symmetric, or for an integer type",
-                code="Q313",
-            )
-        if self.dynamic and (
-            self.storage != "uint8" or self.bits != 8 or self.symmetric or self.granularity != PerTensor()
-        ):
-            raise ConfigError(
-                "dynamic: true",
-                "DynamicQuantizeLinear makes 8-bit asymmetric uint8, with one scale for the tensor",
-                "leave bits, scheme, signed and granularity as they are in ort-dynamic",
-                code="Q313",
-            )
+            cause = "is 8 bits, symmetric and takes no narrow_range"
+            self._refuse_spec(subject, cause, "ask for bits: 8 and scheme: symmetric, or for an integer type")
+        one_byte = self.storage == "uint8" and self.bits == 8 and not self.symmetric and self.has_one_scale
+        if self.dynamic and not one_byte:
+            cause = "DynamicQuantizeLinear makes 8-bit asymmetric uint8, with one scale for the tensor"
+            fix = "leave bits, scheme, signed and granularity as they are in ort-dynamic"
+            self._refuse_spec("dynamic: true", cause, fix)
+
+    def _fits_storage(self, storage: str) -> bool:
+        width, signed = STORAGE_BITS.get(storage, (0, False))
+        return width >= self.bits and signed == self.signed
+
+    def _refuse_spec(self, subject: str, cause: str, fix: str) -> NoReturn:
+        raise ConfigError(subject, cause, fix, code="Q313")
 
     @property
     def is_float(self) -> bool:
@@ -221,6 +211,16 @@ class QuantSpec:
             return "computed at each run"
         narrow = " narrow" if self.narrow_range else ""
         return f"{self.bits} bits {sign} {scheme}{narrow}{_grain_text(self.granularity)}"
+
+    @property
+    def has_one_scale(self) -> bool:
+        """True where one scale serves the whole tensor."""
+        return isinstance(self.granularity, PerTensor)
+
+    @property
+    def has_blocks(self) -> bool:
+        """True where each block along an axis has a scale."""
+        return isinstance(self.granularity, PerBlock)
 
     @property
     def storage_bits(self) -> int:

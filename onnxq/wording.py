@@ -39,21 +39,23 @@ def abbreviate(value: Any) -> str:
 
     It is the `__repr__` of classes whose fields may hold thousands of values. Empty fields are left out.
     """
-    held = {field.name: getattr(value, field.name) for field in fields(value)}
-    parts = [f"{name}={_abbreviate_field(one)}" for name, one in held.items() if not _is_empty(one)]
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
+    parts = [
+        f"{name}={_abbreviate_field(field_value)}" for name, field_value in values.items() if not _is_empty(field_value)
+    ]
     return _cut(f"{type(value).__name__}({', '.join(parts)}", _WHOLE) + ")"
 
 
-def _is_empty(held: object) -> bool:
-    return held is None or (isinstance(held, Sized) and not len(held))
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, Sized) and not len(value))
 
 
-def _abbreviate_field(held: object) -> str:
-    if isinstance(held, Enum):
-        return str(held)
-    if isinstance(held, (str, int, float)):
-        return _cut(repr(held), _FIELD)
-    return f"<{len(held)}>" if isinstance(held, Sized) else f"{type(held).__name__}(…)"
+def _abbreviate_field(value: object) -> str:
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, (str, int, float)):
+        return _cut(repr(value), _FIELD)
+    return f"<{len(value)}>" if isinstance(value, Sized) else f"{type(value).__name__}(…)"
 
 
 def _cut(text: str, width: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 
 import onnxq
-from onnxq.report import open_display
+from onnxq.report.live import open_display
 from onnxq.runtime import time_models
 
 HERE = Path(__file__).resolve().parent

@@ -1,11 +1,9 @@
 """The Q/DQ pairs of a model of any tool: found, named by site, their bits read and written."""
 
+from onnxq.annotate.bits import Inspection, Origin, PairInfo
 from onnxq.annotate.existing import describe_quantized, find_existing, read_plan_note
-from onnxq.annotate.files import read_model
-from onnxq.annotate.model import Inspection, Origin, PairInfo
-from onnxq.annotate.operators import OperatorInfo, find_operators
-from onnxq.annotate.read import find_pairs, inspect_model
-from onnxq.annotate.saturation import WeightSums, find_saturating
+from onnxq.annotate.operators import OperatorInfo, WeightSums, find_operators, find_saturating
+from onnxq.annotate.read import find_pairs, inspect_model, read_model
 from onnxq.annotate.write import BITS_ATTRIBUTE_WARNING, annotate_model, assign_bits, write_bits
 
 __all__ = [

@@ -7,21 +7,112 @@ bounds of a Clip, the quantized values of a stored weight, the width of the cont
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
-from onnxq.annotate.model import Origin
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.annotate.operators import OperatorInfo, WeightSums
+from onnxq.config.schema import JsonText
+from onnxq.emit import BITS_KEY, PLAN_KEY
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph.scopes import walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.plan.names import is_clipped_part
-from onnxq.sites import TensorId
+from onnxq.plan import Plan, PrecisionPlan, from_json
+from onnxq.plan.names import is_clipped_part, name_part
+from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
+from onnxq.wording import abbreviate
+
+
+class Origin(str, Enum):
+    """The sign that a number of bits was read from, in the order of trust."""
+
+    GIVEN = "given"
+    PLAN = "plan"
+    METADATA = "metadata"
+    ATTRIBUTE = "attribute"
+    TYPE = "type"
+    CLIP = "clip"
+    VALUES = "values"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairInfo:
+    """One quantized site as the file shows it."""
+
+    site: Site
+    role: Role
+    scope: str = ""
+    # Names of the pair's nodes; "" for one that it lacks, as a stored integer weight has no quantize node.
+    quantize: str = ""
+    dequantize: str = ""
+    clip: str = ""
+    # The node that gathers rows of a table, which `dequantize` then dequantizes; "" for other pairs.
+    lookup: str = ""
+    # Operators that read the dequantized tensor; for a model output, the one that makes it.
+    ops: tuple[str, ...] = ()
+    # Bits that are meant, of those that the type has.
+    bits: int
+    origin: Origin
+    # Scale and zero point are computed at each run.
+    dynamic: bool = False
+    # ONNX type of the quantized values, in lower case.
+    storage: str
+    symmetric: bool
+    granularity: Granularity
+    # Number of scales, 0 where they are computed at run time; their smallest and largest are NaN then.
+    scales: int
+    scale_min: float
+    scale_max: float
+    # Lowest and highest quantized value of a constant; None for other tensors.
+    levels: tuple[int, int] | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the pair's nodes, in the order in which they run."""
+        return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)
+
+    @property
+    def element_type(self) -> ElementType:
+        """The width and the sign of the storage type."""
+        return find_element_type(self.storage)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme in the words of the configuration."""
+        return "symmetric" if self.symmetric else "asymmetric"
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
+
+    __repr__ = abbreviate
+
+    model: ModelProto
+    pairs: tuple[PairInfo, ...]
+    # Path of the file that was read, "" for a model in memory; path of the file that was written, "" without one.
+    source: str = ""
+    output: str = ""
+    warnings: tuple[Caution, ...] = ()
+    # Nodes that compute on integers themselves, without pairs.
+    operators: tuple[OperatorInfo, ...] = ()
+    # As the plan in the model's metadata says; None without one.
+    float_types: PrecisionPlan | None = None
+    # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
+    weights: tuple[WeightSums, ...] = ()
+
 
 # Values: fewer say nothing about the width that was meant.
 ENOUGH_VALUES = 16
@@ -50,29 +141,20 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
     # Readers see the numbers of the dequantize node.
     node = chain.dequantize or chain.last
-    if chain.lookup is not None:
-        return _read_row_numbers(index, chain, node)
-    scale, zero = index.input_value(node, 1), index.input_value(node, 2)
-    return Numbers(
-        scale=None if scale is None else np.asarray(scale, np.float64),
-        zero_point=None if zero is None else _to_int64(zero),
-        storage=_find_storage(index, chain),
-        granularity=_find_granularity(index, node, scale),
-    )
-
-
-def _read_row_numbers(index: GraphIndex, chain: Chain, node: NodeRef) -> Numbers:
-    """Those of a table whose rows `node` dequantizes."""
     grain: Granularity = PerChannel(0)
-    scale, zero = (index.input_value(node, k) for k in (2, 3))
-    if node.op_type == LOOKUP:
-        grain = PerBlock(int(node.attrs.get("quantize_axis", 1)), int(node.attrs.get("block_size", 128)))
+    if chain.lookup is None:
+        scale, zero = index.input_value(node, 1), index.input_value(node, 2)
+        storage, grain = _find_storage(index, chain), _find_granularity(index, node, scale)
+    elif node.op_type == LOOKUP:
+        scale, zero = index.input_value(node, 2), index.input_value(node, 3)
+        storage = _find_type_name(index, chain.source)
+        grain = PerBlock(node.read_int("quantize_axis", 1), node.read_int("block_size", 128))
     else:
-        scale, zero = read_row_scale(index, node), None
+        scale, zero, storage = read_row_scale(index, node), None, _find_type_name(index, chain.source)
     return Numbers(
         scale=None if scale is None else np.asarray(scale, np.float64),
         zero_point=None if zero is None else _to_int64(zero),
-        storage=_find_type_name(index, chain.source),
+        storage=storage,
         granularity=grain,
     )
 
@@ -80,7 +162,7 @@ def _read_row_numbers(index: GraphIndex, chain: Chain, node: NodeRef) -> Numbers
 def read_bits(
     index: GraphIndex,
     chain: Chain,
-    numbers: Numbers,
+    qparams: Numbers,
     *,
     noted: tuple[int, Origin] | None,
     levels: tuple[int, int] | None,
@@ -89,37 +171,35 @@ def read_bits(
 
     noted: bits of onnxq's own notes, None without any. levels: as `find_used_levels` returns them.
     """
-    width = numbers.element_type.bits
+    width = qparams.element_type.bits
     # A note wider than the type cannot be right.
     if noted is not None and noted[0] <= width:
         return noted
     written = [node.attrs["bits"] for node in chain.nodes if isinstance(node.attrs.get("bits"), int)]
     if written and 1 <= written[0] <= width:
         return int(written[0]), Origin.ATTRIBUTE
-    if numbers.storage not in _CONTAINERS:
+    if qparams.storage not in _CONTAINERS:
         return width, Origin.TYPE
-    clipped = read_clip_bits(index, chain, numbers)
+    clipped = read_clip_bits(index, chain, qparams)
     if clipped is not None and clipped < width:
         return clipped, Origin.CLIP
     if levels is not None and _count_values(index, chain) >= ENOUGH_VALUES:
-        used = count_bits(*levels, signed=numbers.element_type.signed)
+        used = count_bits(*levels, signed=qparams.element_type.signed)
         if used < width:
             return used, Origin.VALUES
     return width, Origin.TYPE
 
 
-def read_clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int | None:
+def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | None:
     """Bits that a Clip enforces, on the integers (QCDQ) or on the floats in front; None without one."""
     if chain.inner is not None and chain.inner.op_type == "Clip":
         bounds = _read_bounds(index, chain.inner)
         if bounds is not None:
             return max(2, math.ceil(math.log2(bounds[1] - bounds[0] + 1)))
-    if chain.outer is not None:
-        return _float_clip_bits(index, chain.outer, numbers)
-    return None
+    return _float_clip_bits(index, chain, qparams)
 
 
-def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool:
+def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool:
     """True when the float Clip in front belongs to the quantizer: its bounds are the range of a narrower width.
 
     A ReLU6 in front of a quantize node fills the container and belongs to the network. In front of a scale of each run
@@ -127,43 +207,42 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, numbers: Numbers) -> bool
     """
     if chain.outer is not None and is_dynamic(chain.quantize):
         return is_clipped_part(chain.outer.outputs[0])
-    return chain.outer is not None and _float_clip_bits(index, chain.outer, numbers) is not None
+    return _float_clip_bits(index, chain, qparams) is not None
 
 
-def _float_clip_bits(index: GraphIndex, clip: NodeRef, numbers: Numbers) -> int | None:
-    bounds, scale = _read_bounds(index, clip), numbers.scale
-    if bounds is None or scale is None or scale.size != 1 or not float(scale.flat[0]) > 0:
+def _float_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | None:
+    """Bits that the Clip in front of a chain enforces; None for one that fills the container, and without one."""
+    bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
+    if bounds is None or qparams.scale is None or qparams.scale.size != 1 or not float(qparams.scale.flat[0]) > 0:
         return None
-    zero = 0 if numbers.zero_point is None else int(numbers.zero_point.flat[0])
-    low, high = (bound / float(scale.flat[0]) + zero for bound in bounds)
-    if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in (low, high)):
+    scale = float(qparams.scale.flat[0])
+    zero = 0 if qparams.zero_point is None else int(qparams.zero_point.flat[0])
+    ends = [bound / scale + zero for bound in bounds]
+    if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in ends):
         return None
-    width, signed = numbers.element_type.bits, numbers.element_type.signed
+    low, high = map(round, ends)
+    width, signed = qparams.element_type.bits, qparams.element_type.signed
     # The full width without narrow range needs no Clip: the container saturates there.
     for bits in range(2, width + 1):
         bottom, top = _find_ends(bits, signed)
-        narrow = signed and round(low) == bottom + 1
-        if round(high) == top and (round(low) == bottom or narrow) and (bits < width or narrow):
+        narrow = signed and low == bottom + 1
+        if high == top and (low == bottom or narrow) and (bits < width or narrow):
             return bits
     return None
 
 
-def find_used_levels(index: GraphIndex, chain: Chain, numbers: Numbers) -> tuple[int, int] | None:
+def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
     """Lowest and highest quantized value of a constant; None for other tensors, FP8, and constants of zeros only."""
-    if numbers.element_type.is_float or chain.source is None or not index.is_constant(chain.source):
-        return None
-    value = index.constant(chain.source)
+    value = None if qparams.element_type.is_float else index.constant(chain.source)
     if value is None:
         return None
-    levels = _to_int64(value) if chain.quantize is None else _quantize_constant(value, numbers)
-    if levels is None or not levels.any():
-        return None
-    return int(levels.min()), int(levels.max())
+    codes = _to_int64(value) if chain.quantize is None else _quantize_constant(value, qparams)
+    return (int(codes.min()), int(codes.max())) if codes is not None and codes.any() else None
 
 
 def _count_values(index: GraphIndex, chain: Chain) -> int:
-    shape = None if chain.source is None else index.shape(chain.source)
-    return math.prod(dim for dim in shape if isinstance(dim, int)) if shape is not None else 0
+    shape = index.shape(chain.source)
+    return 0 if shape is None else math.prod(dim for dim in shape if isinstance(dim, int))
 
 
 def count_bits(low: int, high: int, *, signed: bool) -> int:
@@ -176,27 +255,30 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
-def _quantize_constant(value: NDArray[Any], numbers: Numbers) -> NDArray[np.int64] | None:
+def _quantize_constant(value: NDArray[Any], chain_qparams: Numbers) -> NDArray[np.int64] | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
-    if numbers.scale is None or not (numbers.scale > 0).all() or not np.isfinite(value).all():
+    if chain_qparams.scale is None or not (chain_qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
-    width, signed = numbers.element_type.bits, numbers.element_type.signed
+    width, signed = chain_qparams.element_type.bits, chain_qparams.element_type.signed
     # The scheme does not matter: the zero point is given.
-    spec = QuantSpec(bits=width, signed=signed, symmetric=False, granularity=numbers.granularity)
-    zero = np.zeros(numbers.scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point
-    qparams = QParams(numbers.scale.astype(np.float32), zero.astype(np.int32))
+    spec = QuantSpec(bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity)
+    zero = (
+        np.zeros(chain_qparams.scale.shape, np.int32) if chain_qparams.zero_point is None else chain_qparams.zero_point
+    )
+    qparams = QParams(chain_qparams.scale.astype(np.float32), zero.astype(np.int32))
     return np.asarray(quantize(value, qparams, spec), np.int64)
 
 
 def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None:
-    found = []
+    ends = []
     for position, name in ((1, "min"), (2, "max")):
         value = index.input_value(clip, position)
-        held = clip.attrs.get(name) if value is None else value
-        if held is None or np.size(held) != 1:
+        bound = np.asarray(clip.attrs.get(name) if value is None else value)
+        if bound.dtype == object or bound.size != 1:
             return None
-        found.append(float(np.asarray(held).reshape(())))
-    return (found[0], found[1]) if found[0] < found[1] else None
+        ends.append(float(bound.reshape(())))
+    low, high = ends
+    return (low, high) if low < high else None
 
 
 def _to_int64(array: NDArray[Any]) -> NDArray[np.int64]:
@@ -210,26 +292,25 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
     if chain.inner is not None and chain.inner.op_type == "Cast":
         return _find_type_name(index, chain.source)
     for node in (chain.dequantize, chain.quantize):
-        found = _find_type_name(index, index.input(node, 2)) if node is not None else ""
-        if found:
-            return found
-    if chain.quantize is not None:
-        wanted = int(chain.quantize.attrs.get("output_dtype", 0))
-        return name_type(wanted) if wanted else "uint8"
-    return _find_type_name(index, chain.source) or "uint8"
+        zero_type = _find_type_name(index, index.input(node, 2))
+        if zero_type:
+            return zero_type
+    if chain.quantize is None:
+        return _find_type_name(index, chain.source) or "uint8"
+    dtype = int(chain.quantize.attrs.get("output_dtype", 0))
+    return name_type(dtype) if dtype else "uint8"
 
 
 def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
-    number = 0 if tensor is None else index.dtype(tensor)
-    return name_type(number) if number else ""
+    dtype = index.dtype(tensor)
+    return name_type(dtype) if dtype else ""
 
 
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: NDArray[Any] | None) -> Granularity:
-    tensor = index.input(node, 1)
-    shape: tuple[Any, ...] | None = scale.shape if scale is not None else index.shape(tensor) if tensor else None
+    shape = index.shape(index.input(node, 1)) if scale is None else scale.shape
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
-    block = int(node.attrs.get("block_size", 0))
-    axis = int(node.attrs.get("axis", 1))
+    block = node.read_int("block_size", 0)
+    axis = node.read_int("axis", 1)
     if block > 0:
         return PerBlock(axis, block)
     return PerChannel(axis) if shape and len(shape) == 1 and shape[0] != 1 else PerTensor()
@@ -239,3 +320,89 @@ def read_noted_bits(record: Mapping[str, Any] | None) -> int | None:
     """The `bits` of a metadata record; None unless it is a whole number from 1 to 64."""
     text = str((record or {}).get("bits", ""))
     return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= 64 else None
+
+
+# In front of the keys of node metadata.
+T = TypeVar("T")
+NODE_PREFIX = "onnxq."
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """The notes of a model, by the names of nodes."""
+
+    # Records of the model's `onnxq.bits` metadata.
+    by_node: Mapping[str, Mapping[str, Any]]
+    # `onnxq.*` metadata of the nodes themselves, which some tools drop.
+    own: Mapping[str, Mapping[str, str]]
+    # Specs of the plan in the model's metadata.
+    plan: Mapping[str, QuantSpec]
+    # Float types of that plan.
+    float_types: PrecisionPlan | None = None
+    # Notes that could not be read.
+    problems: tuple[Caution, ...] = field(default=())
+
+    def find_record(self, chain: Chain) -> Mapping[str, Any]:
+        """The note of the last node of the chain that has one; {} without any."""
+        names = [node.name for node in reversed(chain.nodes)]
+        records = (source.get(name) for source in (self.by_node, self.own) for name in names)
+        return next(filter(None, records), {})
+
+    def find_bits(self, chain: Chain) -> tuple[int, Origin] | None:
+        """The bits noted for the chain: the model's record, the plan, the node's own metadata, in this order.
+
+        The record comes first because annotate-bits writes it, so it is never older than the plan.
+        """
+        names = [node.name for node in reversed(chain.nodes)]
+        written = [(read_noted_bits(self.by_node.get(name)), Origin.METADATA) for name in names]
+        planned = [(self.plan[name].bits, Origin.PLAN) for name in names if name in self.plan]
+        own = [(read_noted_bits(self.own.get(name)), Origin.METADATA) for name in names]
+        notes = (*written, *planned, *own)
+        return next(((bits, origin) for bits, origin in notes if bits is not None), None)
+
+
+def read_notes(proto: ModelLike) -> Notes:
+    """The notes of onnxq in the model; `problems` names those that cannot be read."""
+    props = {entry.key: entry.value for entry in proto.metadata_props}
+    problems: list[Caution] = []
+
+    def read(key: str, parse: Callable[[str], T], missing: T) -> T:
+        try:
+            return parse(props[key]) if key in props else missing
+        except PlanError as error:
+            text = f"the model's {key} metadata cannot be read ({error.cause}); it is left out of account"
+            problems.append(Caution("W106", text))
+            return missing
+
+    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, _read_records, {})
+    plan: Plan | None = read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
+    own = {node.name: notes for node in walk_nodes(proto.graph) if (notes := read_node_notes(node))}
+    if plan is None:
+        return Notes(by_node, own, {}, None, tuple(problems))
+    return Notes(by_node, own, list_specs(plan), plan.precision, tuple(problems))
+
+
+def _read_records(text: str) -> dict[str, Mapping[str, Any]]:
+    """The records of nodes in the model's metadata. Raises PlanError for another text."""
+    records = JsonText(BITS_KEY, text).parse(PlanError, "")
+    if not isinstance(records, dict):
+        raise PlanError(BITS_KEY, f"is {type(records).__name__}, not an object", code="Q403")
+    return {name: _filter_record(record) for name, record in records.items() if isinstance(record, dict)}
+
+
+def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record whose types onnxq writes: bits are a number or its text, all others are text."""
+    fits = {"bits": (int, str)}
+    return {key: value for key, value in record.items() if isinstance(value, fits.get(key, (str,)))}
+
+
+def list_specs(plan: Plan) -> dict[str, QuantSpec]:
+    """The plan's specs by the names of the nodes that `emit` writes for a site."""
+    parts = ("q_node", "dq_node")
+    return {name_part(site.site, part): site.spec for site in plan.all_sites for part in parts}
+
+
+def read_node_notes(node: NodeProto) -> dict[str, str]:
+    """The `onnxq.*` metadata of a node, without the prefix."""
+    entries = ((entry.key, entry.value) for entry in node.metadata_props)
+    return {key.removeprefix(NODE_PREFIX): value for key, value in entries if key.startswith(NODE_PREFIX)}

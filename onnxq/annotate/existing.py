@@ -7,21 +7,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from onnxq.annotate.bits import Numbers, is_quantizer_clip, read_numbers
+from onnxq.annotate.bits import Notes, Numbers, is_quantizer_clip, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
-from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.read import describe_pair, drop_clip
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.scopes import walk_from
 from onnxq.plan import Plan, SitePlan, from_json
 from onnxq.planner import KEPT, NOTHING, Existing
 from onnxq.sites import Edge, Site, TensorId
-from onnxq.spec import PerTensor, QParams, QuantSpec
+from onnxq.spec import QParams, QuantSpec
 
 _REASON = "the model came with this pair"
 # Nodes that may stand between a weight's DequantizeLinear and the node that multiplies by it.
-_MOVES = frozenset({"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"})
+_MOVES = LAYOUT_OPS | {"Cast"}
 
 
 def find_existing(proto: ModelLike) -> Existing:
@@ -36,8 +37,8 @@ def find_existing(proto: ModelLike) -> Existing:
         return NOTHING
     finder = _Finder(index, read_notes(proto), _list_planned(proto))
     for chain in find_chains(index):
-        finder.add(chain)
-    return finder.result()
+        finder.add_chain(chain)
+    return finder.make_existing()
 
 
 def read_plan_note(proto: ModelLike) -> Plan | None:
@@ -75,70 +76,68 @@ class _Finder:
     # Nodes of half pairs, which stay in the view as Identity.
     halves: list[NodeRef] = field(default_factory=list)
 
-    def add(self, chain: Chain) -> None:
+    def add_chain(self, chain: Chain) -> None:
         """Add one chain to the result, if it is a pair that can be taken out of the view."""
         # Rows of a table are looked up as the model came: nobody shares them, and no reader can do without the Gather.
         if chain.lookup is not None:
             return
-        node = chain.last
-        numbers = read_numbers(self.index, chain)
-        if not is_quantizer_clip(self.index, chain, numbers):
-            chain = drop_clip(self.index, chain)
-        if chain.source is None or numbers.scale is None:
+        index, result = self.index, chain.last.result
+        qparams = read_numbers(index, chain)
+        if not is_quantizer_clip(index, chain, qparams):
+            chain = drop_clip(index, chain)
+        if chain.source is None or qparams.scale is None:
             return
-        made, edges = node.result, self.index.consumers(node.result)
-        if chain.dequantize is None or (chain.quantize is None and not self.index.is_constant(chain.source)):
-            self._add_half(chain, numbers, made, edges)
+        edges, constant = index.consumers(result), index.is_constant(chain.source)
+        if chain.dequantize is None or (chain.quantize is None and not constant):
+            self._add_half(chain, qparams, edges)
             return
-        if self.index.is_constant(chain.source):
-            self.weighted.update(self._multiplying(edges))
+        if constant:
+            self.weighted.update(self._find_multiplying(edges))
             # Its readers cannot read the integers as they are stored.
             if chain.inner is not None and chain.inner.op_type == "Transpose":
                 return
-            site = self._site(chain, numbers, edges)
-            self.constants.extend([site] if site is not None else [])
-        elif not self._shareable(chain, numbers, made, edges):
+            site = self._make_site(chain, qparams, edges)
+            if site is not None:
+                self.constants.append(site)
+        elif not self._share_pair(chain, qparams, edges):
             return
-        self.taken_out[made] = chain.source
+        self.taken_out[result] = chain.source
         self.direct.update(edges)
 
-    def _add_half(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> None:
+    def _add_half(self, chain: Chain, qparams: Numbers, edges: tuple[Edge, ...]) -> None:
         """Add a node that stands alone between float and an operator on integers.
 
         Other readers of a QuantizeLinear get a DequantizeLinear when the pairs are written.
         """
         begins = chain.quantize is None
-        tensor = made if begins else chain.source
-        site = self._site(chain, numbers, edges if begins else ())
-        if tensor is None or site is None or not isinstance(numbers.granularity, PerTensor):
+        tensor = chain.last.result if begins else chain.source
+        site = self._make_site(chain, qparams, edges if begins else ())
+        if tensor is None or site is None or tensor in self.by_tensor:
             return
-        if tensor in self.by_tensor or site.spec.storage not in ("int8", "uint8"):
+        if not site.spec.has_one_scale or site.spec.storage not in ("int8", "uint8"):
             return
-        site = replace(site, site=tensor)
-        self.sites[tensor] = site
+        self.sites[tensor] = replace(site, site=tensor)
         self.by_tensor[tensor] = tensor
         self.halves.append(chain.last)
         if begins:
             self.by_edge.update(dict.fromkeys(edges, tensor))
             self.direct.update(edges)
 
-    def _shareable(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> bool:
+    def _share_pair(self, chain: Chain, qparams: Numbers, edges: tuple[Edge, ...]) -> bool:
         """Add the pair of a computed tensor. False for one that stays in the view."""
-        quantizer, source = chain.quantize, chain.source
-        if quantizer is None or source is None or not isinstance(numbers.granularity, PerTensor):
+        quantizer, source, result = chain.quantize, chain.source, chain.last.result
+        if quantizer is None or source is None or not self._have_same_numbers(quantizer, chain.last):
             return False
-        if not self._same_numbers(quantizer, chain.last):
+        site = self._make_site(chain, qparams, edges)
+        if site is None or not site.spec.has_one_scale:
             return False
-        site = self._site(chain, numbers, edges)
-        if site is None:
-            return False
-        alike = self.sites.get(self.by_tensor.get(source, made))
-        if alike is not None and alike.site.scope == made.scope and _match_numbers(alike, site):
+        known = self.sites.get(self.by_tensor.get(source, result))
+        if known is not None and known.site.scope == result.scope and _match_numbers(known, site):
             # A second DequantizeLinear, or a second pair with the same numbers: one site.
-            site = replace(alike, consumers=(*(alike.consumers or ()), *edges))
+            site = replace(known, consumers=(*(known.consumers or ()), *edges))
         self.sites[site.site] = site
-        if source not in self.by_tensor and made.scope == source.scope:
-            self.by_tensor[source] = site.site
+        if result.scope == source.scope:
+            self.by_tensor.setdefault(source, site.site)
         for edge in edges:
             self.by_edge[edge] = site.site
             guard = self.index.node(edge.node)
@@ -148,38 +147,38 @@ class _Finder:
                 self.by_edge.update(dict.fromkeys(self.index.consumers(guard.result), site.site))
         return True
 
-    def _site(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
+    def _make_site(self, chain: Chain, chain_qparams: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
         """The pair as a site with its numbers; None where no QuantSpec describes it."""
         info = describe_pair(self.index, chain, self.notes)
-        made = chain.last.result
         known = self.planned.get(info.site)
         try:
             spec = QuantSpec(
                 bits=info.bits,
-                signed=numbers.element_type.signed,
+                signed=chain_qparams.element_type.signed,
                 symmetric=info.symmetric,
                 # The file does not tell it apart; only onnxq's own plan does.
                 narrow_range=known is not None and known.spec.narrow_range,
-                granularity=numbers.granularity,
-                storage=numbers.storage,
+                granularity=chain_qparams.granularity,
+                storage=chain_qparams.storage,
             )
         except OnnxqError:
             return None
-        scale = np.asarray(numbers.scale, np.float32)
-        zero = np.zeros(scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point.astype(np.int32)
-        alike = isinstance(numbers.granularity, PerTensor)
+        scale = np.asarray(chain_qparams.scale, np.float32)
+        zero = (
+            np.zeros(scale.shape, np.int32)
+            if chain_qparams.zero_point is None
+            else chain_qparams.zero_point.astype(np.int32)
+        )
         # Tools write the one scale of a tensor with shape [] or [1].
-        if not (scale.size == zero.size == 1 if alike else scale.shape == zero.shape):
-            return None
-        # No plan can record such a scale, and nothing is worth sharing it.
-        if not np.isfinite(scale).all():
-            return None
-        if alike:
+        if spec.has_one_scale and scale.size == zero.size == 1:
             scale, zero = scale.reshape(()), zero.reshape(())
-        base = known if known is not None else SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)
+        # No plan can record a scale that is not finite, and nothing is worth sharing it.
+        if scale.shape != zero.shape or (spec.has_one_scale and scale.ndim) or not np.isfinite(scale).all():
+            return None
+        base = known or SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)
         return replace(
             base,
-            site=made if self._is_taken(info.site, made, chain) else info.site,
+            site=chain.last.result if self._is_taken(info.site, chain) else info.site,
             role=info.role,
             spec=spec,
             qparams=QParams(scale, zero, "the model's own"),
@@ -192,43 +191,36 @@ class _Finder:
             dequantize=chain.last.name,
         )
 
-    def _is_taken(self, site: Site, made: TensorId, chain: Chain) -> bool:
+    def _is_taken(self, site: Site, chain: Chain) -> bool:
         """True when another pair has this name, or the float constant that a stored weight was once made from."""
         if site in self.sites:
             return True
         if not isinstance(site, TensorId) or chain.quantize is not None:
             return False
-        return self.index.resolve(site.name, site.scope) not in (None, made, chain.source)
+        return self.index.resolve(site.name, site.scope) not in (None, chain.last.result, chain.source)
 
-    def _same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
+    def _have_same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
+        """True where both halves have one scale and one zero point, by name or by value."""
         for k in (1, 2):
-            first, second = (self.index.input(node, k) for node in (quantizer, dequantizer))
-            if first == second:
-                continue
-            one, two = (None if t is None else self.index.constant(t) for t in (first, second))
-            if one is None or two is None or not np.array_equal(one, two):
+            mine, theirs = (self.index.input_value(node, k) for node in (quantizer, dequantizer))
+            equal = mine is not None and theirs is not None and np.array_equal(mine, theirs)
+            if not equal and self.index.input(quantizer, k) != self.index.input(dequantizer, k):
                 return False
         return True
 
-    def _multiplying(self, edges: Iterable[Edge]) -> set[str]:
+    def _find_multiplying(self, edges: Iterable[Edge]) -> set[str]:
         """Names of the nodes that read a dequantized constant, also through nodes that only move it."""
-        found: set[str] = set()
-        pending = list(edges)
-        while pending:
-            node = self.index.node(pending.pop().node)
-            if node.name in found:
-                continue
-            found.add(node.name)
-            if node.op_type in _MOVES:
-                pending += self.index.consumers(node.result)
-        return found
 
-    def result(self) -> Existing:
+        def list_next(node: NodeRef) -> list[NodeRef]:
+            return self.index.readers(node.result) if node.op_type in _MOVES else []
+
+        return {node.name for node in walk_from((self.index.node(edge.node) for edge in edges), list_next)}
+
+    def make_existing(self) -> Existing:
         """The pairs found, with the view."""
         # A model output must keep its name, so the node that makes it stays, as Identity.
-        given_out = [made for made in self.taken_out if not made.scope and self.index.is_output(made)]
-        makers = [self.index.producer(made) for made in given_out]
-        stand_ins = [*self.halves, *(node for node in makers if node is not None)]
+        outputs = (result for result in self.taken_out if not result.scope and self.index.is_output(result))
+        stand_ins = [*self.halves, *filter(None, map(self.index.producer, outputs))]
         return Existing(
             view=_build_view(self.index, self.taken_out, stand_ins),
             stand_ins=frozenset(node.name for node in stand_ins),
@@ -243,11 +235,11 @@ class _Finder:
 def is_guard(node: NodeRef) -> bool:
     """True for a Clip without bounds, which changes no value and keeps engines from fusing its reader."""
     bounded = any(node.inputs[1:]) or "min" in node.attrs or "max" in node.attrs
-    return node.op_type == "Clip" and not node.domain and not bounded
+    return node.is_onnx("Clip") and not bounded
 
 
-def _match_numbers(one: SitePlan, other: SitePlan) -> bool:
-    return one.spec == other.spec and one.qparams == other.qparams
+def _match_numbers(site: SitePlan, other: SitePlan) -> bool:
+    return site.spec == other.spec and site.qparams == other.qparams
 
 
 def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelLike:
@@ -257,9 +249,9 @@ def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand
     outputs of the model are among them.
     """
     editor = Editor(index.model)
-    for made, source in taken_out.items():
+    for dequantized, source in taken_out.items():
         name = _trace_source(taken_out, source).name
-        editor.rewire(made, name, consumers=editor.consumers(made), outputs=bool(made.scope))
+        editor.rewire(dequantized, name, consumers=editor.consumers(dequantized), outputs=bool(dequantized.scope))
     for node in stand_ins:
         traced = _trace_source(taken_out, node.result)
         _make_identity(editor, node, traced.name if traced != node.result else node.inputs[0])
@@ -277,16 +269,17 @@ def _trace_source(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> T
 def _make_identity(editor: Editor[ModelLike], node: NodeRef, source: str) -> None:
     """Make the node an Identity on `source`."""
     editor.set_op(node.name, "Identity")
-    editor.replace_input(Edge(node.name, 0, node.scope), source)
-    for k in range(1, len(node.inputs)):
-        editor.replace_input(Edge(node.name, k, node.scope), "")
+    first, *others = node.list_edges()
+    editor.replace_input(first, source)
+    for edge in others:
+        editor.replace_input(edge, "")
 
 
 def describe_quantized(pairs: int, operators: int) -> str:
     """The message for a model with so many pairs and integer operators; "" for a float one."""
     counts = [(pairs, "pair"), (operators, "operator")]
-    told = " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
-    return f"already quantized: {told} kept" if told else ""
+    listed = " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
+    return f"already quantized: {listed} kept" if listed else ""
 
 
 __all__ = ["describe_quantized", "find_existing", "is_guard", "read_plan_note"]

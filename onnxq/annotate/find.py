@@ -72,65 +72,68 @@ class Chain:
 
 def is_quantize(node: NodeRef | None) -> bool:
     """QuantizeLinear of ONNX or of com.microsoft."""
-    return node is not None and node.op_type == QUANTIZE and node.domain in _DOMAINS
+    return _is_op(node, QUANTIZE)
 
 
 def is_dynamic(node: NodeRef | None) -> bool:
     """DynamicQuantizeLinear."""
-    return node is not None and node.op_type == DYNAMIC and node.domain in _DOMAINS
+    return _is_op(node, DYNAMIC)
 
 
 def is_dequantize(node: NodeRef | None) -> bool:
     """DequantizeLinear of ONNX or of com.microsoft."""
-    return node is not None and node.op_type == DEQUANTIZE and node.domain in _DOMAINS
+    return _is_op(node, DEQUANTIZE)
+
+
+def _is_op(node: NodeRef | None, *op_types: str) -> bool:
+    return node is not None and node.op_type in op_types and node.domain in _DOMAINS
 
 
 def find_chains(index: GraphIndex) -> Iterator[Chain]:
     """One chain for each dequantize node, and for each quantize node without one, in the order of execution."""
-    seen: set[str] = set()
-    lone: list[NodeRef] = []
-    found: list[Chain] = []
+    paired: set[str] = set()
+    quantizers: list[NodeRef] = []
+    chains: list[Chain] = []
     for node in index.nodes:
-        if is_quantize(node) or is_dynamic(node):
-            lone.append(node)
-        found += _find_lookup(index, node)
+        if _is_op(node, QUANTIZE, DYNAMIC):
+            quantizers.append(node)
+        chains += _find_lookup(index, node)
         if not is_dequantize(node):
             continue
-        at = index.input(node, 0)
-        inner = _find_producer(index, at, "Clip")
-        at = index.input(inner, 0) if inner is not None else at
-        quantize = _find_producer(index, at, QUANTIZE) or _find_producer(index, at, DYNAMIC)
+        stored = index.input(node, 0)
+        inner = _find_producer(index, stored, "Clip")
+        source = stored if inner is None else index.input(inner, 0)
+        quantize = _find_producer(index, source, QUANTIZE, DYNAMIC)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
-        if inner is not None and quantize is None and (at is None or not index.is_constant(at)):
-            inner, at = None, index.input(node, 0)
+        if quantize is None and not index.is_constant(source):
+            inner, source = None, stored
         if inner is None and quantize is None:
-            inner, at = _find_packed(index, at)
+            inner, source = _find_packed(index, source)
         if quantize is not None:
-            seen.add(quantize.name)
-        found.append(_make_chain(index, quantize, inner, node, at))
-    found += [_make_chain(index, node, None, None, None) for node in lone if node.name not in seen]
-    yield from sorted(found, key=lambda chain: (chain.quantize or chain.last).order)
+            paired.add(quantize.name)
+        chains.append(_make_chain(index, quantize, inner, node, source))
+    chains += [_make_chain(index, node, None, None, None) for node in quantizers if node.name not in paired]
+    yield from sorted(chains, key=lambda chain: (chain.quantize or chain.last).order)
 
 
 def _find_lookup(index: GraphIndex, node: NodeRef) -> list[Chain]:
     """The chain that ends at a node which dequantizes rows of a constant table; [] at any other."""
     gather = node if node.op_type == LOOKUP else None
     if node.op_type == "Mul" and read_row_scale(index, node) is not None:
-        cast = index.maker(node)
-        gather = None if cast is None or cast.op_type != "Cast" else index.maker(cast)
-    table = None if gather is None else index.input(gather, 0)
-    if gather is None or table is None or not index.is_constant(table):
+        gather = index.maker(index.maker(node, 0, "Cast"))
+    table = index.input(gather, 0)
+    if gather is None or not index.is_constant(table):
         return []
-    if gather is not node and not (gather.looks_up(0) and index.dtype(table) == TensorProto.INT8):
-        return []
-    return [Chain(table, None, None, None if gather is node else gather, node)]
+    if gather is node:
+        return [Chain(table, None, None, None, node)]
+    rows = gather.looks_up(0) and index.dtype(table) == TensorProto.INT8
+    return [Chain(table, None, None, gather, node)] if rows else []
 
 
 def read_row_scale(index: GraphIndex, node: NodeRef) -> NDArray[Any] | None:
     """The scales that a Mul's second factor is gathered from, one a row; None for other factors."""
-    column = index.maker(node, 1)
-    gather = None if column is None or column.op_type != "Unsqueeze" else index.maker(column)
-    scale = None if gather is None or not gather.looks_up(0) else index.input_value(gather, 0)
+    gather = index.maker(index.maker(node, 1, "Unsqueeze"))
+    scale = index.input_value(gather, 0) if gather is not None and gather.looks_up(0) else None
     return scale if scale is not None and scale.ndim == 1 and scale.dtype.kind == "f" else None
 
 
@@ -146,23 +149,23 @@ def _make_chain(
     source = index.input(quantize, 0)
     # A Clip with other readers belongs to the network.
     outer = _find_producer(index, source, "Clip")
-    if outer is not None and source is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
+    if outer is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
         return Chain(index.input(outer, 0), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
 
 
-def _find_packed(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
-    """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, `at`)."""
-    maker = _find_producer(index, at, "Cast") or _find_producer(index, at, "Transpose")
-    held = index.input(maker, 0) if maker is not None else None
-    if maker is None or held is None or not index.is_constant(held):
-        return None, at
-    return (maker, held) if maker.op_type == "Transpose" or index.dtype(held) in _PACKED else (None, at)
+def _find_packed(index: GraphIndex, stored: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
+    """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, it)."""
+    maker = _find_producer(index, stored, "Cast", "Transpose")
+    source = index.input(maker, 0)
+    if maker is None or not index.is_constant(source):
+        return None, stored
+    return (maker, source) if maker.op_type == "Transpose" or index.dtype(source) in _PACKED else (None, stored)
 
 
-def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:
-    node = None if tensor is None else index.producer(tensor)
-    return node if node is not None and node.op_type == op_type and node.domain in _DOMAINS else None
+def _find_producer(index: GraphIndex, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
+    node = index.producer(tensor)
+    return node if _is_op(node, *op_types) else None
 
 
 def list_readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
@@ -174,11 +177,10 @@ def list_operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
     """Operators that read the dequantized tensor, each once; without readers, the one that makes it."""
     if chain.lookup is not None:
         return ("Gather",)
-    ops = dict.fromkeys(reader.op_type for reader in index.readers(chain.last.result))
-    if not ops and chain.source is not None:
-        producer = index.producer(chain.source)
-        ops = dict.fromkeys([producer.op_type] if producer is not None else ())
-    return tuple(ops)
+    readers, producer = index.readers(chain.last.result), index.producer(chain.source)
+    if not readers and producer is not None:
+        readers = [producer]
+    return tuple(dict.fromkeys(reader.op_type for reader in readers))
 
 
 def find_role(index: GraphIndex, chain: Chain, storage: str) -> Role:
@@ -186,10 +188,9 @@ def find_role(index: GraphIndex, chain: Chain, storage: str) -> Role:
     # Integers of 32 bits are only ever biases, in the units of an accumulator.
     if storage == "int32":
         return Role.BIAS
-    if chain.source is not None and index.is_constant(chain.source):
+    if index.is_constant(chain.source):
         return Role.WEIGHT
-    given_out = chain.dequantize is not None and index.is_output(chain.last.result)
-    return Role.OUTPUT if given_out else Role.ACTIVATION
+    return Role.OUTPUT if chain.dequantize is not None and index.is_output(chain.last.result) else Role.ACTIVATION
 
 
 def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
@@ -215,18 +216,12 @@ def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
 
 def _count_pairs(index: GraphIndex, tensor: TensorId) -> int:
     """Number of quantize nodes that read the tensor, also through a Clip."""
-    count = 0
+    edges = list(index.consumers(tensor))
     for edge in index.consumers(tensor):
         node = index.node(edge.node)
         if node.op_type == "Clip" and edge.index == 0:
-            count += sum(_quantizes(index, e) for e in index.consumers(node.result))
-        count += _quantizes(index, edge)
-    return count
-
-
-def _quantizes(index: GraphIndex, edge: Edge) -> bool:
-    node = index.node(edge.node)
-    return edge.index == 0 and (is_quantize(node) or is_dynamic(node))
+            edges += index.consumers(node.result)
+    return sum(edge.index == 0 and _is_op(index.node(edge.node), QUANTIZE, DYNAMIC) for edge in edges)
 
 
 def _guess_site_name(chain: Chain) -> str:

@@ -1,4 +1,7 @@
-"""The pairs of a model, with everything the file says about them."""
+"""The pairs of a model, with everything the file says about them; read also where onnx.checker refuses its attributes.
+
+The attribute `bits` is moved to metadata for the check, and back.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,115 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto
 
-from onnxq.annotate.bits import Numbers, find_used_levels, is_quantizer_clip, read_bits, read_numbers
-from onnxq.annotate.files import read_model
+from onnxq.annotate.bits import (
+    Inspection,
+    Notes,
+    Numbers,
+    PairInfo,
+    find_used_levels,
+    is_quantizer_clip,
+    read_bits,
+    read_notes,
+    read_numbers,
+)
 from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
-from onnxq.annotate.model import Inspection, PairInfo
-from onnxq.annotate.notes import Notes, read_notes
-from onnxq.annotate.operators import find_operators
-from onnxq.annotate.saturation import find_saturating
-from onnxq.graph import GraphIndex, inline_functions, name_nodes
+from onnxq.annotate.operators import find_operators, find_saturating
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex, Model, inline_functions, load_model, name_nodes
+from onnxq.graph.base import NodeRef
 from onnxq.graph.integer_products import read_integer_products
-from onnxq.graph.scopes import name_function
+from onnxq.graph.light import copy_proto
+from onnxq.graph.scopes import name_function, walk_all_nodes
+from onnxq.graph.stored import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Role
+
+# Sparsebit's attribute on Q and DQ nodes.
+ATTRIBUTE = "bits"
+# Key of the node metadata that holds its value during the check.
+_WAITING = "onnxq.waiting-attribute-bits"
+
+
+def read_model(source: str | Path | ModelProto) -> Model:
+    """The model as `load_model` reads it; its Q/DQ nodes may have an integer attribute `bits`, which they keep.
+
+    Raises ModelError as `load_model` does.
+    """
+    # Most models have no such attribute, so the ordinary way is tried first.
+    try:
+        return load_model(source)
+    except ModelError:
+        proto = _parse_unchecked(source)
+        if proto is None or not _hide_attributes(proto):
+            raise
+    if isinstance(source, ModelProto):
+        model = replace(load_model(proto), size_bytes=proto.ByteSize())
+    else:
+        path = Path(source)
+        read = load_external(proto, path)
+        beside = sum(read.values())
+        size = path.stat().st_size + beside
+        model = replace(load_model(proto), path=path, size_bytes=size, external=beside > 0, files=(path, *read))
+    _restore_attributes(model.proto)
+    return model
+
+
+def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
+    if isinstance(source, ModelProto):
+        return copy_proto(source)
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(Path(source).read_bytes())
+    except Exception:
+        # Also protobuf's DecodeError, whose package has no types. load_model has raised an error that says more.
+        return None
+    return proto
+
+
+def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
+    """Every QuantizeLinear and DequantizeLinear node, in functions and bodies too."""
+    return [node for node in walk_all_nodes(proto) if node.op_type in _PAIR_OPS]
+
+
+def set_attribute(node: NodeProto, bits: int) -> None:
+    """Set the attribute `bits` of a node."""
+    drop_attribute(node)
+    node.attribute.append(onnx.helper.make_attribute(ATTRIBUTE, bits))
+
+
+def drop_attribute(node: NodeProto) -> int | None:
+    """Remove the attribute `bits`; returns its value, None without one."""
+    for position, attribute in enumerate(node.attribute):
+        if attribute.name == ATTRIBUTE:
+            value = int(attribute.i)
+            del node.attribute[position]
+            return value
+    return None
+
+
+def _hide_attributes(proto: ModelProto) -> bool:
+    """Move every attribute `bits` to metadata; True when there was one."""
+    moved = False
+    for node in list_pair_nodes(proto):
+        value = drop_attribute(node)
+        if value is not None:
+            node.metadata_props.add(key=_WAITING, value=str(value))
+            moved = True
+    return moved
+
+
+def _restore_attributes(proto: ModelProto) -> None:
+    for node in list_pair_nodes(proto):
+        for position, entry in enumerate(node.metadata_props):
+            if entry.key == _WAITING:
+                set_attribute(node, int(entry.value))
+                del node.metadata_props[position]
+                break
+
 
 _PAIR_OPS = (QUANTIZE, DEQUANTIZE)
 
@@ -69,35 +167,39 @@ def read_named(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Cauti
 
 def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     """The pair of one chain, as the file describes it."""
-    numbers = read_numbers(index, chain)
-    levels = find_used_levels(index, chain, numbers)
-    bits, origin = read_bits(index, chain, numbers, noted=notes.bits(chain), levels=levels)
-    if not is_quantizer_clip(index, chain, numbers):
+    qparams = read_numbers(index, chain)
+    levels = find_used_levels(index, chain, qparams)
+    bits, origin = read_bits(index, chain, qparams, noted=notes.find_bits(chain), levels=levels)
+    if not is_quantizer_clip(index, chain, qparams):
         chain = drop_clip(index, chain)
-    record = notes.record(chain)
+    record = notes.find_record(chain)
     # The inner node may also be the Cast of a packed constant.
     clip = chain.outer or chain.inner
-    scale = numbers.scale
+    scale = np.zeros(0) if qparams.scale is None else qparams.scale
     return PairInfo(
         site=find_site(index, chain, record.get("site")),
-        role=_read_role(record) or find_role(index, chain, numbers.storage),
+        role=_read_role(record) or find_role(index, chain, qparams.storage),
         scope=chain.last.scope,
-        quantize=chain.quantize.name if chain.quantize is not None else "",
-        dequantize=chain.dequantize.name if chain.dequantize is not None else "",
-        lookup=chain.lookup.name if chain.lookup is not None else "",
-        clip=clip.name if clip is not None and clip.op_type == "Clip" else "",
+        quantize=_read_name(chain.quantize),
+        dequantize=_read_name(chain.dequantize),
+        lookup=_read_name(chain.lookup),
+        clip=_read_name(clip) if clip is not None and clip.op_type == "Clip" else "",
         ops=list_operators(index, chain),
         bits=bits,
         origin=origin,
         dynamic=is_dynamic(chain.quantize),
-        storage=numbers.storage,
-        symmetric=_find_scheme(record, numbers, bits),
-        granularity=numbers.granularity,
-        scales=0 if scale is None else int(scale.size),
-        scale_min=math.nan if scale is None or not scale.size else float(scale.min()),
-        scale_max=math.nan if scale is None or not scale.size else float(scale.max()),
+        storage=qparams.storage,
+        symmetric=_find_scheme(record, qparams, bits),
+        granularity=qparams.granularity,
+        scales=int(scale.size),
+        scale_min=float(scale.min()) if scale.size else math.nan,
+        scale_max=float(scale.max()) if scale.size else math.nan,
         levels=levels,
     )
+
+
+def _read_name(node: NodeRef | None) -> str:
+    return "" if node is None else node.name
 
 
 def drop_clip(index: GraphIndex, chain: Chain) -> Chain:
@@ -112,10 +214,11 @@ def _read_role(record: Mapping[str, Any]) -> Role | None:
     return Role(text) if text in {role.value for role in Role} else None
 
 
-def _find_scheme(record: Mapping[str, Any], numbers: Numbers, bits: int) -> bool:
-    if record.get("scheme") in ("symmetric", "asymmetric"):
-        return bool(record["scheme"] == "symmetric")
+def _find_scheme(record: Mapping[str, Any], qparams: Numbers, bits: int) -> bool:
+    scheme = record.get("scheme")
+    if scheme in ("symmetric", "asymmetric"):
+        return bool(scheme == "symmetric")
     # The zero point of a symmetric scheme: 0, or the middle of an unsigned range.
-    middle = 0 if numbers.element_type.signed else 2 ** (bits - 1)
-    zero = numbers.zero_point
+    middle = 0 if qparams.element_type.signed else 2 ** (bits - 1)
+    zero = qparams.zero_point
     return bool((zero == middle).all()) if zero is not None else middle == 0

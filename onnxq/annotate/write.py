@@ -10,18 +10,15 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, StringStringEntryProto
 
-from onnxq.annotate.bits import count_bits
-from onnxq.annotate.files import ATTRIBUTE, drop_attribute, list_pair_nodes, set_attribute
-from onnxq.annotate.model import Inspection, Origin, PairInfo
-from onnxq.annotate.notes import NODE_PREFIX, list_specs, read_node_notes
+from onnxq.annotate.bits import NODE_PREFIX, Inspection, Origin, PairInfo, count_bits, list_specs, read_node_notes
 from onnxq.annotate.operators import find_operators
-from onnxq.annotate.read import find_pairs, read_named
+from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair_nodes, read_named, set_attribute
 from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
 from onnxq.errors import ConfigError, PlanError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.graph.names import choose_name
-from onnxq.graph.scopes import walk_all_graphs
+from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Role
@@ -72,13 +69,12 @@ def assign_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | No
 
     given: (pattern, bits); a pattern is a glob or /regex/ over the site and the pair's node names, and the first match
     holds. Patterns come before `plan`, the plan before the file. int32 biases keep their 32 bits.
+
     Raises ConfigError or PlanError for a pattern or plan that fits no pair, and for bits that contradict a pair's type
     or stored values.
     """
-    found = tuple(pairs)
-    if plan is not None:
-        found = _apply_plan(found, plan)
-    return _apply_patterns(found, given)
+    planned = tuple(pairs) if plan is None else _apply_plan(pairs, plan)
+    return _apply_patterns(planned, given)
 
 
 def write_bits(
@@ -97,7 +93,7 @@ def _write_model(
     proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool, bits_attribute: bool
 ) -> tuple[ModelProto, tuple[PairInfo, ...]]:
     model = name_nodes(proto)
-    nodes = {node.name: node for _, graph in walk_all_graphs(model) for node in graph.node}
+    nodes = {node.name: node for node in walk_all_nodes(model)}
     if rename:
         pairs = _rename_nodes(nodes, pairs)
         # By name, and the names have changed.
@@ -136,63 +132,59 @@ def _read_own_notes(node: NodeProto) -> dict[str, Any]:
 
 
 def _set_metadata(entries: Any, values: dict[str, str]) -> None:
-    kept = [(entry.key, entry.value) for entry in entries if entry.key not in values]
-    del entries[:]
-    entries.extend(StringStringEntryProto(key=key, value=value) for key, value in (*kept, *values.items()))
+    whole = {entry.key: entry.value for entry in entries if entry.key not in values} | values
+    replace_items(entries, [StringStringEntryProto(key=key, value=value) for key, value in whole.items()])
 
 
 def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> tuple[PairInfo, ...]:
-    # A name that a renamed node gives up is free for another.
-    changing = {name for pair in pairs for name in pair.nodes if not pair.lookup}
-    taken = set(nodes) - changing
+    # The nodes that look rows of a table up are called after their Gather. A name that a renamed node gives up is free
+    # for another.
+    taken = set(nodes) - {name for pair in pairs for name in pair.nodes if not pair.lookup}
     new: dict[str, str] = {}
 
-    def fresh(old: str, wanted: str) -> str:
-        if old in new or old not in nodes:
-            return new.get(old, old)
-        new[old] = nodes[old].name = choose_name(wanted, taken)
-        return new[old]
+    def rename(pair: PairInfo, old: str, part: str) -> str:
+        if old not in new and old in nodes:
+            new[old] = nodes[old].name = choose_name(name_part(pair.site, part), taken)
+        return new.get(old, old)
 
-    return tuple(
-        replace(
-            pair,
-            clip=fresh(pair.clip, name_part(pair.site, "clip_node")),
-            quantize=fresh(pair.quantize, name_part(pair.site, "dynamic_node" if pair.dynamic else "q_node")),
-            dequantize=fresh(pair.dequantize, name_part(pair.site, "dq_node")),
-        )
-        # The nodes that look rows of a table up are called after their Gather.
-        if not pair.lookup
-        else pair
-        for pair in pairs
-    )
+    renamed = []
+    for pair in pairs:
+        if not pair.lookup:
+            clip = rename(pair, pair.clip, "clip_node")
+            quantize = rename(pair, pair.quantize, "dynamic_node" if pair.dynamic else "q_node")
+            dequantize = rename(pair, pair.dequantize, "dq_node")
+            pair = replace(pair, clip=clip, quantize=quantize, dequantize=dequantize)
+        renamed.append(pair)
+    return tuple(renamed)
 
 
 def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo, ...]:
     """The pairs with the bits of the first pattern that matches each. Raises ConfigError as `assign_bits` says."""
-    out, hits = [], set()
+    assigned, used = [], set()
     for pair in pairs:
         names = (str(pair.site), *pair.nodes)
-        matching = (k for k, (pattern, _) in enumerate(given) if any(matches_any(pattern, n) for n in names))
-        position = next(matching, None)
-        if position is None:
-            out.append(pair)
-            continue
-        hits.add(position)
-        pattern, bits = given[position]
-        # A pattern such as "*" means the tensors that have a width to choose.
-        if pair.role is Role.BIAS and pair.storage == "int32":
-            out.append(pair)
-            continue
-        problem = _find_contradiction(pair, bits)
-        if problem:
-            fix = "give other bits, or a narrower pattern before it"
-            raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
-        out.append(replace(pair, bits=bits, origin=Origin.GIVEN))
+        for pattern, bits in given:
+            if any(matches_any(pattern, name) for name in names):
+                used.add(pattern)
+                # A pattern such as "*" means the tensors that have a width to choose.
+                if not (pair.role is Role.BIAS and pair.storage == "int32"):
+                    pair = _give_bits(pair, pattern, bits)
+                break
+        assigned.append(pair)
     for position, (pattern, bits) in enumerate(given):
-        if position not in hits:
-            told = _explain_no_match(pattern, pairs, given[:position])
-            raise ConfigError(f"bits: {pattern}={bits}", *told, code="Q309")
-    return tuple(out)
+        # One that stands twice is used where it stands first.
+        if pattern not in used or pattern in [before for before, _ in given[:position]]:
+            reason_and_fix = _explain_no_match(pattern, pairs, given[:position])
+            raise ConfigError(f"bits: {pattern}={bits}", *reason_and_fix, code="Q309")
+    return tuple(assigned)
+
+
+def _give_bits(pair: PairInfo, pattern: str, bits: int) -> PairInfo:
+    problem = _find_contradiction(pair, bits)
+    if problem:
+        fix = "give other bits, or a narrower pattern before it"
+        raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
+    return replace(pair, bits=bits, origin=Origin.GIVEN)
 
 
 def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) -> tuple[str, str]:
@@ -202,27 +194,26 @@ def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) 
     return "matches no pair of this model", suggest_names(pattern.strip("/*"), names)
 
 
-def _apply_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
+def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> tuple[PairInfo, ...]:
     """The pairs with the bits of the plan. Raises PlanError as `assign_bits` says."""
     by_site = {site.site: site.spec for site in plan.all_sites}
     by_node = list_specs(plan)
-    out = []
+    assigned = []
     for pair in pairs:
         spec = by_site.get(pair.site) or by_node.get(pair.dequantize) or by_node.get(pair.quantize)
-        if spec is None:
-            out.append(pair)
-            continue
-        problem = _find_contradiction(pair, spec.bits)
-        if problem:
-            fix = "the plan belongs to another model, or was edited: plan again"
-            raise PlanError(str(pair.site), problem, fix, code="Q404")
-        out.append(replace(pair, bits=spec.bits, symmetric=spec.symmetric, origin=Origin.PLAN))
-    if plan.all_sites and not any(pair.origin is Origin.PLAN for pair in out):
-        first = plan.all_sites[0].site
+        if spec is not None:
+            problem = _find_contradiction(pair, spec.bits)
+            if problem:
+                fix = "the plan belongs to another model, or was edited: plan again"
+                raise PlanError(str(pair.site), problem, fix, code="Q404")
+            pair = replace(pair, bits=spec.bits, symmetric=spec.symmetric, origin=Origin.PLAN)
+        assigned.append(pair)
+    if plan.all_sites and not any(pair.origin is Origin.PLAN for pair in assigned):
+        first = str(plan.all_sites[0].site)
         cause = f"none of its {len(plan.all_sites)} sites is a pair of this model, e.g. {first}"
-        near = suggest_names(str(first), (str(pair.site) for pair in pairs))
+        near = suggest_names(first, (str(pair.site) for pair in assigned))
         raise PlanError(plan.model or "plan", cause, near, code="Q404")
-    return tuple(out)
+    return tuple(assigned)
 
 
 def _find_contradiction(pair: PairInfo, bits: int) -> str:
@@ -238,12 +229,11 @@ def _find_contradiction(pair: PairInfo, bits: int) -> str:
 
 def _warn_unbound(pairs: tuple[PairInfo, ...]) -> tuple[Caution, ...]:
     """A warning for activations whose given bits are narrower than anything in the graph enforces."""
-    loose = [
-        str(pair.site)
-        for pair in pairs
-        if pair.origin is Origin.GIVEN and pair.quantize and not pair.clip and pair.bits < pair.element_type.bits
-        and pair.role is not Role.WEIGHT
-    ]  # fmt: skip
+    loose = []
+    for pair in pairs:
+        narrower = pair.origin is Origin.GIVEN and pair.bits < pair.element_type.bits
+        if narrower and pair.quantize and not pair.clip and pair.role is not Role.WEIGHT:
+            loose.append(str(pair.site))
     if not loose:
         return ()
     names = ", ".join(loose[:3]) + (" …" if len(loose) > 3 else "")

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from onnxq.backends.costs import MachineCosts
 from onnxq.graph import Graph, NodeRef
-from onnxq.graph.precision.contrib import is_custom
+from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
@@ -190,29 +190,35 @@ class Capability:
 
 
 class Operator(Protocol):
-    """A quantizable operator of the planner. data: its edges and the tensors on them that take pairs."""
+    """A quantizable operator of the planner."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the node."""
 
     @property
-    def node(self) -> NodeRef: ...
+    def node(self) -> NodeRef:
+        """The node without its activation."""
 
     @property
-    def data(self) -> tuple[tuple[Any, TensorId], ...]: ...
+    def data(self) -> tuple[tuple[Any, TensorId], ...]:
+        """Its edges and the tensors on them that take pairs."""
 
     @property
-    def rule(self) -> PlacementRule: ...
+    def rule(self) -> PlacementRule:
+        """The rule that places its pairs."""
 
 
 class Operators(Protocol):
-    """The quantizable operators of a model. by_out: each by the tensor that its closing pair stands on."""
+    """The quantizable operators of a model."""
 
     @property
-    def index(self) -> Graph: ...
+    def index(self) -> Graph:
+        """The graph, without the pairs it came with."""
 
     @property
-    def by_out(self) -> Mapping[TensorId, Any]: ...
+    def by_out(self) -> Mapping[TensorId, Any]:
+        """Each operator by the tensor that its closing pair stands on."""
 
     def candidate(self, node: NodeRef) -> Candidate:
         """The node with the facts that rules may ask for."""

@@ -124,7 +124,7 @@ def find_modes(name: str) -> Mapping[str, Target]:
 
 
 def find_target(name: str, mode: str = "") -> Target:
-    """What the backend of this name accepts in a mode. Raises ConfigError, with the nearest name, where there is none.
+    """The target of the backend of this name in a mode. Raises ConfigError, with the nearest name, where there is none.
 
     mode: "" for what is the same in all modes.
     """

@@ -1,9 +1,16 @@
-"""Constants of a model, whether they are numbers, and scales and zero points of biases, which derive from others."""
+"""Scales and zero points of constants: of weights by their values, of biases by those of others.
+
+Each weight is read, searched and let go of, here or by the workers of a crew. A large weight is a piece of work, and
+small neighbours share one, whoever does it: so the numbers are the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -12,11 +19,17 @@ from onnx import TensorProto
 
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.storage.stored import StoredArray
-from onnxq.numerics import bias_qparams
+from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.light import is_large_model
+from onnxq.graph.stored import Spool, StoredArray
+from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
+from onnxq.numerics.saturation import SumOrder
 from onnxq.plan import SitePlan
-from onnxq.sites import Role, Site, TensorId
-from onnxq.spec import QParams
+from onnxq.progress import Progress, silent
+from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
+from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.workers import Piece
 
 Numbers = Mapping[Site, QParams]
 # Operators that add up products of their inputs 0 to 2 but for a bias: an infinite weight makes NaN of a zero.
@@ -26,7 +39,7 @@ _SPREADING = _PRODUCTS.keys() | {
     "Add", "BatchNormalization", "Div", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Mul",
     "PRelu", "RMSNormalization", "Sub",
 }  # fmt: skip
-_MOVING = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+_MOVING = LAYOUT_OPS | {"Cast", "Expand"}
 _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 
 
@@ -36,12 +49,10 @@ def find_tensor(index: GraphIndex, site: Site) -> TensorId:
         if index.resolve(site.name, site.scope) != site:
             raise PlanError(str(site), "the model has no such tensor", "plan this model again", code="Q404")
         return site
-    node = index.node(site.node)
-    name = node.inputs[site.index] if site.index < len(node.inputs) else ""
-    found = index.resolve(name, node.scope)
-    if found is None:
+    tensor = index.input(index.node(site.node), site.index)
+    if tensor is None:
         raise PlanError(str(site), "this input is not connected in the model", "plan this model again", code="Q404")
-    return found
+    return tensor
 
 
 def check_constants(index: GraphIndex) -> None:
@@ -71,12 +82,7 @@ def check_constants(index: GraphIndex) -> None:
 
 def _find_origin(index: GraphIndex, node: NodeRef, k: int) -> TensorId | None:
     """The constant that input k of a node is, moved or converted; None for another input."""
-    tensor = index.input(node, k)
-    while tensor is not None and not index.is_constant(tensor):
-        maker = index.producer(tensor)
-        moved = maker is not None and not maker.domain and maker.op_type in _MOVING
-        tensor = index.input(maker, 0) if maker is not None and moved else None
-    return tensor
+    return next(filter(index.is_constant, index.walk_back(index.input(node, k), _MOVING)), None)
 
 
 def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
@@ -91,9 +97,9 @@ def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
     return int(np.isnan(value).sum()), int(np.isinf(value).sum())
 
 
-def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Numbers) -> dict[Site, QParams]:
+def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], known: Numbers) -> dict[Site, QParams]:
     """Scales and zero points of the missing bias sites whose input and weight have theirs."""
-    found: dict[Site, QParams] = {}
+    qparams: dict[Site, QParams] = {}
     for site in missing:
         if site.role is not Role.BIAS:
             continue
@@ -102,11 +108,11 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Number
                 str(site.site), "a bias needs the activation and the weight it derives from", "plan again", code="Q403"
             )
         x, w = site.derived
-        if x in numbers and w in numbers:
+        if x in known and w in known:
             count = read_constant(index, site).size
             with name_site(str(site.site)):
-                found[site.site] = bias_qparams(numbers[x], numbers[w], count)
-    return found
+                qparams[site.site] = bias_qparams(known[x], known[w], count)
+    return qparams
 
 
 def read_constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
@@ -135,3 +141,186 @@ def name_site(site: str) -> Iterator[None]:
         raise error.replace_text(subject=f"{site}: {error.subject}") from error
     except OnnxqError as error:
         raise error.replace_text(subject=site) from error
+
+
+# Where each has its scale, and its bias if it has one.
+_NORMS: dict[str, tuple[int, ...]] = {
+    "LayerNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "SimplifiedLayerNormalization": (1,),
+    "SkipLayerNormalization": (2, 3),
+    "SkipSimplifiedLayerNormalization": (2,),
+}
+# Operators that may stand between the normalization and its reader, and leave channels where they are.
+_PASSING = frozenset({"Cast", "Identity"})
+# Share of the mean power that every channel has at least, so that none is rounded without regard to it.
+_LEAST = 1e-3
+
+
+def estimate_importance(index: GraphIndex, site: SitePlan, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """Weighting of the squared errors of a weight, of mean 1, which broadcasts to its shape; None for equal weights.
+
+    It is the mean of those of the readers; one whose channels' power is not known counts as equal.
+    """
+    edges = site.consumers or ()
+    weightings = [_weigh_input(index, edge, shape) for edge in edges] if len(shape) == 2 else []
+    if all(weighting is None for weighting in weightings):
+        return None
+    ones = np.ones((1, 1), np.float32)
+    total = sum(ones if weighting is None else weighting for weighting in weightings)
+    return np.asarray(total / np.float32(len(edges)), np.float32)
+
+
+def _weigh_input(index: GraphIndex, edge: Edge, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    node = index.node(edge.node)
+    if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.attrs.get("transA", 0):
+        return None
+    axis = 1 if node.is_transposed else 0
+    maker = index.producer(index.find_origin(index.input(node, 0), _PASSING))
+    power = None if maker is None else _read_power(index, maker)
+    if power is None or power.shape != (shape[axis],) or not np.isfinite(power).all() or not np.ptp(power):
+        return None
+    weighting = np.asarray(np.maximum(power / power.mean(), _LEAST), np.float32)
+    return np.expand_dims(weighting, 1 - axis)
+
+
+def _read_power(index: GraphIndex, node: NodeRef) -> NDArray[Any] | None:
+    """Power of each channel of a normalization's output; a product with a vector is one, as exporters write it."""
+    if node.op_type == "Mul":
+        factors = [index.input_value(node, k) for k in (0, 1)]
+        values = [value for value in factors if value is not None and value.ndim == 1][:1]
+    else:
+        parts = [index.input_value(node, k) for k in _NORMS.get(node.op_type, ())]
+        values = [value for value in parts if value is not None] if parts and parts[0] is not None else []
+    squares = [np.square(value, dtype=np.float64) for value in values]
+    return np.asarray(sum(squares)) if squares else None
+
+
+# Megabytes of float values that small weights share a piece up to: a second's search at most.
+_PIECE_MB = 16
+
+
+@dataclass(frozen=True, eq=False)
+class WeightTask:
+    """One weight to be searched. site: for errors. importance: as of `weight_qparams`."""
+
+    site: str
+    values: AnyArray
+    spec: QuantSpec
+    observer: ObserverSpec | None
+    orders: tuple[SumOrder, ...]
+    importance: NDArray[np.float32] | None
+
+
+def weight_numbers(
+    index: GraphIndex,
+    missing: Sequence[SitePlan],
+    biases: Iterable[SitePlan],
+    known: Numbers,
+    progress: Progress = silent,
+    crew: Crew | None = None,
+) -> dict[Site, QParams]:
+    """Scales and zero points of the missing weight sites.
+
+    missing: sites without numbers, of any role. biases: sites whose scale derives from weights. numbers: those known
+    already, activations included. crew: searches the weights; the result does not depend on it.
+    Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
+    """
+    weights = [site for site in missing if site.role is Role.WEIGHT]
+    qparams = dict(_search_weights(index, weights, crew or Crew(), progress)) if weights else {}
+    for bias in biases:
+        if bias.derived is None:
+            continue
+        x, w = bias.derived
+        # A bias on a scale too small for it would overflow int32, so the weight's scale is raised.
+        if w in qparams and x in known:
+            value = read_constant(index, bias)
+            with name_site(str(bias.site)):
+                scale = floor_weight_scale(qparams[w].scale, known[x].scale, value)
+            qparams[w] = replace(qparams[w], scale=scale)
+    first: dict[str, QParams] = {}
+    for site in missing:
+        # Of a weight and the table that it is the transpose of, the weight's scales serve both.
+        if site.group and site.site in qparams:
+            shared = first.setdefault(site.group, qparams[site.site])
+            qparams[site.site] = replace(shared, computed_for=site.spec.levels)
+    return qparams
+
+
+def _search_weights(
+    index: GraphIndex, weights: Sequence[SitePlan], crew: Crew, progress: Progress
+) -> Iterator[tuple[Site, QParams]]:
+    """Each site with its numbers. Steps name the tensor; they are megabytes of all.
+
+    Of a large model the numbers go to a temporary file: scales of blocks of 32 weights are a quarter of their file.
+    """
+    spool = Spool() if is_large_model(index.proto) else None
+    sizes = [_count_megabytes(index, site) for site in weights]
+    # Alone in this process each weight is a step, so that its name is shown.
+    groups = _group_weights(sizes, 0 if crew.plain else _PIECE_MB)
+    with progress("scales of weights, MB", sum(sizes)) as task:
+        pieces = []
+        for group in groups:
+            tasks = tuple(_describe_weight(index, weights[k], crew) for k in group)
+            title = tasks[0].site if len(tasks) == 1 else f"{tasks[0].site} and {len(tasks) - 1} more"
+            key = ""
+            if crew.workers.journal is not None:
+                with progress(f"hashing weights: {title}"):
+                    key = _hash_tasks(tasks, [locate_constant(index, weights[k]) for k in group])
+            pieces.append(Piece(title, tasks, key))
+        results = crew.map(search_piece, pieces)
+        for group, piece in zip(groups, pieces, strict=True):
+            size = sum(sizes[k] for k in group)
+            with progress(f"scales of weights: {piece.title}, {size} MB"):
+                searched = next(results)
+            for k, qparams in zip(group, searched, strict=True):
+                if spool is not None:
+                    scale, zero = (spool.write(part).map() for part in (qparams.scale, qparams.zero_point))
+                    qparams = replace(qparams, scale=scale, zero_point=zero)
+                yield weights[k].site, qparams
+            task.advance(size)
+
+
+def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:
+    """The numbers of some weights, in order."""
+    return [_search_weight(task) for task in tasks]
+
+
+def _search_weight(task: WeightTask) -> QParams:
+    values = open_array(task.values)
+    with name_site(task.site):
+        return weight_qparams(values, task.spec, observer=task.observer, orders=task.orders, importance=task.importance)
+
+
+def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
+    """Of the float values; at least 1, so that small ones count too."""
+    dims = index.shape(find_tensor(index, site.site)) or ()
+    return max(1, 4 * math.prod(dim for dim in dims if isinstance(dim, int)) // 10**6)
+
+
+def _group_weights(sizes: Sequence[int], most: int) -> list[range]:
+    """Runs of neighbours of at most so many megabytes together, or of one weight."""
+    starts, megabytes = [0], 0
+    for k, size in enumerate(sizes):
+        if k > starts[-1] and megabytes + size > most:
+            starts.append(k)
+            megabytes = 0
+        megabytes += size
+    return [range(*ends) for ends in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+
+
+def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTask:
+    values = locate_constant(index, site)
+    importance = estimate_importance(index, site, values.shape)
+    return WeightTask(
+        str(site.site), crew.share_array(values), site.spec, site.observer, tuple(site.sum_orders), importance
+    )
+
+
+def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[NDArray[Any] | StoredArray]) -> str:
+    """Of all that the numbers depend on; not of names."""
+    parts: list[bytes | memoryview] = [f"weights {version('onnxq')} {np.__version__}".encode()]
+    for task, array in zip(tasks, values, strict=True):
+        parts.append(repr((array.dtype, array.shape, task.spec, task.observer, task.orders)).encode())
+        parts += [hash_array(array).encode(), b"" if task.importance is None else task.importance.tobytes()]
+    return hash_parts(*parts)

@@ -14,8 +14,8 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.identity import hash_topology
-from onnxq.graph.storage.lazy import is_large_model
-from onnxq.plan import Plan
+from onnxq.graph.light import is_large_model
+from onnxq.plan import Plan, SitePlan
 from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, read_sketch, sketch_values
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
 from onnxq.runtime.shapes import list_float_tensors
@@ -26,7 +26,6 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
     """The plan with sketches of the tensors and nodes it names.
 
     Without them where the model runs on no seeded inputs, and for large models.
-
     model: the prepared float model, before any scaling.
     """
     if is_large_model(model):
@@ -35,8 +34,8 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
     index = get_index(model)
     nodes = {name: index.node(name) for name in sorted(_list_nodes(plan, index))}
     tensors = {TensorId(name) for node in nodes.values() for name in (*node.inputs, node.outputs[0]) if name}
-    tensors |= {site.tensor or site.site for site in plan.sites if isinstance(site.tensor or site.site, TensorId)}  # type: ignore[misc]
-    tensors |= {one.tensor for one in plan.scalings}
+    tensors |= {tensor for site in plan.sites if (tensor := _find_tensor(site)) is not None}
+    tensors |= {scaling.tensor for scaling in plan.scalings}
     try:
         sample = make_synthetic(index.inputs, samples=1, model=model)[0]
         feeds = {name: _describe_feed(np.asarray(value)) for name, value in sample.items()}
@@ -44,10 +43,14 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
     except OnnxqError:
         # The plan then goes by names and structure alone.
         return replace(plan, contents=None)
-    noted = {name: _describe_node(node, index) for name, node in nodes.items()}
+    described = {name: _describe_node(node, index) for name, node in nodes.items()}
     # As they are read again from the plan's file.
     figures = {tensor.name: read_sketch(str(sketch)) for tensor, sketch in sorted(sketches.items())}
-    return replace(plan, contents=Contents(hash_topology(index), feeds, figures, noted))
+    return replace(plan, contents=Contents(hash_topology(index), feeds, figures, described))
+
+
+def _find_tensor(site: SitePlan) -> TensorId | None:
+    return site.site if isinstance(site.site, TensorId) else site.tensor
 
 
 def sketch_tensors(
@@ -59,7 +62,7 @@ def sketch_tensors(
     """
     index = get_index(model)
     wanted = [t for t in list_float_tensors(index) if not t.scope and (only is None or t in only)]
-    found = {
+    sketches = {
         tensor: sketch_values(value, constant=True)
         for tensor in _list_constants(index, only)
         if (value := index.constant(tensor)) is not None and value.dtype.kind in "fV"
@@ -67,9 +70,9 @@ def sketch_tensors(
     taps = Taps(model, wanted, DEFAULT_MEMORY_LIMIT)
     batch = Batch(make_feeds(feeds), 0, 1)
     for group in taps.groups(batch) if wanted else ():
-        for _, tensor, value in taps.run(group, [batch], lambda one: [one.feeds]):
-            found[tensor] = sketch_values(value)
-    return found
+        for _, tensor, value in taps.run(group, [batch], lambda run: [run.feeds]):
+            sketches[tensor] = sketch_values(value)
+    return sketches
 
 
 def _list_constants(index: GraphIndex, only: Collection[TensorId] | None) -> Iterable[TensorId]:
@@ -81,12 +84,13 @@ def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:
     """Names of the main graph's nodes that the plan names, or that read one of its tensors."""
     edges: list[Edge] = [bias.edge for bias in plan.biases]
     for site in plan.sites:
-        tensor = site.site if isinstance(site.site, TensorId) else site.tensor
-        edges += [*(site.consumers or ()), *([site.site] if isinstance(site.site, Edge) else [])]
-        edges += index.consumers(tensor) if tensor is not None else ()
-    kept = () if plan.precision is None else plan.precision.kept
-    limited = () if plan.precision is None else plan.precision.limited
-    names = {edge.node for edge in (*edges, *limited)} | {*plan.float_nodes, *(one.node for one in kept)}
+        edges += [*(site.consumers or ()), *index.consumers(_find_tensor(site))]
+        edges += [site.site] if isinstance(site.site, Edge) else []
+    names = {*plan.float_nodes}
+    if plan.precision is not None:
+        edges += plan.precision.limited
+        names.update(float32.node for float32 in plan.precision.kept)
+    names.update(edge.node for edge in edges)
     for node in index.nodes:
         # Also the readers behind nodes that tools may take away.
         if node.name in names and node.op_type in MOVERS:
@@ -106,7 +110,7 @@ def _describe_feed(value: np.ndarray) -> Feed:
 
 def _describe_node(node: NodeRef, index: GraphIndex) -> NodeContents:
     read = tuple(name if index.resolve(name, "") else "" for name in node.inputs)
-    return NodeContents(node.op_type, read, node.outputs[0], turned=bool(node.attrs.get("transB", 0)))
+    return NodeContents(node.op_type, read, node.outputs[0], turned=node.is_transposed)
 
 
 def recognize_model(plan: Plan, model: ModelLike) -> Recognized | None:

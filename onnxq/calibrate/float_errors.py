@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from onnxq.graph import GraphIndex, ModelLike, get_index
-from onnxq.graph.light import WeightStore, bare_proto, copy_store, rebuild
+from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.precision.binding import CONTROL, DEQUANTIZE, MOVES, QUANTIZE, is_float32
-from onnxq.graph.precision.contrib import find_contrib
-from onnxq.graph.precision.narrow import make_cast
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.precision.narrow import CONTROL, DEQUANTIZE, FLOAT, MOVES, QUANTIZE, is_float32, make_cast
+from onnxq.graph.scopes import replace_items, walk_graphs
+from onnxq.graph.shapes import find_contrib
 from onnxq.graph.values import encode_tensor
 from onnxq.planner import TensorErrors
 from onnxq.progress import Progress, count_items, silent
@@ -31,7 +30,7 @@ from onnxq.spec import FloatType
 
 # Constants of the twins.
 _ONE, _ZERO = "onnxq/one", "onnxq/zero"
-_FLOAT = int(TensorProto.FLOAT)
+
 # They are others in every run.
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout"})
 # No twin: these have no arithmetic, or none of their own.
@@ -46,7 +45,7 @@ def measure_float_errors(
     model: float32, with inferred types. kind: the narrow type. Raises ModelError and DataError from the runs.
     """
     writer = _TwinWriter(get_index(model), kind.onnx_type, copy_store(model), list_names(bare_proto(model)))
-    tapped = tap_tensors(writer.write(model), writer.stats.values(), only=True)
+    tapped = tap_tensors(writer.write_twins(model), writer.stats.values(), only=True)
     if not tapped.outputs:
         return {}
     session = Session(tapped.proto, optimize=False, arena=False)
@@ -55,8 +54,8 @@ def measure_float_errors(
         for feeds in count_items(samples, task):
             values = session.run(feeds)
             for tensor, stat in writer.stats.items():
-                found = values.get(tapped.outputs.get(stat, ""))
-                rows = np.zeros((0, _COUNT)) if found is None else found.reshape(-1, _COUNT).astype(np.float64)
+                stats = values.get(tapped.outputs.get(stat, ""))
+                rows = np.zeros((0, _COUNT)) if stats is None else stats.reshape(-1, _COUNT).astype(np.float64)
                 # The lowest of no values, as in a cache in front of the first token, is above their highest.
                 rows = rows[~(rows[:, 0] > rows[:, 1])]
                 if rows.size:
@@ -95,10 +94,9 @@ class _TwinWriter:
     rounded: dict[tuple[str, TensorId], str] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
 
-    def write(self, model: ModelLike) -> ModelLike:
+    def write_twins(self, model: ModelLike) -> ModelLike:
         """The model with twins in all scopes."""
-        out = ModelProto()
-        out.CopyFrom(bare_proto(model))
+        out = copy_proto(model)
         self.taken.update((_ONE, _ZERO))
         out.graph.initializer.append(encode_tensor(_ONE, np.array([1], np.int64)))
         out.graph.initializer.append(encode_tensor(_ZERO, np.zeros(1, np.float32)))
@@ -109,9 +107,7 @@ class _TwinWriter:
             for node in graph.node:
                 self.nodes.append(node)
                 self._add_twin(out.graph, graph, scope, node)
-            kept = [NodeProto.FromString(node.SerializeToString()) for node in self.nodes]
-            del graph.node[:]
-            graph.node.extend(kept)
+            replace_items(graph.node, self.nodes)
         return rebuild(model, out, self.store)
 
     def _add_twin(self, main: GraphProto, graph: GraphProto, scope: str, node: NodeProto) -> None:
@@ -123,7 +119,7 @@ class _TwinWriter:
         twin = NodeProto()
         twin.CopyFrom(node)
         if node.op_type not in _WITHOUT:
-            twin.input[:] = [self._round(main, scope, name) for name in node.input]
+            twin.input[:] = [self._round_tensor(main, scope, name) for name in node.input]
         if twin.input[:] != node.input[:]:
             twin.name = choose_name(f"{node.name}/twin", self.taken)
             twin.output[:] = [choose_name(f"{name}/twin", self.taken) if name else "" for name in node.output]
@@ -133,24 +129,25 @@ class _TwinWriter:
                 read = node.input[0] if node.input else ""
                 self._add_sums(graph, scope, name, "" if other == name else other, read, moved=moved)
 
-    def _round(self, main: GraphProto, scope: str, name: str) -> str:
+    def _round_tensor(self, main: GraphProto, scope: str, name: str) -> str:
         """The tensor rounded to the narrow type, as this scope reads it."""
-        held = self.index.resolve(name, scope) if name else None
-        if held is None or not is_float32(self.index, held):
+        tensor = self.index.resolve(name, scope)
+        if tensor is None or not is_float32(self.index, tensor):
             return name
-        value = self.index.constant(held)
-        key = ("" if value is not None else scope), held
-        if key not in self.rounded:
-            made = self.rounded[key] = choose_name(f"{name}/rounded", self.taken)
-            if value is not None:
-                with np.errstate(over="ignore", under="ignore"):
-                    narrow = value.astype(helper.tensor_dtype_to_np_dtype(self.narrow))
-                main.initializer.append(encode_tensor(made, narrow.astype(np.float32), store=self.store))
-            else:
-                between = choose_name(f"{made}/narrow", self.taken)
-                self.nodes.append(make_cast(name, between, self.narrow, choose_name(f"{made}/down", self.taken)))
-                self.nodes.append(make_cast(between, made, _FLOAT, choose_name(f"{made}/up", self.taken)))
-        return self.rounded[key]
+        value = self.index.constant(tensor)
+        key = ("" if value is not None else scope), tensor
+        if key in self.rounded:
+            return self.rounded[key]
+        rounded = self.rounded[key] = choose_name(f"{name}/rounded", self.taken)
+        if value is not None:
+            with np.errstate(over="ignore", under="ignore"):
+                narrow = value.astype(helper.tensor_dtype_to_np_dtype(self.narrow))
+            main.initializer.append(encode_tensor(rounded, narrow.astype(np.float32), store=self.store))
+        else:
+            between = choose_name(f"{rounded}/narrow", self.taken)
+            self.nodes.append(make_cast(name, between, self.narrow, choose_name(f"{rounded}/down", self.taken)))
+            self.nodes.append(make_cast(between, rounded, FLOAT, choose_name(f"{rounded}/up", self.taken)))
+        return rounded
 
     def _add_sums(
         self, graph: GraphProto, scope: str, name: str, twin: str = "", read: str = "", *, moved: bool = False
@@ -161,21 +158,20 @@ class _TwinWriter:
         base = choose_name(f"{name}/errors", self.taken)
 
         def add(op_type: str, *inputs: str, **attributes: Any) -> str:
-            made = choose_name(f"{base}/{op_type}", self.taken)
-            self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, **attributes))
-            return made
+            result = choose_name(f"{base}/{op_type}", self.taken)
+            self.nodes.append(helper.make_node(op_type, inputs, [result], name=result, **attributes))
+            return result
 
         def sum_squares(other: str = "") -> str:
             return add("ReduceSumSquare", add("Sub", name, other) if other else name, keepdims=0)
 
         parts = [add("ReduceMin", name, keepdims=0), add("ReduceMax", name, keepdims=0)]
         if not moved:
-            own = self._round(graph, scope, name)
+            own = self._round_tensor(graph, scope, name)
             parts += [sum_squares(), sum_squares(twin) if twin else _ZERO, sum_squares(own)]
             # Sequences have no size, and ONNX Runtime has no Size of every type.
-            held = self.index.resolve(read, scope) if read else None
-            source = read if held is not None and is_float32(self.index, held) else name
-            parts.append(add("Div", *(add("Cast", add("Size", one), to=_FLOAT) for one in (source, name))))
+            source = read if is_float32(self.index, self.index.resolve(read, scope)) else name
+            parts.append(add("Div", *(add("Cast", add("Size", part), to=FLOAT) for part in (source, name))))
         parts = [part if part == _ZERO else add("Reshape", part, _ONE) for part in parts]
         parts += [_ZERO] * (_COUNT - len(parts))
         self.nodes.append(helper.make_node("Concat", parts, [base], name=base, axis=0))

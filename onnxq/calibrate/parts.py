@@ -1,33 +1,264 @@
-"""Parts of a calibration: the observers of some of the samples in a file, merged with those of the others elsewhere.
+"""Observers of activations, updated by the samples: all at once, in chunks by workers, or in parts that are files.
 
-A part names, by hashes, the model whose tensors were observed, the observers, and the samples. Parts that do not belong
-together are refused, and so is a run whose model, configuration or samples are others.
+Observers merge exactly, so neither the chunks nor who does them show in the result. A part names, by hashes, the model
+whose tensors were observed, the observers, and the samples. Parts that do not belong together are refused, and so is a
+run whose model, configuration or samples are others.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import sys
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import version
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxq.calibrate.activations import Want, Watch
-from onnxq.calibrate.chunks import Readers, list_wants, merge_observers
+from onnxq.calibrate.taps import Array, Taps
 from onnxq.config.schema import JsonText, Loose, Natural, SchemaNumber
-from onnxq.data import Dataset
+from onnxq.data import Batch, Dataset
+from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.errors import CalibrationError
 from onnxq.files import read_text
-from onnxq.observers import create_observer
-from onnxq.runtime.crew import hash_feeds, hash_parts
+from onnxq.graph import ModelLike
+from onnxq.observers import Observer, create_observer
+from onnxq.progress import Progress, Task, silent
+from onnxq.runtime import Feeds
+from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_parts, hash_run, open_model
+from onnxq.sites import TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.wording import abbreviate
-from onnxq.workers import count_threads, pack_value, unpack_value
+from onnxq.workers import Piece, count_threads, pack_value, restore_object, unpack_value
+
+# Batches among which the largest is found, to size the groups of taps by.
+_LOOK_AHEAD = 16
+
+
+@dataclass(frozen=True)
+class Want:
+    """Request for one observer; sites with equal requests share it."""
+
+    key: str
+    observer: ObserverSpec
+    quant: QuantSpec
+
+
+@dataclass(eq=False)
+class Watch:
+    """The observers of one run over the data. readers: the requests whose observers each tensor updates."""
+
+    observers: dict[Want, Observer] = field(default_factory=dict)
+    readers: dict[TensorId, list[Want]] = field(default_factory=dict)
+
+    def add(self, want: Want, tensor: TensorId) -> None:
+        """Update the observer of `want` with the values of `tensor`."""
+        if want not in self.observers:
+            self.observers[want] = create_observer(want.observer, want.quant)
+        wants = self.readers.setdefault(tensor, [])
+        if want not in wants:
+            wants.append(want)
+
+    def add_constant(self, want: Want, value: Array) -> None:
+        """Update the observer of `want` with a constant, once."""
+        self._update_observer(self.observers.setdefault(want, create_observer(want.observer, want.quant)), value)
+
+    def observe_value(self, tensor: TensorId, value: Array) -> None:
+        """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and +inf."""
+        for want in self.readers[tensor]:
+            self._update_observer(self.observers[want], value)
+
+    def _update_observer(self, observer: Observer, value: Array) -> None:
+        try:
+            observer.update(value)
+        except CalibrationError:
+            # -inf is a mask's way to say "not this one"; NaN and an overflow to inf are faults.
+            if not (value < np.inf).all() or not np.isneginf(value).any():
+                raise
+            observer.infinite = True
+
+
+def observe_samples(taps: Taps, watch: Watch, dataset: Dataset, *, batch: int | None, progress: Progress) -> None:
+    """Run all samples and update every observer of `watch` that reads a tensor.
+
+    batch: samples in one run, 1 where an observer takes samples one by one.
+    Raises CalibrationError naming tensor and sample for a NaN or +inf; ModelError and DataError from the runs.
+    """
+    if any(observer.per_sample for observer in watch.observers.values()):
+        batch = 1
+    widest = max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_count_elements)
+    groups = taps.groups(widest)
+    # Not to be held during the run: with large inputs it would count beside the limit.
+    del widest
+    with progress("calibrating", len(groups) * len(dataset)) as task:
+        for group in groups:
+            for part, tensor, value in taps.run(
+                group, _count_batches(dataset.batches(batch), task), _list_samples(dataset)
+            ):
+                try:
+                    watch.observe_value(tensor, value)
+                except CalibrationError as error:
+                    raise _name_sample(taps, tensor, part, dataset, error) from error
+                # Before the next value is made, so that only one is held.
+                del value
+
+
+def order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
+    """Sort key: the order in which the main graph computes tensors.
+
+    Groups of neighbours need the least of the graph to be run.
+    """
+    place = {name: k for k, node in enumerate(proto.graph.node) for name in node.output}
+    return lambda tensor: (tensor.scope, place.get(tensor.name, -1) if tensor.scope == "" else 0, tensor.name)
+
+
+def _count_elements(batch: Batch) -> int:
+    return sum(value.size for value in batch.feeds.values())
+
+
+def _count_batches(batches: Iterable[Batch], task: Task) -> Iterable[Batch]:
+    for batch in batches:
+        yield batch
+        task.advance(batch.count)
+
+
+def _list_samples(dataset: Dataset) -> Callable[[Batch], Iterable[Feeds]]:
+    return lambda batch: (dataset[k] for k in range(batch.first_index, batch.first_index + batch.count))
+
+
+def _name_sample(
+    taps: Taps, tensor: TensorId, batch: Batch, dataset: Dataset, error: CalibrationError
+) -> CalibrationError:
+    """The error with the names of the tensor and the sample, found by running the samples of the batch one by one."""
+    positions: Sequence[int] = range(batch.first_index, batch.first_index + batch.count)
+    # Stays the first where no sample fails alone.
+    guilty = positions[0]
+    if batch.count > 1:
+        for position in positions:
+            alone = Batch(dataset[position], position, 1)
+            probe = create_observer(ObserverSpec(), QuantSpec())
+            try:
+                for _, _, value in taps.run((tensor,), [alone], lambda _: ()):
+                    probe.update(value)
+            except CalibrationError:
+                guilty = position
+                break
+    return CalibrationError(
+        str(tensor),
+        f"{error.cause}, in {dataset.name(guilty)}",
+        "mend or leave out that sample, or the node that made it",
+        code="Q501",
+    )
+
+
+# Of all samples: few enough that their histograms fit on a disk, and one sample each of the usual 32 to 64.
+_CHUNKS = 64
+
+Readers = tuple[tuple[TensorId, tuple[Want, ...]], ...]
+
+
+@dataclass(frozen=True)
+class ObserveTask:
+    """Some samples, and the observers that look at each tensor of a model. modules: those that define the observers."""
+
+    model: SharedModel
+    readers: Readers
+    modules: tuple[str, ...]
+    samples: SharedSamples
+    batch: int | None
+    memory_limit: int
+
+
+def observe_in_chunks(
+    crew: Crew,
+    proto: ModelLike,
+    watch: Watch,
+    dataset: Dataset,
+    *,
+    batch: int | None,
+    memory_limit: int,
+    progress: Progress,
+) -> None:
+    """Update every observer of `watch` that reads a tensor, as `observe_samples` does."""
+    readers = freeze_readers(watch, proto)
+    modules = tuple(sorted({type(watch.observers[want]).__module__ for _, wants in readers for want in wants}))
+    with progress("calibrating", len(dataset)) as task:
+        model = crew.share_model(proto)
+        pieces = []
+        for positions in split_evenly(range(len(dataset)), _CHUNKS):
+            samples = share_samples(crew, dataset, positions)
+            title = f"calibration on {samples.names[0]}"
+            key = _hash_chunk(model, readers, samples)
+            pieces.append(Piece(title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key))
+        chunks = crew.map(observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds)))
+        for observers in chunks:
+            merge_observers(watch, list_wants(readers), observers)
+
+
+def observe_chunk(task: ObserveTask) -> list[Observer]:
+    """The observers of one chunk, in the order of `list_wants`."""
+    for module in task.modules:
+        # Observers of the caller's own are registered by their module; that of a script has been run already.
+        if module not in sys.modules and module != "__main__":
+            import_module(module)
+    watch = Watch()
+    for tensor, wants in task.readers:
+        for want in wants:
+            watch.add(want, tensor)
+    taps = _open_taps(task.model, tuple(tensor for tensor, _ in task.readers), task.memory_limit)
+    if taps.tensors:
+        observe_samples(taps, watch, task.samples.open(), batch=task.batch, progress=silent)
+    return [watch.observers[want] for want in list_wants(task.readers)]
+
+
+def merge_observers(watch: Watch, wants: Sequence[Want], others: Sequence[Observer | Mapping[str, Any]]) -> None:
+    """Merge observers into those of `watch`. found: as `observe_chunk` returns them, or as a file has them.
+
+    Raises ValueError for numbers that are not those of such observers.
+    """
+    for want, other in zip(wants, others, strict=True):
+        if isinstance(other, Mapping):
+            fresh = create_observer(want.observer, want.quant)
+            restore_object(fresh, other)
+            other = fresh
+        watch.observers[want].merge(other)
+        watch.observers[want].infinite |= other.infinite
+
+
+def freeze_readers(watch: Watch, proto: ModelLike) -> Readers:
+    """The tensors that observers read, in the order in which the graph computes them."""
+    ordered = sorted(watch.readers, key=order_tensors(proto))
+    return tuple((tensor, tuple(watch.readers[tensor])) for tensor in ordered)
+
+
+def list_wants(readers: Readers) -> list[Want]:
+    """Every request once, in order."""
+    return list(dict.fromkeys(want for _, wants in readers for want in wants))
+
+
+def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
+    """At most so many runs of neighbours, none empty, whose sizes differ by no more than one."""
+    count = min(len(items), most)
+    ends = [len(items) * k // count for k in range(count + 1)]
+    return [items[first:last] for first, last in pairwise(ends)]
+
+
+def _hash_chunk(model: SharedModel, readers: Readers, samples: SharedSamples) -> str:
+    return hash_run("observe", model.digest, repr(readers), *(feed.digest for feed in samples.feeds))
+
+
+# Sessions are kept from one chunk to the next.
+@lru_cache(maxsize=1)
+def _open_taps(model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: int) -> Taps:
+    return Taps(open_model(model), tensors, memory_limit)
+
 
 _SCHEMA = 1
 _AGAIN = "make it with `onnxq calibrate`"
@@ -113,16 +344,18 @@ def read_part(path: str | Path) -> Part:
     row: Any = file.parse(CalibrationError, _AGAIN, code="Q513")
     if not isinstance(row, dict) or (row.get("kind"), row.get("schema")) != ("onnxq.ranges", _SCHEMA):
         raise CalibrationError(Path(path), "is no part of a calibration of this version", _AGAIN, code="Q513")
-    found = file.read(_PartFile, CalibrationError, _AGAIN, code="Q513")
+    contents = file.read(_PartFile, CalibrationError, _AGAIN, code="Q513")
     try:
-        arrays = [np.frombuffer(zlib.decompress(base64.b64decode(one)), np.uint8) for one in found.arrays]
-        value = unpack_value(found.value, arrays)
+        arrays = [
+            np.frombuffer(zlib.decompress(base64.b64decode(array_text)), np.uint8) for array_text in contents.arrays
+        ]
+        value = unpack_value(contents.value, arrays)
         wants = tuple(
             Want(key, ObserverSpec(name, tuple(options.items())), QuantSpec(**quant))
             for key, name, options, quant in value["wants"]
         )
-        samples = {int(k): digest for k, digest in found.samples.items()}
-        part = Part(str(path), found.keys, found.total, samples, wants, tuple(value["observers"]))
+        samples = {int(k): digest for k, digest in contents.samples.items()}
+        part = Part(str(path), contents.keys, contents.total, samples, wants, tuple(value["observers"]))
         # Its observers must take the numbers.
         join_parts([part])
     except CalibrationError:

@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.calibrate.activations import Want, Watch, observe_samples, order_tensors
-from onnxq.calibrate.chunks import freeze_readers, merge_observers, observe_in_chunks
-from onnxq.calibrate.constants import bias_numbers, find_tensor
-from onnxq.calibrate.parts import Part, check_keys, check_samples, make_keys, make_part
+from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
+from onnxq.calibrate.parts import (
+    Part,
+    Want,
+    Watch,
+    check_keys,
+    check_samples,
+    freeze_readers,
+    make_keys,
+    make_part,
+    merge_observers,
+    observe_in_chunks,
+    observe_samples,
+    order_tensors,
+)
 from onnxq.calibrate.taps import Taps
-from onnxq.calibrate.weights import weight_numbers
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
-from onnxq.plan.limits import check_numbers
+from onnxq.plan.reading import check_numbers
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew, hash_model
 from onnxq.sites import Refusal, Role, Site
-from onnxq.spec import PerTensor, QParams
+from onnxq.spec import QParams
 
 # Bytes of the tapped values of one run; the memory of the model itself comes on top.
 DEFAULT_MEMORY_LIMIT = 2**30
@@ -53,8 +63,8 @@ def calibrate(
     data; PlanError for a site that is not in the model, ModelError and DataError from the runs.
     """
     index = get_index(proto)
-    numbers = _list_known(plan)
-    missing = [site for site in plan.sites if site.site not in numbers and not site.spec.dynamic]
+    qparams = _list_known(plan)
+    missing = [site for site in plan.sites if site.site not in qparams and not site.spec.dynamic]
     watch, wants = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
     unseen: tuple[Refusal, ...] = ()
     if watch.readers:
@@ -73,15 +83,15 @@ def calibrate(
             observe_samples(taps, watch, dataset, batch=batch, progress=progress)
         elif taps.tensors and crew is not None:
             observe_in_chunks(crew, proto, watch, dataset, batch=batch, memory_limit=limit, progress=progress)
-    told = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
-    numbers.update(_choose_qparams(missing, wants, watch, told))
+    sample_count = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
+    qparams.update(_choose_qparams(missing, wants, watch, sample_count))
     # Weights after activations, biases after both: each needs the scales before it.
     unbounded = {want for want, observer in watch.observers.items() if observer.infinite}
-    refusals = _list_refusals(index, wants, numbers, unbounded, {refusal.subject: refusal for refusal in unseen})
+    refusals = _list_refusals(index, wants, qparams, unbounded, {refusal.subject: refusal for refusal in unseen})
     biases = [site for site in plan.sites if site.role is Role.BIAS]
-    numbers.update(weight_numbers(index, missing, biases, numbers, progress, crew))
-    numbers.update(bias_numbers(index, missing, numbers))
-    sites = tuple(replace(site, qparams=numbers.get(site.site)) for site in plan.sites)
+    qparams.update(weight_numbers(index, missing, biases, qparams, progress, crew))
+    qparams.update(bias_numbers(index, missing, qparams))
+    sites = tuple(replace(site, qparams=qparams.get(site.site)) for site in plan.sites)
     done = replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))
     check_numbers(done)
     return done
@@ -124,18 +134,20 @@ def observe_part(
 
 def _list_known(plan: Plan) -> dict[Site, QParams]:
     """Numbers given with the plan."""
-    numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
-    numbers.update(_spread_groups(plan))
-    return numbers
+    qparams: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
+    qparams.update(_spread_groups(plan))
+    return qparams
 
 
 def _spread_groups(plan: Plan) -> dict[Site, QParams]:
     """Numbers of the sites that share a group with one whose numbers were given."""
     # A group of weights is called after the one whose kernel the scales are for, the others being its transposes.
     leaders = (site for site in plan.all_sites if site.role is not Role.WEIGHT or str(site.site) == site.group)
-    given = {site.group: site.qparams for site in leaders if site.group and site.qparams is not None}
-    missing = [(site, given[site.group]) for site in plan.sites if site.group in given and site.qparams is None]
-    return {site.site: replace(held, computed_for=held.computed_for and site.spec.levels) for site, held in missing}
+    by_group = {site.group: site.qparams for site in leaders if site.group and site.qparams is not None}
+    missing = [(site, by_group[site.group]) for site in plan.sites if site.group in by_group and site.qparams is None]
+    return {
+        site.site: replace(shared, computed_for=shared.computed_for and site.spec.levels) for site, shared in missing
+    }
 
 
 def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:
@@ -152,7 +164,7 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
                 "make them equal",
                 code="Q403",
             )
-        if not isinstance(site.spec.granularity, PerTensor):
+        if not site.spec.has_one_scale:
             raise PlanError(
                 str(site.site), "activations have one scale per tensor", "ask for granularity: tensor", code="Q403"
             )
@@ -169,35 +181,37 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
 
 
 def _choose_qparams(
-    sites: Sequence[SitePlan], wants: Mapping[Site, Want], watch: Watch, told: str
+    sites: Sequence[SitePlan], wants: Mapping[Site, Want], watch: Watch, suffix: str
 ) -> dict[Site, QParams]:
     """Scale and zero point of every site whose observer saw values; one for all sites of a group."""
-    made: dict[object, QParams] = {}
-    found: dict[Site, QParams] = {}
+    by_request: dict[object, QParams] = {}
+    chosen: dict[Site, QParams] = {}
     for site in sites:
         want = wants.get(site.site)
         if want is None or watch.observers[want].infinite or not watch.observers[want].count:
             continue
         # Members of a group have one bound, others may differ though they share an observer.
         key = (want, None if site.group else site.bound)
-        if key not in made:
+        if key not in by_request:
             low, high = watch.observers[want].range()
-            made[key] = qparams_from_range(low, high, site.spec, origin=f"{want.observer.name}{told}", bound=site.bound)
-        found[site.site] = made[key]
-    return found
+            by_request[key] = qparams_from_range(
+                low, high, site.spec, origin=f"{want.observer.name}{suffix}", bound=site.bound
+            )
+        chosen[site.site] = by_request[key]
+    return chosen
 
 
 def _list_refusals(
     index: GraphIndex,
     wants: Mapping[Site, Want],
-    numbers: Mapping[Site, QParams],
+    qparams: Mapping[Site, QParams],
     unbounded: Collection[Want],
     unseen: Mapping[str, Refusal],
 ) -> list[Refusal]:
     """Refusals of the sites without numbers: tensors that cannot be observed, held -inf, or that no sample computed."""
     refusals = []
     for site, want in wants.items():
-        if site in numbers:
+        if site in qparams:
             continue
         tensor = find_tensor(index, site)
         known = unseen.get(str(tensor))

@@ -48,7 +48,7 @@ class Taps:
 
     def groups(self, batch: Batch) -> list[Group]:
         """The tensors, in order, in groups whose values for this batch stay below the limit; no tensor is split."""
-        return self._pack(self.tensors, batch)
+        return self._pack_tensors(self.tensors, batch)
 
     def run(
         self, group: Group, batches: Iterable[Batch], singles: Callable[[Batch], Iterable[Feeds]]
@@ -64,7 +64,7 @@ class Taps:
             self._open = group, self._open_runner(group)
         main = self._open[1]
         for batch in batches:
-            parts = self._pack(group, batch)
+            parts = self._pack_tensors(group, batch)
             for part in parts:
                 runner = main if len(parts) == 1 else self._open_runner(part)
                 for tensor, value in runner.values(batch, singles):
@@ -75,7 +75,7 @@ class Taps:
         tapped = whole if whole is not None and group == self.tensors else tap_tensors(self._proto, group, only=True)
         return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
-    def _pack(self, group: Group, batch: Batch) -> list[Group]:
+    def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
         sizes = self._find_sizes(batch)
         packs: list[list[TensorId]] = [[]]
         used = 0
@@ -103,20 +103,20 @@ class Taps:
             for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):
                 if isinstance(symbol, str):
                     known[symbol] = size
-        found = {}
+        sizes_of_tensors = {}
         for tensor in self.tensors:
             shape = self._index.shape(tensor)
             dims = [None] if shape is None else [known.get(dim) if isinstance(dim, str) else dim for dim in shape]
             sizes = [dim for dim in dims if dim is not None]
             if len(sizes) < len(dims):
                 return None
-            found[tensor] = math.prod(sizes) * self._find_itemsize(tensor)
-        return found
+            sizes_of_tensors[tensor] = math.prod(sizes) * self._find_itemsize(tensor)
+        return sizes_of_tensors
 
     def _bound_sizes(self, signature: Signature) -> dict[TensorId, int] | None:
         """Upper bounds from an observed batch; None where they exceed the limit."""
-        for seen, sizes in self._sizes.items():
-            ratio = max(1.0, _count_elements(signature) / max(_count_elements(seen), 1)) ** _GROWTH
+        for earlier, sizes in self._sizes.items():
+            ratio = max(1.0, _count_elements(signature) / max(_count_elements(earlier), 1)) ** _GROWTH
             if ratio * sum(sizes.values()) <= self._limit:
                 return {tensor: int(ratio * size) for tensor, size in sizes.items()}
         return None
@@ -148,11 +148,11 @@ class _Runner:
 
     def values(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[tuple[TensorId, Array]]:
         """The values of the tensors, each released by this object as it is yielded."""
-        for found in self._run_batch(batch, singles):
-            size = sum(value.nbytes for value in found.values())
+        for outputs in self._run_batch(batch, singles):
+            size = sum(value.nbytes for value in outputs.values())
             self._untrimmed += size
             for tensor, name in self._outputs.items():
-                value = found.pop(name)
+                value = outputs.pop(name)
                 if value.size:
                     yield tensor, value
                 del value

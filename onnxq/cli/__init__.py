@@ -1,5 +1,5 @@
-"""The command line. A command parses its options, calls one function of the pipeline and shows the report: no logic."""
+"""The command line: a command parses its options, calls one function of `onnxq.commands` and shows the result."""
 
-from onnxq.cli.app import cli, main
+from onnxq.cli.commands import cli, main
 
 __all__ = ["cli", "main"]

@@ -1,6 +1,6 @@
 """`python -m onnxq.cli` is `onnxq`."""
 
-from onnxq.cli.app import main
+from onnxq.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from onnxq.errors import OnnxqError
 from onnxq.escapes import dump_json, escape_lines, replace_surrogates
 
 if TYPE_CHECKING:
-    from onnxq.report import View
+    from onnxq.report.terminal import View
 
 # Exit code of an error that the user can mend.
 USER = 1
@@ -54,12 +53,14 @@ def print_error(error: OnnxqError, exit_code: int = USER) -> int:
     return exit_code
 
 
-def show_outcome(
-    show: Callable[..., None], found: Any, view: View, unmet: OnnxqError | None, exit_code: int = USER
-) -> int:
-    """Show a result by `show`, and behind it the error that it ends with, if any; returns the exit code."""
-    show(found, view, error=error_fields(unmet, exit_code) if unmet else None)
-    return print_error(unmet, exit_code) if unmet else 0
+def show_outcome(result: object, view: View) -> int:
+    """Show a result, and behind it the error that the command ends with in spite of it; returns the exit code."""
+    # Here, since --help and usage errors need none of it.
+    from onnxq.commands.results import find_fault, show
+
+    fault, exit_code = find_fault(result)
+    show(result, view, error=None if fault is None else error_fields(fault, exit_code))
+    return 0 if fault is None else print_error(fault, exit_code)
 
 
 def print_line(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A command group that imports its commands when they are named, and turns exceptions into exit codes."""
+"""A command that runs a function of `onnxq.commands`, and a group that turns exceptions into exit codes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.errors import USER, discard_stream, error_document, error_fields, print_error, print_line
-from onnxq.cli.options import make_options, name_options
+from onnxq.cli.errors import (
+    USER,
+    discard_stream,
+    error_document,
+    error_fields,
+    print_error,
+    print_line,
+    show_outcome,
+)
+from onnxq.cli.options import JSON, make_options, name_beside, name_options
 from onnxq.cli.signals import catch_signals
 from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.escapes import escape_line
@@ -23,10 +31,10 @@ from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
 
 if TYPE_CHECKING:
-    from onnxq.config import Command
+    from onnxq.report.terminal import View
 
 # Exit codes; that of errors that the user can mend is `errors.USER`. 70: EX_SOFTWARE of sysexits.h.
-DONE, USAGE, REFUSED, UNMET, DEFECT = 0, 2, 3, 4, 70
+DONE, USAGE, REFUSED, DEFECT = 0, 2, 3, 70
 # Exit code of a command that a signal stopped: this plus the signal's number, as shells have it.
 SIGNALLED = 128
 
@@ -34,23 +42,29 @@ SIGNALLED = 128
 # Errors of writing where nothing is wrong with the name: no room, a quota, a device, a stream that is open for reading.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
-# Folders of commands that are not in this one.
-_FOLDERS = {"calibrate": ("shards",), "merge": ("shards",)}
-
 
 class ModelCommand(click.Command):
-    """A command on one model, MODEL or --model: errors about that model name its file.
+    """A command that shows the result of a function; errors about its one model, MODEL or --model, name the file.
 
-    takes: it takes the options of the configuration for this command, which its function gets as `overrides`. How the
-    result is to be shown it gets as `view`.
+    function: "module:function" in `onnxq.commands`. progress: the title of the step shown meanwhile; "" for short ones.
+    takes: the `Command` whose options of the configuration it takes, which the function gets as `overrides`. ending: in
+    place of MODEL's, of the output where none is named.
     """
 
-    def __init__(self, *args: Any, takes: Command | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.overrides = [] if takes is None else make_options(takes)
-        # In front of --json and the others for showing.
-        first = next(k for k, one in enumerate(self.params) if one.name == "as_json")
-        self.params[first:first] = self.overrides
+    def __init__(
+        self, name: str, title: str, text: str, parameters: list[click.Parameter], *, function: str, progress: str = "",
+        takes: str = "", ending: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(name, short_help=title, help=text, params=parameters, callback=self.run_function)
+        self.function, self.progress, self.takes, self.ending = function, progress, takes, ending
+        self.overrides: list[click.Parameter] = []
+
+    def add_overrides(self) -> None:
+        """Add the options of the configuration, which has to be loaded for them, in front of --json."""
+        if self.takes and not self.overrides:
+            self.overrides = make_options(self.takes)
+            first = self.params.index(JSON)
+            self.params[first:first] = self.overrides
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line. Empty words are refused: most are a shell's variables that were never set."""
@@ -64,47 +78,75 @@ class ModelCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""
         # Here, since --help and usage errors need none of it.
-        from onnxq.report import View
+        from onnxq.report.terminal import View
 
-        given = ctx.params
-        view = {one.name: given.pop(one.name) for one in fields(View) if one.name in given}
-        overrides = {str(one.name): given.pop(str(one.name)) for one in self.overrides}
+        arguments = ctx.params
+        view = {field.name: arguments.pop(field.name) for field in fields(View) if field.name in arguments}
+        overrides = {str(param.name): arguments.pop(str(param.name)) for param in self.overrides}
         if overrides:
-            given["config"] = overrides.pop("config")
+            arguments["config"] = overrides.pop("config")
             settings = dict(overrides.pop("settings"))
-            given["overrides"] = {k: v for k, v in overrides.items() if v not in (None, ())} | settings
-        given["view"] = View(**view)
+            overrides = {name: value for name, value in overrides.items() if value not in (None, ())}
+            arguments["overrides"] = overrides | settings
+        arguments["view"] = View(**view)
         try:
             return super().invoke(ctx)
         except ModelError as error:
             # NOTE: of two models it is not known which one the error is about.
-            if error.file or "model" not in given or given.get("quantized") is not None:
+            if error.file or "model" not in arguments or arguments.get("quantized") is not None:
                 raise
-            raise error.name_file(given["model"]) from error
+            raise error.name_file(arguments["model"]) from error
+
+    def run_function(self, view: View, strict: bool = False, **arguments: Any) -> int:
+        """Run the command's function and show its result; returns the exit code."""
+        # Beside the model, so that a command without options leaves a file that can be found.
+        if self.ending and not arguments["out"]:
+            arguments["out"] = name_beside(arguments["model"], self.ending)
+        if self.progress:
+            from onnxq.report.live import show_progress
+
+            files = _list_inputs(arguments)
+            subject = arguments.get("quantized") or arguments.get("model")
+            title = self.progress.format(**arguments, subject=subject, count=len(files))
+            with show_progress(title, *files, quiet=view.quiet) as progress:
+                # Loading the engine takes about a second, which is part of the progress shown.
+                result = self._load_function()(**arguments, progress=progress)
+        else:
+            result = self._load_function()(**arguments)
+        # Behind the progress, whose lines would break into the result.
+        code = show_outcome(result, view)
+        # Refusals fail the command only on request: the file that is written is right without them.
+        return code or (REFUSED if strict and result.report.refusals else DONE)
+
+    def _load_function(self) -> Callable[..., Any]:
+        module, name = self.function.split(":")
+        function: Callable[..., Any] = getattr(import_module(f"onnxq.commands.{module}"), name)
+        return function
 
 
-class LazyGroup(click.Group):
-    """Commands by name -> their line of the help. A command's module is imported when the command is named."""
+def _list_inputs(arguments: Mapping[str, Any]) -> list[str]:
+    """The files that a command reads, of which large ones take time."""
+    files = [arguments.get(name) for name in ("model", "quantized", "plan")]
+    return [*filter(None, files), *arguments.get("models", ())]
 
-    def __init__(self, *args: Any, titles: Mapping[str, str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._titles = dict(titles)
+
+class CommandGroup(click.Group):
+    """Commands in the order in which a newcomer meets them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order in which a newcomer meets them."""
-        return list(self._titles)
+        """The names in their order."""
+        return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lines of the help without importing the commands."""
+        """Write the lines of the help without loading the configuration, which `get_command` does."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(self._titles.items()))
+            formatter.write_dl([(name, str(command.short_help)) for name, command in self.commands.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of one command; None for an unknown name."""
-        if cmd_name not in self._titles:
-            return None
-        module = ".".join(["onnxq.cli", *_FOLDERS.get(cmd_name, ()), cmd_name.replace("-", "_")])
-        command: click.Command = import_module(module).run_command
+        """One command with all its options; None for an unknown name."""
+        command = self.commands.get(cmd_name)
+        if isinstance(command, ModelCommand):
+            command.add_overrides()
         return command
 
     def resolve_command(
@@ -113,21 +155,21 @@ class LazyGroup(click.Group):
         """The command of the arguments. An unknown one fails with the nearest names."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            ctx.fail(f"no command {name!r}; {suggest_names(name, self._titles)}")
+            ctx.fail(f"no command {name!r}; {suggest_names(name, self.commands)}")
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         """Run a command and exit with a documented code. No exception passes this function but SystemExit."""
         # click would print and exit by itself.
         extra.pop("standalone_mode", None)
-        given = list(sys.argv[1:] if args is None else args)
+        words = list(sys.argv[1:] if args is None else args)
         # Not from click: the command line may be wrong before it has parsed the option. Behind "--" it is an argument.
-        as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
+        as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
         _open_closed_streams()
         with catch_signals() as stops:
             try:
                 with use_translation(name_options):
-                    result = super().main(given, prog_name, standalone_mode=False, **extra)
+                    result = super().main(words, prog_name, standalone_mode=False, **extra)
                 code = result if isinstance(result, int) else DONE
             except BaseException as error:
                 # Where a library turned the exception of a signal into one of its own, it is still that signal.

@@ -14,7 +14,7 @@ import click
 from onnxq.nearest import find_nearest, suggest_names
 
 if TYPE_CHECKING:
-    from onnxq.config import Command, Option
+    from onnxq.config import Option
 
 # Arguments of public functions that messages name -> their options.
 ARGUMENTS = {
@@ -47,10 +47,10 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def make_options(command: Command) -> list[click.Parameter]:
-    """The options of a command that are the configuration's. Not given they are None, or () where repeatable."""
+def make_options(command: str) -> list[click.Parameter]:
+    """The options of a `Command`, by its name, that are the configuration's. Not given they are None or ()."""
     # Here, since commands without them need no configuration.
-    from onnxq.config import list_options, parse_setting
+    from onnxq.config import Command, list_options, parse_setting
 
     return [
         click.Option(
@@ -60,7 +60,7 @@ def make_options(command: Command) -> list[click.Parameter]:
             ["--set", "settings"], multiple=True, metavar="KEY=VALUE", type=Parsed(parse_setting),
             help="Set any key of the configuration, e.g. weights.bits=4; repeatable.",
         ),
-        *map(_make_option, list_options(command)),
+        *map(_make_option, list_options(Command[command])),
     ]  # fmt: skip
 
 
@@ -110,9 +110,9 @@ def _make_option(option: Option) -> click.Option:
     return click.Option(flags, default=None, help=text, **how)
 
 
-def make_output(text: str, *flags: str, metavar: str = "OUT") -> Callable[[Any], Any]:
+def make_output(text: str, *flags: str, metavar: str = "OUT") -> click.Option:
     """The option for the file or folder that a command writes. text: for --help. flags: further ones."""
-    return click.option(*flags, "--output", "-o", "out", metavar=metavar, help=text)
+    return click.Option([*flags, "--output", "-o", "out"], metavar=metavar, help=text)
 
 
 def name_beside(model: str, ending: str) -> Path:
@@ -121,18 +121,21 @@ def name_beside(model: str, ending: str) -> Path:
     return path.with_name(path.name.removesuffix(".onnx") + ending)
 
 
-data = click.option(
-    "--data",
+DATA = click.Option(
+    ["--data"],
     metavar="DATA",
     help="Samples: .npz, a folder of .npy, .npz or images, test_data_set_*, Polygraphy data, text, file.py:function.",
 )
-force = click.option("--force", is_flag=True, help="Overwrite existing outputs. The input is never overwritten.")
-strict = click.option("--strict", is_flag=True, help="Exit with 3 when something asked for was refused.")
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-verbose = click.option("--verbose", "-v", is_flag=True, help="List every site and every refusal.")
-quiet = click.option("--quiet", "-q", is_flag=True, help="Print only warnings and errors.")
-top = click.option(
-    "--top", type=click.IntRange(min=1), metavar="N", help="Show no more than N rows of each list, the worst or first."
+FORCE = click.Option(["--force"], is_flag=True, help="Overwrite existing outputs. The input is never overwritten.")
+STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when something asked for was refused.")
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on stdout.")
+VERBOSE = click.Option(["--verbose", "-v"], is_flag=True, help="List every site and every refusal.")
+QUIET = click.Option(["--quiet", "-q"], is_flag=True, help="Print only warnings and errors.")
+TOP = click.Option(
+    ["--top"],
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show no more than N rows of each list, the worst or first.",
 )
 
 
@@ -150,10 +153,10 @@ def name_options(text: str) -> str:
     return _PARAMETER.sub(_name_option, text)
 
 
-def _name_option(found: re.Match[str]) -> str:
+def _name_option(parameter: re.Match[str]) -> str:
     """The option and its value; the text itself for a name that is no parameter."""
-    option, value = list_flags().get(found[1]), found[2]
+    option, value = list_flags().get(parameter[1]), parameter[2]
     if option is None:
-        return found[0]
+        return parameter[0]
     # Flags have no value, and "…" stands for one that the user is to fill in.
     return f"`{option}`" if value in ("True", "…") else f"`{option} {value.strip(chr(39))}`"

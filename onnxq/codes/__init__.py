@@ -1,46 +1,55 @@
 """Catalogue of errors, refusals and warnings: a stable code, a title, the meaning and the remedy of each.
 
-Q: errors, by area. R: refused requests. F: nodes left float. W: warnings.
+Q: errors, by area. R: refused requests. F: nodes left float. W: warnings. The entries stand in `catalogue.json`.
 
 The code stands as text where an error, a refusal or a warning is made: `DataError(path, "is empty", code="Q203")`,
 `Refusal(node, reason, fix, rule, code="R102")`, `LeftFloat(node, reason, rule, code="F103")`, `Caution("W104", text)`.
-Without one, an error has the code of its class. A fault that a person would look up by itself gets an entry here and a
-function in tests/codes that provokes it.
+Without one, an error has the code of its class. A fault that a person would look up by itself gets an entry in the
+catalogue and a function in tests/codes that provokes it.
 """
 
 from __future__ import annotations
 
-from onnxq.codes.base import Area, Code
-from onnxq.codes.calibration import CALIBRATION
-from onnxq.codes.config import CONFIG
-from onnxq.codes.data import DATA
-from onnxq.codes.engines import DEPENDENCIES, VERIFICATION, WORKERS
-from onnxq.codes.float import LEFT_FLOAT, REFUSALS
-from onnxq.codes.model import MODEL
-from onnxq.codes.output import OUTPUT, PROGRAM
-from onnxq.codes.plan import PLAN
-from onnxq.codes.warnings import WARNINGS
+import json
+from dataclasses import dataclass
+from importlib import resources
+
 from onnxq.nearest import suggest_names
 
-# In the order of the page and of `onnxq explain`.
-AREAS: tuple[Area, ...] = (
-    Area("Q0xx", "The command line and the program", PROGRAM),
-    Area("Q1xx", "The model", MODEL),
-    Area("Q2xx", "Data", DATA),
-    Area("Q3xx", "Configuration, options and arguments", CONFIG),
-    Area("Q4xx", "Plans and the order of calls", PLAN),
-    Area("Q5xx", "Calibration", CALIBRATION),
-    Area("Q6xx", "Output", OUTPUT),
-    Area("Q7xx", "Verification", VERIFICATION),
-    Area("Q8xx", "Dependencies and compilers", DEPENDENCIES),
-    Area("Q9xx", "Workers", WORKERS),
-    Area("R", "Refused: asked for and denied", REFUSALS),
-    Area("F", "Left float: int8 would not pay, or a rule says so", LEFT_FLOAT),
-    Area("W", "Warnings", WARNINGS),
-)
-CODES: dict[str, Code] = {code.id: code for area in AREAS for code in area.codes}
 
-__all__ = ["AREAS", "CODES", "Area", "Code", "catalogue_page", "suggest_code"]
+@dataclass(frozen=True)
+class Code:
+    """A kind of fault, refusal or warning."""
+
+    # Never reused for another kind.
+    id: str
+    title: str
+    # One or two sentences each, for `onnxq explain` and docs/errors.md.
+    meaning: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Area:
+    """The codes of one part of onnxq. heading: their common beginning, "Q3xx" or "R"."""
+
+    heading: str
+    title: str
+    codes: tuple[Code, ...]
+
+
+def _read_areas() -> tuple[Area, ...]:
+    text = resources.files(__name__).joinpath("catalogue.json").read_text(encoding="utf-8")
+    areas = []
+    for heading, area in json.loads(text).items():
+        codes = tuple(Code(code, **entry) for code, entry in area["codes"].items())
+        areas.append(Area(heading, area["title"], codes))
+    return tuple(areas)
+
+
+# In the order of the page and of `onnxq explain`.
+AREAS: tuple[Area, ...] = _read_areas()
+CODES: dict[str, Code] = {code.id: code for area in AREAS for code in area.codes}
 
 # The page is in git and compared with this text by a test.
 _HEAD = """# Errors, refusals and warnings by code

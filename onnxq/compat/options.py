@@ -27,7 +27,7 @@ class CompatWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Option:
+class CompatOption:
     """One argument or extra option.
 
     default: its value there, at which the choice is ours. convert: the overrides that mean another value.
@@ -72,64 +72,64 @@ PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsew
 _RUN_TIME = "activations get their scale at run time, from an operator that writes uint8 with a zero point"
 _NPU = "it is for accelerators that onnxq has no target for"
 
-ARGUMENTS: Mapping[str, Option] = {
-    "quant_format": Option(
+ARGUMENTS: Mapping[str, CompatOption] = {
+    "quant_format": CompatOption(
         "QDQ", reason="pairs are written, of which ONNX Runtime makes the same integer operators when it loads the file"
     ),
     # Weights have one scale per output channel in any case: it costs no time.
-    "per_channel": Option(False),
+    "per_channel": CompatOption(False),
     # Sums of 16 bits cannot overflow then, with 8 bits kept.
-    "reduce_range": Option(False, lambda _: {"saturation": "avoid"}),
-    "activation_type": Option("QInt8", _look_up(_ACTIVATIONS)),
-    "weight_type": Option("QInt8", _look_up(_WEIGHTS)),
-    "use_external_data_format": Option(False, lambda value: {"external_data": bool(value)}),
+    "reduce_range": CompatOption(False, lambda _: {"saturation": "avoid"}),
+    "activation_type": CompatOption("QInt8", _look_up(_ACTIVATIONS)),
+    "weight_type": CompatOption("QInt8", _look_up(_WEIGHTS)),
+    "use_external_data_format": CompatOption(False, lambda value: {"external_data": bool(value)}),
     # The first; operators that it does not have run on the CPU.
-    "calibration_providers": Option(None, lambda names: {"provider": str(names[0])} if names else {}),
+    "calibration_providers": CompatOption(None, lambda names: {"provider": str(names[0])} if names else {}),
 }
-DYNAMIC_EXTRAS: Mapping[str, Option] = {
-    "extra.Sigmoid.nnapi": Option(False, reason=_NPU),
-    "ActivationSymmetric": Option(False, reason=_RUN_TIME),
-    "ActivationRestrictedAsymmetric": Option(False, reason=_NPU),
-    "WeightSymmetric": Option(None, _look_up(_WEIGHT_SCHEMES)),
+DYNAMIC_EXTRAS: Mapping[str, CompatOption] = {
+    "extra.Sigmoid.nnapi": CompatOption(False, reason=_NPU),
+    "ActivationSymmetric": CompatOption(False, reason=_RUN_TIME),
+    "ActivationRestrictedAsymmetric": CompatOption(False, reason=_NPU),
+    "WeightSymmetric": CompatOption(None, _look_up(_WEIGHT_SCHEMES)),
     # Bodies of If are quantized in any case; those of Loop and Scan are in the report, as left float.
-    "EnableSubgraph": Option(False),
-    "ForceQuantizeNoInputCheck": Option(False, reason=PLACED),
+    "EnableSubgraph": CompatOption(False),
+    "ForceQuantizeNoInputCheck": CompatOption(False, reason=PLACED),
     # Products of two activations stay float in any case.
-    "MatMulConstBOnly": Option(),
-    "DefaultTensorType": Option(reason="types that the model does not declare are inferred"),
+    "MatMulConstBOnly": CompatOption(),
+    "DefaultTensorType": CompatOption(reason="types that the model does not declare are inferred"),
 }
-STATIC_EXTRAS: Mapping[str, Option] = {
+STATIC_EXTRAS: Mapping[str, CompatOption] = {
     **DYNAMIC_EXTRAS,
-    "ActivationSymmetric": Option(False, _look_up(_SYMMETRIC)),
-    "CalibTensorRangeSymmetric": Option(False, _look_up(_SYMMETRIC)),
-    "AddQDQPairToWeight": Option(False, reason="weights are stored as integers, which every engine reads"),
-    "OpTypesToExcludeOutputQuantization": Option(
+    "ActivationSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
+    "CalibTensorRangeSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
+    "AddQDQPairToWeight": CompatOption(False, reason="weights are stored as integers, which every engine reads"),
+    "OpTypesToExcludeOutputQuantization": CompatOption(
         [], reason="a pair stands behind an operator only where its kernel needs one; MatMul writes float"
     ),
-    "DedicatedQDQPair": Option(False, reason="engines read one pair for all readers of a tensor"),
-    "QDQOpTypePerChannelSupportToAxis": Option(
+    "DedicatedQDQPair": CompatOption(False, reason="engines read one pair for all readers of a tensor"),
+    "QDQOpTypePerChannelSupportToAxis": CompatOption(
         {}, reason="weights have their scales along output channels, the only axis that kernels take"
     ),
     # Read with the samples, by choose_observer, and by make_rules.
-    "CalibStridedMinMax": Option(),
-    "CalibMovingAverage": Option(),
-    "CalibMovingAverageConstant": Option(),
-    "CalibPercentile": Option(),
-    "TensorQuantOverrides": Option(),
-    "CalibMaxIntermediateOutputs": Option(reason="no values are kept from one sample to the next"),
+    "CalibStridedMinMax": CompatOption(),
+    "CalibMovingAverage": CompatOption(),
+    "CalibMovingAverageConstant": CompatOption(),
+    "CalibPercentile": CompatOption(),
+    "TensorQuantOverrides": CompatOption(),
+    "CalibMaxIntermediateOutputs": CompatOption(reason="no values are kept from one sample to the next"),
     # Tried at the default effort, and kept where the outputs are better for it.
-    "SmoothQuant": Option(False),
-    "SmoothQuantAlpha": Option(0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"),
-    "SmoothQuantFolding": Option(True, reason="a factor goes into the operator in front wherever it can"),
-    "UseQDQContribOps": Option(False, reason="types newer than the model's opset raise its opset"),
-    "MinimumRealRange": Option(reason=_NPU),
+    "SmoothQuant": CompatOption(False),
+    "SmoothQuantAlpha": CompatOption(0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"),
+    "SmoothQuantFolding": CompatOption(True, reason="a factor goes into the operator in front wherever it can"),
+    "UseQDQContribOps": CompatOption(False, reason="types newer than the model's opset raise its opset"),
+    "MinimumRealRange": CompatOption(reason=_NPU),
     # Relu and Clip stay in the file in any case.
-    "QDQKeepRemovableActivations": Option(False),
-    "QDQDisableWeightAdjustForInt32Bias": Option(
+    "QDQKeepRemovableActivations": CompatOption(False),
+    "QDQDisableWeightAdjustForInt32Bias": CompatOption(
         False, reason="scales of weights are never changed for the sake of a bias"
     ),
-    "QuantizeBias": Option(True, lambda _: {"bias": "float"}),
-    "BlockSize": Option(0, lambda size: {"weights.granularity": "block", "weights.block_size": int(size)}),
+    "QuantizeBias": CompatOption(True, lambda _: {"bias": "float"}),
+    "BlockSize": CompatOption(0, lambda size: {"weights.granularity": "block", "weights.block_size": int(size)}),
 }
 
 
@@ -143,14 +143,14 @@ def name_value(value: Any) -> Any:
     return getattr(value, "name", value)
 
 
-def convert_options(given: Mapping[str, Any], table: Mapping[str, Option]) -> tuple[Overrides, list[Caution]]:
+def convert_options(arguments: Mapping[str, Any], table: Mapping[str, CompatOption]) -> tuple[Overrides, list[Caution]]:
     """Overrides for our configuration, and a warning for each argument that means nothing here.
 
-    given: by name; table: of all names there are.
+    arguments: by name; table: of all names there are.
     """
     overrides: Overrides = {}
     cautions = []
-    for name, raw in given.items():
+    for name, raw in arguments.items():
         value, option = name_value(raw), table.get(name)
         if option is None:
             cautions.append(warn_meaningless(name, f"no option is called so; {suggest_names(name, table)}"))

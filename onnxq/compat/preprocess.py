@@ -15,16 +15,16 @@ _FILES = {"input_model": "input", "output_model_path": "output"}
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run quant_pre_process with the options of a command line."""
     parser = argparse.ArgumentParser(prog="python -m onnxq.compat.preprocess", description=__doc__)
-    for name, one in inspect.signature(quant_pre_process).parameters.items():
-        if one.kind is one.VAR_KEYWORD:
+    for name, parameter in inspect.signature(quant_pre_process).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
             continue
         if name in _FILES:
             parser.add_argument(f"--{_FILES[name]}", required=True, dest=name)
             continue
         # A flag, or a flag with a word, as `--skip_optimization True`.
-        kind = str if one.default is None else type(one.default)
+        kind = str if parameter.default is None else type(parameter.default)
         options: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
-        parser.add_argument(f"--{name}", type=kind, default=one.default, **options)
+        parser.add_argument(f"--{name}", type=kind, default=parameter.default, **options)
     quant_pre_process(**vars(parser.parse_args(arguments)))
 
 

@@ -31,8 +31,8 @@ from onnxq.sites import Caution
 if TYPE_CHECKING:
     import onnx
 
-    from onnxq.compat.selection import Selection
-    from onnxq.pipeline import Result
+    from onnxq.compat.selection import CallLists
+    from onnxq.pipeline.result import Result
 
     Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None
@@ -77,24 +77,15 @@ def quantize_static(
     Warns once (CompatWarning) for each argument that means nothing here, and for alarms about the result.
     Raises ConfigError without samples and plan; else as `onnxq.quantize`.
     """
-    from onnxq.compat.selection import Selection
-
+    overrides, cautions = convert_options(_keep_converted(locals()), ARGUMENTS)
     extra = dict(extra_options or {})
-    arguments = {
-        "quant_format": quant_format,
-        "per_channel": per_channel,
-        "reduce_range": reduce_range,
-        "activation_type": activation_type,
-        "weight_type": weight_type,
-        "use_external_data_format": use_external_data_format,
-        "calibration_providers": calibration_providers,
-    }
-    overrides, cautions = convert_options(arguments, ARGUMENTS)
-    for found in (convert_options(extra, STATIC_EXTRAS), choose_observer(calibrate_method, extra)):
-        overrides |= found[0]
-        cautions += found[1]
+    for more, further in (convert_options(extra, STATIC_EXTRAS), choose_observer(calibrate_method, extra)):
+        overrides |= more
+        cautions += further
+    from onnxq.compat.selection import CallLists
+
     tensors = extra.get("TensorQuantOverrides")
-    selection = Selection(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
+    selection = CallLists(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
     plan = None if calibration_cache_path is None else Path(calibration_cache_path)
     if plan is not None and os.path.exists(plan):
@@ -122,24 +113,19 @@ def quantize_dynamic(
 
     See `quantize_static` for the arguments.
     """
-    from onnxq.compat.selection import Selection
-
-    arguments = {
-        "per_channel": per_channel,
-        "reduce_range": reduce_range,
-        "weight_type": weight_type,
-        "use_external_data_format": use_external_data_format,
-    }
-    overrides, cautions = convert_options(arguments, ARGUMENTS)
+    overrides, cautions = convert_options(_keep_converted(locals()), ARGUMENTS)
     more, further = convert_options(extra_options or {}, DYNAMIC_EXTRAS)
-    ops = [
-        *(op_types_to_quantize or ()),
-        *(_DYNAMIC_ALSO[op] for op in op_types_to_quantize or () if op in _DYNAMIC_ALSO),
-    ]
-    selection = Selection(ops, nodes_to_quantize, nodes_to_exclude)
-    return _quantize(
-        model_input, model_output, None, "ort-dynamic", overrides | more, [*cautions, *further], selection
-    )  # fmt: skip
+    from onnxq.compat.selection import CallLists
+
+    ops = list(op_types_to_quantize or ())
+    ops += [_DYNAMIC_ALSO[op] for op in ops if op in _DYNAMIC_ALSO]
+    selection = CallLists(ops, nodes_to_quantize, nodes_to_exclude)
+    return _quantize(model_input, model_output, None, "ort-dynamic", overrides | more, [*cautions, *further], selection)
+
+
+def _keep_converted(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that the table converts."""
+    return {name: value for name, value in arguments.items() if name in ARGUMENTS}
 
 
 def _quantize(
@@ -149,10 +135,10 @@ def _quantize(
     config: str | None,
     overrides: Overrides,
     cautions: Iterable[Caution],
-    selection: Selection,
+    selection: CallLists,
 ) -> Result:
+    from onnxq.commands.quantize import quantize as quantize_model
     from onnxq.compat.selection import describe_floats, read_selection
-    from onnxq.pipeline import quantize as quantize_model
 
     wish = read_selection(model, selection)
     _warn_caller([*cautions, *wish.cautions])
@@ -169,18 +155,18 @@ def _apply_plan(
     data: Any,
     overrides: Overrides,
     cautions: list[Caution],
-    selection: Selection,
+    selection: CallLists,
 ) -> Result:
     """Carry out a plan, which says already all that arguments could; it is read, and never written."""
-    from onnxq.compat.selection import Selection
-    from onnxq.pipeline import apply
+    from onnxq.commands.apply import apply
+    from onnxq.compat.selection import CallLists
 
-    kept = {key: value for key, value in overrides.items() if key in ("external_data", "provider")}
-    if kept != overrides or selection != Selection():
+    allowed = {key: value for key, value in overrides.items() if key in ("external_data", "provider")}
+    if allowed != overrides or selection != CallLists():
         reason = f"{plan} is a plan, in which it stands what is quantized and how"
         cautions = [*cautions, warn_meaningless("all that says so beside calibration_cache_path", reason)]
     _warn_caller(cautions)
-    result = apply(model, plan, data, overrides=kept | _OF_ALL, out=output, force=True)
+    result = apply(model, plan, data, overrides=allowed | _OF_ALL, out=output, force=True)
     _warn_caller(result.report.alarms())
     return result
 

@@ -14,12 +14,14 @@ from onnxq.compat.options import PLACED, name_value, warn_meaningless
 from onnxq.graph import load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.pipeline import Result
+from onnxq.pipeline.result import Result
 from onnxq.report.model import group_reasons
-from onnxq.report.summary import format_forced
+from onnxq.report.sentences import format_forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
 Rule = dict[str, Any]
+# What TensorQuantOverrides says of one tensor: one entry, or one for each channel.
+_Override = Sequence[Mapping[str, Any]]
 _FLOAT: Rule = {"float": True}
 # Code of operators that a rule leaves float: here those that the caller did not want.
 _BY_RULE = "F101"
@@ -27,18 +29,25 @@ _BY_RULE = "F101"
 _SHOWN = 3
 # Keys of a tensor's override that are numbers, or of graphs that onnxq does not make.
 _NUMBERS = ("scale", "zero_point", "rmin", "rmax")
-_SIGNED = {"QInt8": (8, True), "QUInt8": (8, False), "QInt16": (16, True), "QUInt16": (16, False),
-           "QInt4": (4, True), "QUInt4": (4, False)}  # fmt: skip
+# Bits and sign of the integer types.
+_INTEGERS = {
+    "QInt8": (8, True),
+    "QUInt8": (8, False),
+    "QInt16": (16, True),
+    "QUInt16": (16, False),
+    "QInt4": (4, True),
+    "QUInt4": (4, False),
+}
 
 
 @dataclass(frozen=True)
-class Selection:
+class CallLists:
     """The lists of a call that say what to quantize; None or empty: everything."""
 
     op_types: Sequence[str] | None = None
     nodes: Sequence[str] | None = None
     excluded: Sequence[str] | None = None
-    tensors: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    tensors: Mapping[str, _Override] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class Wish:
     cautions: Sequence[Caution] = ()
 
 
-def read_selection(model: str | Path | onnx.ModelProto, selection: Selection) -> Wish:
+def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) -> Wish:
     """Make rules that force what the lists name, and leave float the rest."""
     if not (selection.op_types or selection.nodes or selection.excluded or selection.tensors):
         return Wish()
@@ -68,8 +77,9 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: Selection) ->
     if excluded := _keep_known("nodes_to_exclude", selection.excluded, names, cautions):
         rules.append({"node": _match_any(excluded), "set": _FLOAT})
     if selection.nodes:
-        wanted = _keep_known("nodes_to_quantize", selection.nodes, names, cautions)
-        rules += [{"node": _match_none(wanted), "set": _FLOAT}] if names - {*wanted} else []
+        chosen = _keep_known("nodes_to_quantize", selection.nodes, names, cautions)
+        if names - {*chosen}:
+            rules.append({"node": _match_none(chosen), "set": _FLOAT})
     if selection.op_types and ops - {*selection.op_types}:
         rules.append({"op": _match_none(selection.op_types), "set": _FLOAT})
     # Who names operators wants them quantized, whether they get faster or not.
@@ -79,15 +89,16 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: Selection) ->
     overrides = selection.tensors or {}
     for name in _keep_known("TensorQuantOverrides", overrides, tensors, cautions):
         changes = _convert_override(name, overrides[name], name in constants, cautions)
-        rules += [{"tensor": _match_any([name]), "set": changes | force}] if changes else []
-    if named:
-        by_name = {"node": _match_any(node.name for node in named)}
-        by_op = {"op": sorted({node.op_type for node in named})}
-        rules.append({**(by_name if selection.nodes else by_op), "set": force})
+        if changes:
+            rules.append({"tensor": _match_any([name]), "set": changes | force})
+    if named and selection.nodes:
+        rules.append({"node": _match_any(node.name for node in named), "set": force})
+    elif named:
+        rules.append({"op": sorted({node.op_type for node in named}), "set": force})
     return Wish(rules, named, cautions)
 
 
-def _is_named(selection: Selection, node: onnx.NodeProto) -> bool:
+def _is_named(selection: CallLists, node: onnx.NodeProto) -> bool:
     chosen = not selection.nodes or node.name in selection.nodes
     return chosen and (not selection.op_types or node.op_type in selection.op_types)
 
@@ -98,9 +109,9 @@ def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator
     named: the nodes that the caller forces.
     """
     report = result.report
-    left: list[Unquantized] = [*report.refusals, *report.left_float]
-    left += _find_unplaced(result, named, {one.subject for one in left})
-    groups = group_reasons([one for one in left if one.code != _BY_RULE])
+    floats: list[Unquantized] = [*report.refusals, *report.left_float]
+    floats += _find_unplaced(result, named, {entry.subject for entry in floats})
+    groups = group_reasons([entry for entry in floats if entry.code != _BY_RULE])
     if groups:
         lines = [_describe_group(reason, members) for reason, members in groups[:_SHOWN]]
         if len(groups) > _SHOWN:
@@ -127,19 +138,22 @@ def _find_unplaced(result: Result, named: Sequence[onnx.NodeProto], known: set[s
 
 
 def _describe_group(reason: str, members: Sequence[Unquantized]) -> str:
-    names = ", ".join(one.subject for one in members[:_SHOWN])
+    names = ", ".join(entry.subject for entry in members[:_SHOWN])
     more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
-    fixes = {one.fix for one in members if isinstance(one, Refusal) and one.fix}
+    fixes = {entry.fix for entry in members if isinstance(entry, Refusal) and entry.fix}
     return "; ".join((f"{len(members)} x {reason} ({names}{more})", *sorted(fixes)))
 
 
-def _keep_known(argument: str, given: Iterable[str] | None, known: set[str], cautions: list[Caution]) -> list[str]:
+def _keep_known(argument: str, names: Iterable[str] | None, known: set[str], cautions: list[Caution]) -> list[str]:
     """The names that the model has; a warning for each other one."""
-    for name in given or ():
-        if name not in known:
+    present = []
+    for name in names or ():
+        if name in known:
+            present.append(name)
+        else:
             reason = f"the model has no {name!r}; {suggest_names(name, known)}"
             cautions.append(warn_meaningless(f"{argument}: {name!r}", reason))
-    return [name for name in given or () if name in known]
+    return present
 
 
 def _match_any(names: Iterable[str]) -> list[str]:
@@ -154,16 +168,16 @@ def _match_none(names: Iterable[str]) -> str:
     return f"/^(?!(?:{'|'.join(map(re.escape, names))})$)/"
 
 
-def _convert_override(name: str, given: Sequence[Mapping[str, Any]], constant: bool, cautions: list[Caution]) -> Rule:
+def _convert_override(name: str, entries: _Override, constant: bool, cautions: list[Caution]) -> Rule:
     """Make the `set` of a rule from a tensor's overrides, of which the first entry speaks for all channels."""
-    override = dict(given[0]) if given else {}
+    override = dict(entries[0]) if entries else {}
     changes: Rule = {}
     kind = name_value(override.pop("quant_type", None))
-    if kind in _SIGNED:
-        changes["bits"], changes["signed"] = _SIGNED[kind]
+    if kind in _INTEGERS:
+        changes["bits"], changes["signed"] = _INTEGERS[kind]
     if (symmetric := override.pop("symmetric", None)) is not None:
         changes["scheme"] = "symmetric" if symmetric else "asymmetric"
-    elif kind in _SIGNED and constant:
+    elif kind in _INTEGERS and constant:
         changes["scheme"] = "symmetric" if changes["signed"] else "asymmetric"
     if override.pop("axis", None) is not None:
         changes["granularity"] = "channel"

@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.options import CompatWarning, Option, convert_options
+from onnxq.compat.options import CompatOption, CompatWarning, convert_options
 
 if TYPE_CHECKING:
     import onnx
 
 _INFERS = "sizes are observed on samples when the model is quantized"
 _FILE = "weights beside the model go into one file, `MODEL.data`, those of a few bytes excepted"
-_OPTIONS: Mapping[str, Option] = {
-    "skip_optimization": Option(False),
-    "skip_onnx_shape": Option(False),
-    "skip_symbolic_shape": Option(False),
-    "auto_merge": Option(False, reason=_INFERS),
-    "int_max": Option(2**31 - 1, reason=_INFERS),
-    "guess_output_rank": Option(False, reason=_INFERS),
-    "verbose": Option(0, reason="there is nothing to tell"),
-    "all_tensors_to_one_file": Option(False),
-    "external_data_location": Option(reason=_FILE),
-    "external_data_size_threshold": Option(1024, reason=_FILE),
+_OPTIONS: Mapping[str, CompatOption] = {
+    "skip_optimization": CompatOption(False),
+    "skip_onnx_shape": CompatOption(False),
+    "skip_symbolic_shape": CompatOption(False),
+    "auto_merge": CompatOption(False, reason=_INFERS),
+    "int_max": CompatOption(2**31 - 1, reason=_INFERS),
+    "guess_output_rank": CompatOption(False, reason=_INFERS),
+    "verbose": CompatOption(0, reason="there is nothing to tell"),
+    "all_tensors_to_one_file": CompatOption(False),
+    "external_data_location": CompatOption(reason=_FILE),
+    "external_data_size_threshold": CompatOption(1024, reason=_FILE),
 }
 
 
@@ -56,8 +56,8 @@ def quant_pre_process(
     if source is None or output_model_path is None:
         name = "input_model" if source is None else "output_model_path"
         raise ConfigError(name, "is not given", "give the path of a model", code="Q304")
-    given = {name: value for name, value in locals().items() if name in _OPTIONS}
-    for caution in convert_options({**given, **deprecated_kwargs}, _OPTIONS)[1]:
+    arguments = {name: value for name, value in locals().items() if name in _OPTIONS}
+    for caution in convert_options({**arguments, **deprecated_kwargs}, _OPTIONS)[1]:
         warnings.warn(CompatWarning(caution), stacklevel=2)
     proto = name_nodes(load_model(source).proto)
     save_model(infer_shapes(proto), output_model_path, external=save_as_external_data or None, overwrite=True)

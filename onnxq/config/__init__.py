@@ -2,13 +2,11 @@
 
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
-from onnxq.config.load import load_config
+from onnxq.config.load import check_trust, list_presets, load_config, read_preset
 from onnxq.config.model import Config
 from onnxq.config.options import Option, expand_names, list_code, list_options, parse_setting
-from onnxq.config.presets import DEFAULT_TARGET, list_presets, read_preset
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
-from onnxq.config.trust import check_trust
-from onnxq.config.values import Command, Frozen, Observer, Scheme, matches_any
+from onnxq.config.values import DEFAULT_TARGET, Command, Frozen, Observer, Scheme, matches_any
 from onnxq.nearest import find_nearest, suggest_names
 
 __all__ = [

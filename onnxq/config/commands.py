@@ -8,8 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
-from onnxq.config.presets import DEFAULT_TARGET
-from onnxq.config.values import Command, File, Files, Seconds, Section, Words, option, split_words, wrap_pairs
+from onnxq.config.values import (
+    DEFAULT_TARGET,
+    Command,
+    File,
+    Files,
+    Seconds,
+    Section,
+    Words,
+    option,
+    split_words,
+    wrap_pairs,
+)
 
 # Names of `onnxq.backends`, which knows whether there are any.
 _Engines = Annotated[tuple[str, ...], BeforeValidator(split_words)]

@@ -98,18 +98,28 @@ class RuntimeConfig(Section):
 
     # Paths in a file are relative to its folder.
     libraries: Files = option(
-        (), "A shared library with custom operators for ONNX Runtime; repeatable.",
-        _LOADING, name="ort_library", metavar="FILE.so", code=True,
-    )  # fmt: skip
+        (),
+        "A shared library with custom operators for ONNX Runtime; repeatable.",
+        _LOADING,
+        name="ort_library",
+        metavar="FILE.so",
+        code=True,
+    )
     plugins: Files = option(
-        (), "A shared library with TensorRT plugins; repeatable.",
-        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH, name="plugin", metavar="FILE.so", code=True,
-    )  # fmt: skip
+        (),
+        "A shared library with TensorRT plugins; repeatable.",
+        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH,
+        name="plugin",
+        metavar="FILE.so",
+        code=True,
+    )
     provider: str = option(
-        "", "Execution provider of ONNX Runtime for calibration and checks: cpu, cuda, openvino or another that is "
+        "",
+        "Execution provider of ONNX Runtime for calibration and checks: cpu, cuda, openvino or another that is "
         "installed. [default: cpu]",
-        _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, metavar="NAME",
-    )  # fmt: skip
+        _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
+        metavar="NAME",
+    )
 
 
 class ScaleConfig(Section):
@@ -133,9 +143,11 @@ class ScaleConfig(Section):
     )
     # A folder; "": none; "auto": beside the model.
     resume: File = option(
-        "", "Keep finished work in a folder and continue from it. [default without DIR: MODEL.resume]", metavar="[DIR]",
+        "",
+        "Keep finished work in a folder and continue from it. [default without DIR: MODEL.resume]",
+        metavar="[DIR]",
         bare="auto",
-    )  # fmt: skip
+    )
     # "": observed in this run.
     ranges: File = option(
         "", "Read activation ranges from a file that `onnxq merge` wrote.", Command.QUANTIZE, metavar="RANGES.json"
@@ -149,13 +161,16 @@ class VerifyConfig(Section):
     holdout: int | None = option(
         None, "Number of samples held back from calibration to check the result on.", _CHECKING, ge=0
     )
-    latency: bool = option(True, "Do not time the models.", _CHECKING | Command.PERPLEXITY)
+    latency: bool = option(True, "Do not time the float and the quantized model.", _CHECKING | Command.PERPLEXITY)
     # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
     optimized: bool = False
     threads: int = option(
-        1, "Threads for checking, comparing and timing; 0: all cores.",
-        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY, ge=0, le=_MOST_THREADS,
-    )  # fmt: skip
+        1,
+        "Threads for checking, comparing and timing; 0: all cores.",
+        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
+        ge=0,
+        le=_MOST_THREADS,
+    )
 
 
 class OutputConfig(Section):
@@ -163,18 +178,26 @@ class OutputConfig(Section):
 
     # "": none.
     plan: File = option(
-        "", "Also write the plan with its scales, for `onnxq apply`.", _WRITING, name="plan_out", flags="plan",
+        "",
+        "Also write the plan with its scales, for `onnxq apply`.",
+        _WRITING,
+        name="plan_out",
+        flags="plan",
         metavar="OUT.json",
-    )  # fmt: skip
+    )
     bits_attribute: bool = option(
-        False, "Write the attribute `bits` on Q/DQ nodes, which ONNX Runtime and onnx.checker refuse.",
-        _WRITING | Command.ANNOTATE, flags="emit-bits-attribute bits-attribute",
-    )  # fmt: skip
+        False,
+        "Write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",
+        _WRITING | Command.ANNOTATE,
+        flags="emit-bits-attribute bits-attribute",
+    )
     external_data: bool = option(
         False, "Write the weights to a separate file beside the model.", _WRITING | Command.ANNOTATE
     )
     notes: Literal["full", "names", "none"] = option(
-        "full", "Notes that stay in the file. full: the plan, a record of each site, doc strings; names: node names "
-        "and the bits of each site; none: nothing.", _CHECKING,
-    )  # fmt: skip
+        "full",
+        "Notes that stay in the file. full: the plan, a record of each site, doc strings; names: node names "
+        "and the bits of each site; none: nothing.",
+        _CHECKING,
+    )
     rename: bool = option(False, "Rename the Q and DQ nodes after their sites.", Command.ANNOTATE)

@@ -47,7 +47,7 @@ def parse_yaml(text: str, source: str) -> Document:
     try:
         loader = yaml.SafeLoader(text.removeprefix("\ufeff"))
         root = loader.get_single_node()
-        reader = _Reader(loader, source)
+        reader = _ValueReader(loader, source)
         values = {} if root is None else reader.read(root, (), ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -59,8 +59,8 @@ def parse_yaml(text: str, source: str) -> Document:
         ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        found = chr(error.character) if isinstance(error.character, int) else str(error.character)
-        cause = f"holds the character {found!r}, which no YAML may"
+        character = chr(error.character) if isinstance(error.character, int) else str(error.character)
+        cause = f"holds the character {character!r}, which no YAML may"
         raise ConfigError(
             f"{source}:{line}", cause, "remove it: the file may be damaged, or no YAML at all", code="Q302"
         ) from error
@@ -79,7 +79,7 @@ def parse_yaml(text: str, source: str) -> Document:
     return Document(source, values, reader.lines if root is not None else {})
 
 
-class _Reader:
+class _ValueReader:
     """Converts nodes to values and expands aliases. Limited, because a few aliases of aliases expand without end."""
 
     def __init__(self, loader: yaml.SafeLoader, source: str) -> None:

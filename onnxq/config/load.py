@@ -1,11 +1,16 @@
-"""YAML files, presets and overrides -> Config. Every fault names file, line, dotted path and the nearest name."""
+"""YAML files, presets and overrides -> Config. Every fault names file, line, dotted path and the nearest name.
+
+Presets are YAML files in `configs/` of a checkout or in the package that a wheel installs. Code that files name, such
+as libraries, functions and schedulers, is not run for a file from elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,13 +19,50 @@ from onnxq.config.document import Document, Path, format_path, parse_yaml
 from onnxq.config.faults import CORRECT, list_faults, suggest_key
 from onnxq.config.model import Config
 from onnxq.config.options import list_code
-from onnxq.config.presets import DEFAULT_PRESET, UnreadableConfigError, list_presets, read_preset
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
+from onnxq.config.values import DEFAULT_PRESET
 from onnxq.errors import ConfigError, Location
 from onnxq.escapes import replace_surrogates
 from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+_PACKAGE = "onnxq_configs"
+
+
+class UnreadableConfigError(ConfigError):
+    """No preset and no file can be read under a name; the fault lies with the text that names it."""
+
+
+def _find_folder() -> Traversable:
+    # The checkout comes first: an editable install may not map the data-only package.
+    beside = FilePath(__file__).resolve().parents[2] / "configs"
+    if (beside / f"{DEFAULT_PRESET}.yaml").is_file():
+        return beside
+    try:
+        return resources.files(_PACKAGE)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "presets", f"neither {beside} nor the package {_PACKAGE} is there", "reinstall onnxq", code="Q301"
+        ) from error
+
+
+def list_presets() -> tuple[str, ...]:
+    """List the names of all presets, sorted."""
+    return tuple(sorted(f.name.removesuffix(".yaml") for f in _find_folder().iterdir() if f.name.endswith(".yaml")))
+
+
+def read_preset(name: str) -> str:
+    """Read the YAML of a preset. Raises ConfigError with the nearest names if there is none."""
+    if name not in list_presets():
+        raise UnreadableConfigError(
+            f"preset {name!r}", "no preset or file of this name", suggest_names(name, list_presets()), code="Q301"
+        )
+    return (_find_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+
 
 # Bytes. No configuration is as large; /dev/zero is larger.
 _MOST_BYTES = 16 * 2**20
@@ -51,19 +93,19 @@ def load_config(
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
     try:
-        given = nest_keys(_to_plain(overrides or {}))
+        nested = nest_keys(_to_plain(overrides or {}))
     except RecursionError as error:
         raise ConfigError(_OVERRIDE, "holds a value inside itself", "give plain values", code="Q304") from error
     if isinstance(source, Config):
-        if not given:
+        if not nested:
             return source
         # Defaults, too: a section that an override gives a part of keeps the rest of them.
         values, places, name = _to_plain(source.model_dump(exclude={"source"})), dict(source._places), source.source
     else:
         name = str(_choose_preset(target) if source is None else source)
         values, places = _read_chain(name if source is None else source, (), target)
-    places |= dict.fromkeys(_list_paths(given), _OVERRIDE)
-    return _build_config(_merge_values(values, given), places, name)
+    places |= dict.fromkeys(_list_paths(nested), _OVERRIDE)
+    return _build_config(_merge_values(values, nested), places, name)
 
 
 def _choose_preset(target: object) -> str:
@@ -104,11 +146,10 @@ def _read_chain(
         raise ConfigError(
             where / "extends", "must be the name of a preset or a file", "e.g. `extends: ort-int8`", code="Q306"
         )
-    seen = (*above, document.source)
     beside = FilePath(document.source).parent / base_name
     inherited = beside if _is_path(base_name) and not _is_preset(document) else base_name
     try:
-        base, base_places = _read_chain(inherited, seen, target)
+        base, base_places = _read_chain(inherited, (*above, document.source), target)
     except UnreadableConfigError as error:
         # Raised where nothing of this name can be read: the place to correct is the line that names it.
         raise ConfigError(where / f"extends: {error.subject}", error.cause, error.fix, code=error.code) from error
@@ -130,7 +171,7 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     name = str(source)
     path = FilePath(source)
     try:
-        files = {os.path.realpath(one) for one in above if _is_path(one)}
+        files = {os.path.realpath(file) for file in above if _is_path(file)}
         if name in above or (_is_path(name) and os.path.realpath(path) in files):
             raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle", code="Q306")
         if isinstance(source, str) and not _is_path(name) and (name in list_presets() or not os.path.isfile(path)):
@@ -168,8 +209,8 @@ def _anchor_paths(values: dict[str, Any], folder: FilePath) -> None:
     """Make paths of shared libraries and of a tokenizer relative to the working directory, as in the command line."""
     section = values.get("runtime")
     for key in ("libraries", "plugins"):
-        given = section.get(key) if isinstance(section, dict) else None
-        paths = [given] if isinstance(given, str) else given
+        paths = section.get(key) if isinstance(section, dict) else None
+        paths = [paths] if isinstance(paths, str) else paths
         if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
             section = {**values["runtime"], key: [str(folder / path) for path in paths]}
             values["runtime"] = section
@@ -244,9 +285,9 @@ def _to_plain(value: Any) -> Any:
 
 
 def _build_error(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
-    found = [(_locate_fault(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
-    subject, first = found[0]
-    details = [f"also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:]]
+    faults = [(_locate_fault(fault.path, places, source), fault) for fault in list_faults(error, Config, _SET_HERE)]
+    subject, first = faults[0]
+    details = [f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in faults[1:]]
     return ConfigError(subject, first.cause, first.fix or CORRECT, code=first.code, details=details)
 
 
@@ -255,3 +296,16 @@ def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> L
     known = next((n for n in range(len(path), 0, -1) if path[:n] in places), 0)
     place = places[path[:known]] if known else Location(source)
     return place / format_path(path) if path else place
+
+
+def check_trust(config: Config, overrides: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a file that is not trusted names code which `overrides`, of the caller, do not name."""
+    trusted = {os.path.realpath(file) for file in config.trust}
+    own = [(option.path, code) for option, code in list_code(nest_keys(overrides))]
+    for option, code in list_code(config):
+        place = config.find_code(option.path, code)
+        if place is None or (option.path, code) in own or os.path.realpath(place.file) in trusted:
+            continue
+        cause = f"names code that would be run, {code!r}, and the file is not trusted"
+        fix = f"look at it; then name it yourself, `{option.name}={code!r}`, or trust the file, `trust={place.file!r}`"
+        raise ConfigError(place / option.path, cause, fix, code="Q324")

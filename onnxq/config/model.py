@@ -22,9 +22,19 @@ from onnxq.config.commands import (
 from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
-from onnxq.config.presets import DEFAULT_TARGET
 from onnxq.config.rules import Rule, TensorConfig
-from onnxq.config.values import Bits, Command, Files, HighPrecision, Seconds, Section, Words, option, wrap_single
+from onnxq.config.values import (
+    DEFAULT_TARGET,
+    Bits,
+    Command,
+    Files,
+    HighPrecision,
+    Seconds,
+    Section,
+    Words,
+    option,
+    wrap_single,
+)
 from onnxq.errors import ConfigError, Location
 
 
@@ -49,9 +59,11 @@ class Config(Section):
     source: str = ""
     # Never from a file, which could trust itself.
     trust: Files = option(
-        (), "A configuration file that may run the code that it names (libraries, metrics); repeatable.", ~Command(0),
+        (),
+        "A configuration file that may run the code that it names (libraries, metrics); repeatable.",
+        ~Command(0),
         metavar="FILE.yaml",
-    )  # fmt: skip
+    )
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
         DEFAULT_TARGET,
@@ -59,7 +71,7 @@ class Config(Section):
         _PLANNING | Command.PROFILE | Command.IMPORT,
         metavar="TARGET",
         names="backends",
-    )  # fmt: skip
+    )
     # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
     # only float types are chosen.
     mode: Literal["static", "dynamic", "auto", "weight-only", "float"] = "static"
@@ -83,18 +95,23 @@ class Config(Section):
     attention: Literal["float", "quantized", "auto"] = "float"
     # Constants that Gather looks rows up in: int8 with one scale a row, or 4 bits in blocks of a row.
     embeddings: Literal["auto", "int8", "int4", "float"] = option(
-        "auto", "The type that embedding tables are stored in. auto takes int8 in mode weight-only, or where they "
+        "auto",
+        "The type that embedding tables are stored in. auto takes int8 in mode weight-only, or where they "
         "are most of the file, if the outputs stay accurate.",
         _PLANNING | Command.VARIANTS,
-    )  # fmt: skip
+    )
     projection_bits: Bits | None = option(
-        None, "Bits of weights that compute an output of the model, such as the scores of a vocabulary, in weight-only "
-        "quantization. [default: the bits of all weights]", _PLANNING,
-    )  # fmt: skip
+        None,
+        "Bits of weights that compute an output of the model, such as the scores of a vocabulary, in weight-only "
+        "quantization. [default: the bits of all weights]",
+        _PLANNING,
+    )
     emit: Literal["qdq", "nbits"] = option(
-        "qdq", "How block-wise weights are written: as Q/DQ pairs, or as com.microsoft.MatMulNBits, which only ONNX "
-        "Runtime runs.", _PLANNING
-    )  # fmt: skip
+        "qdq",
+        "How block-wise weights are written: as Q/DQ pairs, or as com.microsoft.MatMulNBits, which only ONNX "
+        "Runtime runs.",
+        _PLANNING,
+    )
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
     accuracy_level: Literal[0, 1, 2, 3, 4] = option(
         0,
@@ -110,10 +127,11 @@ class Config(Section):
         None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING
     )
     effort: Literal["fast", "balanced", "high"] = option(
-        "balanced", "Time spent on accuracy. fast: observe ranges only; balanced: also equalize channels and optimize "
+        "balanced",
+        "Time spent on accuracy. fast: observe ranges only; balanced: also equalize channels and optimize "
         "weight rounding; high: the same with more samples and a longer search.",
         Command.QUANTIZE | Command.VARIANTS,
-    )  # fmt: skip
+    )
     # Passes get a share of it, or are left out.
     budget: Seconds | None = option(
         None,
@@ -123,9 +141,13 @@ class Config(Section):
     )
     # On average over their elements.
     weight_bits_budget: float | None = option(
-        None, "Average bits per weight element, 2 to 16; the most sensitive weights get more bits than configured.",
-        Command.QUANTIZE, metavar="BITS", ge=2, le=16,
-    )  # fmt: skip
+        None,
+        "Average bits per weight element, 2 to 16; the most sensitive weights get more bits than configured.",
+        Command.QUANTIZE,
+        metavar="BITS",
+        ge=2,
+        le=16,
+    )
     # The widths to choose from for that; () for all.
     weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)] = ()
     # Names of passes to leave out.

@@ -65,10 +65,11 @@ class Option:
     @property
     def bounds(self) -> tuple[Any, Any]:
         """The least and the greatest value; None for no bound."""
-        low, high = (
-            next((getattr(one, end) for one in self.field.metadata if hasattr(one, end)), None) for end in ("ge", "le")
-        )
-        return low, high
+        bounds = {"ge": None, "le": None}
+        for limit in self.field.metadata:
+            for end in bounds:
+                bounds[end] = getattr(limit, end, bounds[end])
+        return bounds["ge"], bounds["le"]
 
     @property
     def help(self) -> str:
@@ -112,7 +113,7 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
 @cache
 def list_options(command: Command | None = None) -> tuple[Option, ...]:
     """List the options of a command, None for all, in the order of the configuration."""
-    return tuple(one for one in _walk_fields(Config, "") if command is None or command in one.commands)
+    return tuple(option for option in _walk_fields(Config, "") if command is None or command in option.commands)
 
 
 def list_code(values: Config | Mapping[str, Any]) -> Iterator[tuple[Option, str]]:
@@ -133,15 +134,15 @@ def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[
 
     Raises ConfigError, with the nearest name, for a key that is neither.
     """
-    paths = {one.name: one.path for one in list_options(command)}
-    out = {}
+    paths = {option.name: option.path for option in list_options(command)}
+    expanded = {}
     for key, value in (overrides or {}).items():
         head = str(key).partition(".")[0]
         if key not in paths and head not in Config.model_fields:
             known = (*paths, *Config.model_fields)
             raise ConfigError(f"option: {key}", "unknown key", suggest_names(head, known), code="Q303")
-        out[paths.get(key, key)] = value
-    return out
+        expanded[paths.get(key, key)] = value
+    return expanded
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

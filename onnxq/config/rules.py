@@ -113,14 +113,14 @@ class RuleSet(Section):
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
         words = {"quantize": self.quantize, "quantizer": self.quantizer is not None}
-        given = [*self.given(), *(word for word, said in words.items() if said)]
-        if not self.float and not given and self.high_precision is None:
+        changes = [*self.given(), *(word for word, said in words.items() if said)]
+        if not self.float and not changes and self.high_precision is None:
             raise ValueError(
                 "sets nothing; give bits, scheme, granularity, observer …, `quantize: true`, `float: true` or "
                 "`high_precision: float32`"
             )
-        if self.float and given:
-            raise ValueError(f"`float: true` leaves nothing to quantize, so {', '.join(given)} cannot be set with it")
+        if self.float and changes:
+            raise ValueError(f"`float: true` leaves nothing to quantize, so {', '.join(changes)} cannot be set with it")
         return self
 
     @property
@@ -173,19 +173,19 @@ class Rule(Section):
 
         Raises ConfigError naming the rule if the result contradicts itself.
         """
-        given = self.set.given()
+        changes = self.set.given()
         if role is Role.WEIGHT:
-            given.pop("dynamic", None)
-            if not self.role and not given.get("observer", ObserverSpec()).is_for_weights:
-                del given["observer"]
+            changes.pop("dynamic", None)
+            if not self.role and not changes.get("observer", ObserverSpec()).is_for_weights:
+                del changes["observer"]
         fields = {name: getattr(tensor, name) for name in TensorConfig.model_fields}
-        if given.get("granularity", "block") != "block":
+        if changes.get("granularity", "block") != "block":
             fields["block_size"] = None
         # The inherited storage was chosen for the inherited width and sign.
-        if {"bits", "signed", "scheme"} & frozenset(given):
+        if {"bits", "signed", "scheme"} & frozenset(changes):
             fields["storage"] = ""
         try:
-            return TensorConfig(**{**fields, **given})
+            return TensorConfig(**{**fields, **changes})
         except ValidationError as error:
             cause = "; ".join(fault.cause for fault in list_faults(error, TensorConfig))
             raise ConfigError(

@@ -110,10 +110,12 @@ class JsonText:
             raise self.locate(found, schema, error, fix, code) from found
 
     def locate(
-        self, found: ValidationError, schema: type[BaseModel], error: type[OnnxqError], fix: str, code: str
+        self, failure: ValidationError, schema: type[BaseModel], error: type[OnnxqError], fix: str, code: str
     ) -> OnnxqError:
         """Make one `error` of all faults of `schema`, each with its line and path."""
-        return join_faults([(self.where(one.path), one) for one in list_faults(found, schema)], error, fix, code)
+        return join_faults(
+            [(self.where(fault.path), fault) for fault in list_faults(failure, schema)], error, fix, code
+        )
 
 
 def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]) -> _Row:
@@ -121,14 +123,14 @@ def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, er
     try:
         return schema.model_validate(dict(values), strict=True)
     except ValidationError as found:
-        faults = [(Location(subject, within=format_path(one.path)), one) for one in list_faults(found, schema)]
+        faults = [(Location(subject, within=format_path(fault.path)), fault) for fault in list_faults(found, schema)]
         raise join_faults(faults, error, "") from found
 
 
 def join_faults(faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = "") -> OnnxqError:
     """Make one error of all faults, each with its place. fix: an alternative to the fix of the first."""
     (subject, first), rest = faults[0], faults[1:]
-    details = [f"also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in rest[:_LISTED]]
+    details = [f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in rest[:_LISTED]]
     details += [f"and {len(rest) - _LISTED} more"] if len(rest) > _LISTED else []
     own = f"{first.fix or CORRECT}, or {fix}" if fix else first.fix or CORRECT
     return error(subject, first.cause, own, code=code, details=details)
@@ -180,4 +182,4 @@ __all__ = [
     "check_values",
     "find_line",
     "shorten_value",
-]  # fmt: skip
+]

@@ -31,13 +31,13 @@ _OBSERVERS = {
 _DISTRIBUTIONS = {"gaus": "gaussian", "laplace": "laplace"}
 _QUANTIZERS = {name: name for name in ("uniform", "lsq", "lsq+", "pact", "dorefa", "adaround")}
 _SCHEMES = {
-    f"per-{grain}-{scheme}": (grain, "asymmetric" if scheme == "affine" else scheme)
-    for grain in ("tensor", "channel")
-    for scheme in ("symmetric", "affine")
-}
-# In groups along the input channels, of GROUPSIZE values.
-_SCHEMES |= {
-    f"per-group-{scheme}": ("block", ours) for scheme, ours in (("symmetric", "symmetric"), ("affine", "asymmetric"))
+    "per-tensor-symmetric": ("tensor", "symmetric"),
+    "per-tensor-affine": ("tensor", "asymmetric"),
+    "per-channel-symmetric": ("channel", "symmetric"),
+    "per-channel-affine": ("channel", "asymmetric"),
+    # In groups along the input channels, of GROUPSIZE values.
+    "per-group-symmetric": ("block", "symmetric"),
+    "per-group-affine": ("block", "asymmetric"),
 }
 _ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
 
@@ -53,13 +53,15 @@ def convert_sparsebit(document: Document) -> Document:
     Raises ConfigError with file and line for keys and values that Sparsebit does not have or onnxq does not support.
     """
     values, reading = document.values, _Reading(document)
-    reading.only((), values, _SECTIONS)
-    reading.put(("target",), reading.word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",))
+    reading.refuse_unknown((), values, _SECTIONS)
+    reading.put_value(("target",), reading.read_word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",))
     if reading.values["target"] == "trt":
         # TensorRT refuses a DequantizeLinear of int32.
-        reading.put(("bias",), "float", ("BACKEND",))
-    if skipped := reading.listed(("SKIP_TRACE_MODULES",), "names", '["layer4", "fc"]'):
-        reading.put(("torch", "skip_trace"), [_convert_pattern(str(one)) for one in skipped], ("SKIP_TRACE_MODULES",))
+        reading.put_value(("bias",), "float", ("BACKEND",))
+    if skipped := reading.read_list(("SKIP_TRACE_MODULES",), "names", '["layer4", "fc"]'):
+        reading.put_value(
+            ("torch", "skip_trace"), [_convert_pattern(str(name)) for name in skipped], ("SKIP_TRACE_MODULES",)
+        )
     _read_schedule(reading)
     rules: list[dict[str, Any]] = []
     for section in ("A", "W"):
@@ -79,13 +81,13 @@ class _Reading:
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[Path, int] = field(default_factory=dict)
 
-    def where(self, path: Path) -> Location:
+    def find_place(self, path: Path) -> Location:
         while path and path not in self.document.lines:
             path = path[:-1]
         line = self.document.lines.get(path)
         return Location(self.document.source, line, format_path(path) if line else "")
 
-    def get(self, path: Path, default: Any = None) -> Any:
+    def get_value(self, path: Path, default: Any = None) -> Any:
         at: Any = self.document.values
         for part in path:
             if not isinstance(at, Mapping) or part not in at:
@@ -93,7 +95,7 @@ class _Reading:
             at = at[part]
         return at
 
-    def put(self, path: Path, value: Any, origin: Path) -> None:
+    def put_value(self, path: Path, value: Any, origin: Path) -> None:
         at = self.values
         for n, part in enumerate(path[:-1], start=1):
             at = at.setdefault(str(part), {})
@@ -103,9 +105,9 @@ class _Reading:
 
     def refuse(self, path: Path, cause: str, fix: str, code: str = "Q304") -> ConfigError:
         """Make the error of an entry."""
-        return ConfigError(self.where(path), cause, fix, code=code)
+        return ConfigError(self.find_place(path), cause, fix, code=code)
 
-    def only(self, path: Path, values: Any, known: Sequence[str]) -> None:
+    def refuse_unknown(self, path: Path, values: Any, known: Sequence[str]) -> None:
         """Refuse a section that is no mapping, and keys that Sparsebit does not have."""
         if not isinstance(values, Mapping):
             raise self.refuse(path, "must be a mapping", f"with {', '.join(known)}")
@@ -113,26 +115,26 @@ class _Reading:
             if key not in known:
                 raise self.refuse((*path, key), f"unknown key {key!r}", suggest_names(str(key), known), "Q303")
 
-    def listed(self, path: Path, items: str, example: str) -> list[Any]:
+    def read_list(self, path: Path, items: str, example: str) -> list[Any]:
         """Return a list, [] for null or a missing key. items, example: for the message where it is none."""
-        found = self.get(path) or []
-        if not isinstance(found, list):
+        entries = self.get_value(path) or []
+        if not isinstance(entries, list):
             raise self.refuse(path, f"must be a list of {items}", f"e.g. {example}")
-        return found
+        return entries
 
-    def word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
+    def read_word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
         """Translate a word of Sparsebit's, in any letter case."""
-        return self.translate(str(self.get(path, default)), known, path)
+        return self.translate(str(self.get_value(path, default)), known, path)
 
-    def number(self, path: Path, value: Any) -> float:
+    def read_number(self, path: Path, value: Any) -> float:
         """Read a finite number. Sparsebit accepts text, too: "1e-3" is text in YAML."""
         try:
-            found = float(value) if isinstance(value, (int, float, str)) else math.nan
+            number = float(value) if isinstance(value, (int, float, str)) else math.nan
         except (ValueError, OverflowError):
-            found = math.nan
-        if not math.isfinite(found):
+            number = math.nan
+        if not math.isfinite(number):
             raise self.refuse(path, f"{shorten_value(value)} is no number", "write e.g. 0.001")
-        return found
+        return number
 
     def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
         if word.lower() not in known:
@@ -142,8 +144,8 @@ class _Reading:
 
 def _read_schedule(reading: _Reading) -> None:
     path: Path = ("SCHEDULE",)
-    reading.only(path, reading.get(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT"))
-    tuned, fused = (reading.get((*path, key), False) for key in ("BN_TUNING", "FUSE_BN"))
+    reading.refuse_unknown(path, reading.get_value(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT"))
+    tuned, fused = (reading.get_value((*path, key), False) for key in ("BN_TUNING", "FUSE_BN"))
     if tuned and fused:
         raise reading.refuse(
             (*path, "BN_TUNING"),
@@ -151,9 +153,9 @@ def _read_schedule(reading: _Reading) -> None:
             "keep one of the two: `with model.batchnorm_tuning():` folds them at its end",
         )
     # Sparsebit's default is False, ours True.
-    reading.put(("torch", "fuse_bn"), reading.get((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
+    reading.put_value(("torch", "fuse_bn"), reading.get_value((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
     redundant = (*path, "DISABLE_UNNECESSARY_QUANT")
-    reading.put(("torch", "disable_redundant"), reading.get(redundant, True), redundant)
+    reading.put_value(("torch", "disable_redundant"), reading.get_value(redundant, True), redundant)
 
 
 def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
@@ -161,22 +163,21 @@ def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
     section, role = _ROLES[name]
     path: Path = (name,)
     known = ("QSCHEME", "QUANTIZER", "OBSERVER", "SPECIFIC", *(("QADD",) if name == "A" else ()))
-    reading.only(path, reading.get(path, {}), known)
-    given = {"QSCHEME": reading.get((name, "QSCHEME"))}
+    reading.refuse_unknown(path, reading.get_value(path, {}), known)
+    keys = {"QSCHEME": reading.get_value((name, "QSCHEME"))}
     for part in ("QUANTIZER", "OBSERVER"):
-        given |= _flatten_keys(part, reading.get((name, part), {}))
-    given = {key: value for key, value in given.items() if value is not None}
-    off = _is_off(given)
-    for key, value in _convert_keys(reading, path, given).items():
+        keys |= _flatten_keys(part, reading.get_value((name, part), {}))
+    keys = {key: value for key, value in keys.items() if value is not None}
+    for key, value in _convert_keys(reading, path, keys).items():
         target = ("torch", section, key) if key == "quantizer" else (section, key)
-        reading.put(target, value, path)
+        reading.put_value(target, value, path)
     rules = _read_specific(reading, name, role)
-    if off:
+    if _is_off(keys):
         rules.append({"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)})
     if name == "A":
-        reading.only((name, "QADD"), reading.get((name, "QADD"), {}), ("ENABLE_QUANT",))
-        adds = reading.get((name, "QADD", "ENABLE_QUANT"), False)
-        reading.put(("torch", "multi_input"), {"add": "insert" if adds else "none"}, (name, "QADD"))
+        reading.refuse_unknown((name, "QADD"), reading.get_value((name, "QADD"), {}), ("ENABLE_QUANT",))
+        adds = reading.get_value((name, "QADD", "ENABLE_QUANT"), False)
+        reading.put_value(("torch", "multi_input"), {"add": "insert" if adds else "none"}, (name, "QADD"))
     return rules
 
 
@@ -184,14 +185,15 @@ def _flatten_keys(prefix: str, values: Any) -> dict[str, Any]:
     """Flatten nested keys to Sparsebit's dotted ones."""
     if not isinstance(values, Mapping):
         return {prefix: values}
-    return {
-        key: value for name, inner in values.items() for key, value in _flatten_keys(f"{prefix}.{name}", inner).items()
-    }
+    keys: dict[str, Any] = {}
+    for name, inner in values.items():
+        keys |= _flatten_keys(f"{prefix}.{name}", inner)
+    return keys
 
 
-def _is_off(given: Mapping[str, Any]) -> bool:
+def _is_off(keys: Mapping[str, Any]) -> bool:
     """True if switched off, by DISABLE or in the older form of 0 bits."""
-    return bool(given.get("QUANTIZER.DISABLE", False)) or given.get("QUANTIZER.BIT") == 0
+    return bool(keys.get("QUANTIZER.DISABLE")) or keys.get("QUANTIZER.BIT") == 0
 
 
 _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
@@ -202,7 +204,7 @@ _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
     "QUANTIZER.TYPE": lambda r, p, v: {"quantizer": {"name": r.translate(str(v), _QUANTIZERS, p)}},
     "QUANTIZER.PACT.ALPHA_VALUE": lambda _, __, v: {"alpha": v},
     "OBSERVER.TYPE": lambda r, p, v: {"observer": {"name": r.translate(str(v), _OBSERVERS, p)}},
-    "OBSERVER.PERCENTILE.ALPHA": lambda r, p, v: {"percentile": 100.0 * (1.0 - r.number(p, v))},
+    "OBSERVER.PERCENTILE.ALPHA": lambda r, p, v: {"percentile": 100.0 * (1.0 - r.read_number(p, v))},
     "OBSERVER.ACIQ.DISTRIBUTION": lambda r, p, v: {"distribution": r.translate(str(v), _DISTRIBUTIONS, p)},
     "OBSERVER.MOVING_AVERAGE.EMA_RATIO": lambda _, __, ___: {},
     "OBSERVER.LAYOUT": lambda _, __, ___: {},
@@ -215,7 +217,7 @@ _OPTIONS = {
 }
 
 
-def _convert_keys(reading: _Reading, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_keys(reading: _Reading, path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Convert Sparsebit's dotted keys to fields of a section or of a rule.
 
     EMA_RATIO and LAYOUT have no effect: the moving average is the mean of the samples whatever their order, and the
@@ -223,24 +225,23 @@ def _convert_keys(reading: _Reading, path: Path, given: Mapping[str, Any]) -> di
     """
     out: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in keys.items():
         at = (*path, *key.split("."))
         if key not in _FIELDS:
             raise reading.refuse(at, f"unknown key {key!r}", suggest_names(key, _FIELDS), "Q303")
-        found = _FIELDS[key](reading, at, value)
-        for name, one in found.items():
-            (options if name in _OPTIONS else out)[name] = one
-    for name, one in options.items():
+        for name, setting in _FIELDS[key](reading, at, value).items():
+            (options if name in _OPTIONS else out)[name] = setting
+    for name, setting in options.items():
         owner, kind = _OPTIONS[name]
         if owner in out and out[owner]["name"] == kind:
-            out[owner] = {**out[owner], name: one}
+            out[owner][name] = setting
     return out
 
 
 def _read_specific(reading: _Reading, name: str, role: str) -> list[dict[str, Any]]:
     """Convert exceptions, [{pattern: [key, value, …]}], to rules in the same order; the first match wins in both."""
     path: Path = (name, "SPECIFIC")
-    listed = reading.listed(path, "mappings of patterns", '[{"conv1": […]}]')
+    listed = reading.read_list(path, "mappings of patterns", '[{"conv1": […]}]')
     rules = []
     for number, patterns in enumerate(listed):
         if not isinstance(patterns, Mapping):
@@ -249,10 +250,10 @@ def _read_specific(reading: _Reading, name: str, role: str) -> list[dict[str, An
             at = (*path, number, str(pattern))
             if not isinstance(pairs, list) or len(pairs) % 2:
                 raise reading.refuse(at, "must list keys and values in turn", '["QUANTIZER.BIT", 8]')
-            given = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
-            wanted = {"float": True} if _is_off(given) else _convert_keys(reading, at, given)
+            keys = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+            changes = {"float": True} if _is_off(keys) else _convert_keys(reading, at, keys)
             line = reading.document.lines.get(at, 1)
-            rules.append({"node": _convert_pattern(str(pattern)), "role": role, "set": wanted, "at": line})
+            rules.append({"node": _convert_pattern(str(pattern)), "role": role, "set": changes, "at": line})
     return rules
 
 

@@ -29,6 +29,9 @@ Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
 Storage = Literal["", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
 HighPrecision = Literal["float16", "bfloat16", "float32"]
+# The preset and the target where nothing is said. Presets are named after their target.
+DEFAULT_PRESET = "ort-int8"
+DEFAULT_TARGET = DEFAULT_PRESET.partition("-")[0]
 # The largest float is 1.8e308; an integer beyond it cannot become one.
 _LARGEST = 1e300
 
@@ -70,9 +73,18 @@ class Section(Frozen):
 
 
 def option(
-    default: Any, text: str, commands: Command | None = None, *, name: str = "", flags: str = "", metavar: str = "",
-    bare: str = "", code: bool = False, names: str = "", **bounds: Any,
-) -> Any:  # fmt: skip
+    default: Any,
+    text: str,
+    commands: Command | None = None,
+    *,
+    name: str = "",
+    flags: str = "",
+    metavar: str = "",
+    bare: str = "",
+    code: bool = False,
+    names: str = "",
+    **bounds: Any,
+) -> Any:
     """Make a field that commands take as an option, and Python functions as an override.
 
     text: for --help. commands: None for those of the section. name: for overrides, "" for the field's own. flags: of
@@ -81,9 +93,14 @@ def option(
     is run. names: the registry of `onnxq.backends` that lists its values. bounds: ge, gt, le, as of pydantic's Field.
     """
     extra: dict[str, Any] = {
-        "commands": commands, "name": name, "flags": flags, "metavar": metavar, "bare": bare, "code": code,
+        "commands": commands,
+        "name": name,
+        "flags": flags,
+        "metavar": metavar,
+        "bare": bare,
+        "code": code,
         "names": names,
-    }  # fmt: skip
+    }
     return Field(default, description=text, json_schema_extra=extra, **bounds)
 
 
@@ -96,8 +113,8 @@ def wrap_pairs(value: Any) -> Any:
     """Convert a pair of words to a tuple of pairs, and pairs in lists to tuples."""
     if not isinstance(value, (list, tuple)):
         return value
-    pairs = (value,) if value and all(isinstance(one, str) for one in value) else value
-    return tuple(tuple(one) if isinstance(one, list) else one for one in pairs)
+    pairs = (value,) if value and all(isinstance(part, str) for part in value) else value
+    return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
 
 
 def split_words(value: Any) -> Any:
@@ -121,8 +138,8 @@ def _read_amount(units: Mapping[str, int], otherwise: str) -> BeforeValidator:
     def read(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([A-Z]*)", value.strip().upper())
-        amount = float(found[1]) * units.get(found[2], 0) if found else 0.0
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([A-Z]*)", value.strip().upper())
+        amount = float(match[1]) * units.get(match[2], 0) if match else 0.0
         if not 0 < amount < _MOST:
             raise ValueError(f"{value!r} is {otherwise}")
         return int(amount) if amount.is_integer() else amount
@@ -147,23 +164,23 @@ File = Annotated[str, PlainValidator(check_path)]
 Files = Annotated[tuple[File, ...], BeforeValidator(wrap_single)]
 
 
-def read_named(kind: str, made: type) -> BeforeValidator:
-    """Convert a name, or a mapping with `name` and plain options, to `made(name, sorted options)`.
+def read_named(kind: str, cls: type) -> BeforeValidator:
+    """Convert a name, or a mapping with `name` and plain options, to `cls(name, sorted options)`.
 
     Raises PydanticCustomError, a fault of the field, for anything else. kind: of the thing named, for messages.
     """
 
     def read(value: Any) -> Any:
-        if value is None or isinstance(value, made):
+        if value is None or isinstance(value, cls):
             return value
-        given = {"name": value} if isinstance(value, str) else value
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        entries = {"name": value} if isinstance(value, str) else value
+        if not isinstance(entries, Mapping) or not isinstance(entries.get("name"), str):
             text = "must be the name of {kind}, or a mapping with `name` and its options"
             raise PydanticCustomError("named", text, {"kind": kind})
-        options = {key: one for key, one in given.items() if key != "name"}
-        for key, one in options.items():
-            _check_option(key, one)
-        return made(given["name"], tuple(sorted(options.items())))
+        options = {key: setting for key, setting in entries.items() if key != "name"}
+        for key, setting in options.items():
+            _check_option(key, setting)
+        return cls(entries["name"], tuple(sorted(options.items())))
 
     return BeforeValidator(read)
 

@@ -1,22 +1,23 @@
-"""Dataset: chosen and validated samples of a model's inputs, one by one or in batches."""
+"""Dataset: chosen and validated samples of a model's inputs, one by one or in batches; facts that choices depend on."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.data.cuts import find_batch_axis, find_batch_symbols
-from onnxq.data.fit import Array, fit_array
-from onnxq.data.sources import Source
+from onnxq.data.fit import Array, Feeds, Inputs, Shape, fit_array
+from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
+from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 
 # Of a sample's number in its source and its inputs: the inputs, and more.
-Extend = Callable[[int, dict[str, Array]], Mapping[str, Array]]
+Extend = Callable[[int, Feeds], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,7 @@ class Batch:
     """Neighbouring samples for one run."""
 
     # Inputs by name, joined along their batch axes.
-    feeds: dict[str, Array]
+    feeds: Feeds
     # Position of the first sample in its dataset.
     first_index: int
     # Number of samples; 1: one sample as it is.
@@ -65,8 +66,8 @@ class Dataset:
 
     def __init__(
         self,
-        source: Source,
-        inputs: Sequence[ValueInfo],
+        source: SampleSource,
+        inputs: Inputs,
         indices: Sequence[int],
         *,
         spare: Sequence[int] = (),
@@ -89,7 +90,7 @@ class Dataset:
         """Number of samples that a split may hold back without taking any of the selection."""
         return len(self._spare)
 
-    def samples(self) -> Iterator[dict[str, Array]]:
+    def samples(self) -> Iterator[Feeds]:
         """Yield every sample by input name, with the model's own ranks and dtypes.
 
         Raises DataError with input and sample for arrays that do not fit the model, and for NaN and inf.
@@ -97,16 +98,16 @@ class Dataset:
         for position in range(len(self)):
             yield self[position]
 
-    def __getitem__(self, position: int) -> dict[str, Array]:
+    def __getitem__(self, position: int) -> Feeds:
         """Read one sample. Raises IndexError past the end."""
         i = self._indices[position]
-        raw, where = self._source.sample(i), self._source.name(i)
+        raw, where = self._source.read_sample(i), self._source.name_sample(i)
         feeds = {value.name: fit_array(raw[value.name], value, where) for value in self.inputs}
         return feeds if self._extend is None else dict(self._extend(i, feeds))
 
     def name(self, position: int) -> str:
         """Name a sample for messages: file and number in it."""
-        return self._source.name(self._indices[position])
+        return self._source.name_sample(self._indices[position])
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Yield batches of up to n neighbouring samples of equal shapes, in order.
@@ -115,7 +116,7 @@ class Dataset:
         else they come one by one.
         """
         axes = self._batch_axes() if n is not None and n > 1 else None
-        waiting: list[dict[str, Array]] = []
+        waiting: list[Feeds] = []
         first = 0
         for position, sample in enumerate(self.samples()):
             if waiting and (axes is None or len(waiting) == n or not _can_join(waiting[0], sample, axes)):
@@ -130,66 +131,60 @@ class Dataset:
         At least one sample stays for calibration. holdout 0, or no sample that may be held back: both parts are the
         whole set. keep: positions that calibration needs and that are never held back; fewer may then be.
         """
-        if holdout > 0:
-            rng = np.random.default_rng(seed)
-            spare = _choose_items(rng, self._spare, holdout)
-            free = [i for position, i in enumerate(self._indices) if position not in keep]
-            mine = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
-            if spare or mine:
-                kept = [i for i in self._indices if i not in frozenset(mine)]
-                return self._of(kept), self._of(sorted([*spare, *mine]))
-        return self._of(self._indices), self._of(self._indices)
+        if holdout <= 0:
+            return self._choose(self._indices), self._choose(self._indices)
+        rng = np.random.default_rng(seed)
+        spare = _choose_items(rng, self._spare, holdout)
+        free = [i for position, i in enumerate(self._indices) if position not in keep]
+        own = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
+        validation = sorted([*spare, *own]) or self._indices
+        return self._choose([i for i in self._indices if i not in frozenset(own)]), self._choose(validation)
 
     def take(self, count: int, seed: int = 0) -> Dataset:
         """Choose at most `count` of the samples by the seed, in order."""
-        return self._of(_choose_items(np.random.default_rng(seed), self._indices, max(count, 1)))
+        return self._choose(_choose_items(np.random.default_rng(seed), self._indices, max(count, 1)))
 
     def joined(self, other: Dataset) -> Dataset:
         """Join two parts of one set; a sample of both counts once."""
-        return self._of(sorted({*self._indices, *other._indices}))
+        return self._choose(sorted({*self._indices, *other._indices}))
 
     def without(self, other: Dataset) -> Dataset:
         """Leave out the samples of another part of the same set; at least one must remain."""
         taken = frozenset(other._indices)
-        return self._of([i for i in self._indices if i not in taken])
+        return self._choose([i for i in self._indices if i not in taken])
 
     def extended(self, extend: Extend) -> Dataset:
         """Return the same samples with further inputs, each as `extend` gives it when it is read."""
-        return Dataset(
-            self._source, self.inputs, self._indices, title=self._title, synthetic=self.synthetic, extend=extend
-        )
+        return self._choose(self._indices, extend)
 
     def describe(self) -> str:
         """Describe the set in one line for reports and plans: number, source and conversions of the samples."""
-        total = len(self._source)
-        count = f"{len(self)} samples" if len(self) == total else f"{len(self)} of {total} samples"
-        count = count.replace("1 samples", "1 sample") if len(self) == total == 1 else count
-        text = f"{self._title}: {count}"
-        return "; ".join([text, *self._source.notes])
+        count, total = len(self), len(self._source)
+        text = f"{count} of {total} samples" if count != total else "1 sample" if count == 1 else f"{count} samples"
+        return "; ".join([f"{self._title}: {text}", *self._source.notes])
 
     def part(self, positions: Sequence[int]) -> Dataset:
         """Return the samples at some positions."""
-        return self._of([self._indices[position] for position in positions])
+        return self._choose([self._indices[position] for position in positions])
 
-    def _of(self, indices: Sequence[int]) -> Dataset:
-        return Dataset(
-            self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic, extend=self._extend
-        )
+    def _choose(self, indices: Sequence[int], extend: Extend | None = None) -> Dataset:
+        extend = extend or self._extend
+        return Dataset(self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic, extend=extend)
 
     def _batch_axes(self) -> dict[str, int] | None:
         """Find each input's axis for joining samples; None if an input has none."""
         symbols = find_batch_symbols(self.inputs)
-        found: dict[str, int] = {}
+        axes: dict[str, int] = {}
         for value in self.inputs:
             axis = find_batch_axis(value, symbols)
             if axis is None or value.shape is None:
                 return None
-            found[value.name] = axis
+            axes[value.name] = axis
             # A symbol that sizes two axes of a tensor is not the batch.
             if isinstance(value.shape[axis], str) and value.shape.count(value.shape[axis]) > 1:
                 return None
         # Two symbols on axes 0 may have to differ, e.g. for images and boxes.
-        return found if len(symbols) < 2 else None
+        return axes if len(symbols) < 2 else None
 
 
 def _choose_items(rng: np.random.Generator, items: Sequence[int], count: int) -> list[int]:
@@ -198,12 +193,90 @@ def _choose_items(rng: np.random.Generator, items: Sequence[int], count: int) ->
     return [items[k] for k in sorted(rng.choice(len(items), size=count, replace=False))]
 
 
-def _can_join(a: dict[str, Array], b: dict[str, Array], axes: dict[str, int]) -> bool:
+def _can_join(a: Feeds, b: Feeds, axes: dict[str, int]) -> bool:
     return all(a[name].shape == b[name].shape and a[name].shape[axis] == 1 for name, axis in axes.items())
 
 
-def _join_samples(samples: list[dict[str, Array]], first: int, axes: dict[str, int] | None) -> Batch:
+def _join_samples(samples: list[Feeds], first: int, axes: dict[str, int] | None) -> Batch:
     if len(samples) == 1 or axes is None:
         return Batch(samples[0], first, 1)
-    feeds = {name: np.concatenate([one[name] for one in samples], axis=axis) for name, axis in axes.items()}
+    feeds = {name: np.concatenate([sample[name] for sample in samples], axis=axis) for name, axis in axes.items()}
     return Batch(feeds, first, len(samples))
+
+
+@dataclass(frozen=True)
+class SharedSamples:
+    """Some samples of a set, in order. names: as the set calls them in messages."""
+
+    inputs: tuple[ValueInfo, ...]
+    feeds: tuple[SharedFeeds, ...]
+    names: tuple[str, ...]
+
+    def open(self) -> Dataset:
+        """Return them as a set of their own; each is read when it is asked for."""
+        items = list(zip(self.feeds, self.names, strict=True))
+        source = LazySource(items, lambda item: read_feeds(item[0]), lambda item: str(item[1]))
+        return Dataset(source, self.inputs, range(len(items)))
+
+
+def share_samples(crew: Crew, dataset: Dataset, positions: Sequence[int]) -> SharedSamples:
+    """Put the samples at some positions into the crew's folder."""
+    feeds = tuple(crew.share_feeds(dataset[position]) for position in positions)
+    return SharedSamples(dataset.inputs, feeds, tuple(map(dataset.name, positions)))
+
+
+# Of each extreme the samples that calibration keeps must reach so much: a range a tenth too short clips little.
+_REACH = 0.9
+
+
+def find_extremes(samples: Iterable[Mapping[str, Array]], wanted: int = 0) -> frozenset[int]:
+    """Find the samples with the least or greatest value, the most energy or the most elements of an input.
+
+    samples: inputs by name, any shapes. Integer inputs count by their size only, because their values are indices.
+    Of equal samples the first counts. An input that is the same in all samples is ignored.
+    wanted: so many others are wanted. Where fewer are left, as with many inputs, those extremes are left out, too,
+    without which all others still reach nine tenths as far.
+    Returns the samples' positions.
+    """
+    table = np.array([[x for name in sorted(sample) for x in _measure_array(sample[name])] for sample in samples])
+    peaks = table.max(axis=0)
+    varying = peaks > table.min(axis=0)
+    extremes = np.unique(table[:, varying].argmax(axis=0))
+    if len(table) - len(extremes) >= wanted:
+        return frozenset(extremes.tolist())
+    least = peaks * np.where(peaks > 0, _REACH, 2 - _REACH)
+    left = set(range(len(table)))
+    # Others first, none of which is missed; then the extremes that lead by least.
+    leads = (table - least).max(axis=1)
+    for position in sorted(left, key=lambda k: (k in extremes, leads[k])):
+        rest = sorted(left - {position})
+        if len(table) - len(left) < wanted and rest and (table[rest].max(axis=0) >= least).all():
+            left.discard(position)
+    return frozenset(left)
+
+
+def _measure_array(value: Array) -> tuple[float, ...]:
+    """Measure an array: size; of floats also negated minimum, maximum and mean square. Larger is more extreme."""
+    if value.dtype.kind != "f" or not value.size:
+        return float(value.size), 0.0, 0.0, 0.0
+    wide = value.astype(np.float32, copy=False)
+    if not np.isfinite(wide.min()):
+        # A mask's -inf is in no range.
+        wide = wide[np.isfinite(wide)]
+    with np.errstate(over="ignore"):
+        power = float(np.mean(np.square(wide))) if wide.size else 0.0
+    return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power
+
+
+def read_mask(feeds: Mapping[str, NDArray[Any]], shape: Shape) -> NDArray[np.bool_] | None:
+    """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
+
+    The network computes values for padding, too, and no output depends on them. In samples with much padding they would
+    outweigh the text.
+    """
+    masks = [value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"]
+    if len(masks) != 1 or masks[0].ndim != 2 or shape[:2] != masks[0].shape or len(shape) != 3:
+        return None
+    mask = masks[0] != 0
+    # Other values than 0 and 1 make it something else, e.g. an additive mask; a mask without ones hides everything.
+    return mask if bool(np.isin(masks[0], (0, 1)).all()) and bool(mask.any()) else None

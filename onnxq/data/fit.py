@@ -14,13 +14,18 @@ from onnxq.graph import ValueInfo
 from onnxq.nearest import suggest_names
 
 Array = NDArray[Any]
+# By input name: arrays of any number of samples, and those of one run.
 Arrays = Mapping[str, Array]
+Feeds = dict[str, Array]
+Inputs = Sequence[ValueInfo]
+Shape = tuple[int, ...]
+DType = np.dtype[Any]
 
 _RIGHT_SHAPE = "give it the shape the model declares"
 _KINDS = {"i": "int", "u": "int", "b": "bool", "U": "string", "S": "string", "O": "string"}
 
 
-def find_input_dtype(value: ValueInfo) -> np.dtype[Any] | None:
+def find_input_dtype(value: ValueInfo) -> DType | None:
     """Return the numpy dtype of an input (object for strings); None if the model does not declare one."""
     if value.dtype == 0:
         return None
@@ -29,7 +34,7 @@ def find_input_dtype(value: ValueInfo) -> np.dtype[Any] | None:
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
 
 
-def classify_dtype(dtype: np.dtype[Any]) -> str:
+def classify_dtype(dtype: DType) -> str:
     """Return "float", "int", "bool", "string" or the dtype's own name."""
     # ml_dtypes' bfloat16 and float8 have numpy's kind "V" (void), and their names are all that tells.
     if dtype.kind == "f" or dtype.name.startswith(("bfloat", "float")):
@@ -44,30 +49,30 @@ def format_shape(value: ValueInfo) -> str:
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in value.shape) + "]"
 
 
-def match_inputs(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[dict[str, Array], tuple[str, ...]]:
+def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, tuple[str, ...]]:
     """Return the arrays in the order of the model's inputs, and the names of arrays that are no inputs.
 
     A model with one input accepts a single array without a name, which numpy calls arr_0.
-    Raises DataError for an input without an array, with the nearest name given.
+    Raises DataError for an input without an array, with the nearest name arrays.
     """
     names = [value.name for value in inputs]
-    if len(names) == 1 and names[0] not in given and len(given) == 1 and next(iter(given)) in ("", "arr_0"):
-        return {names[0]: next(iter(given.values()))}, ()
-    extra = tuple(name for name in given if name not in names)
+    if len(names) == 1 and names[0] not in arrays and len(arrays) == 1 and next(iter(arrays)) in ("", "arr_0"):
+        return {names[0]: next(iter(arrays.values()))}, ()
+    extra = tuple(name for name in arrays if name not in names)
     for name in names:
-        if name not in given:
-            has = f" (it has {_join_names(given)})" if given else ""
+        if name not in arrays:
+            has = f" (it has {_join_names(arrays)})" if arrays else ""
             near = f"{suggest_names(name, extra)} Name" if extra else "name"
             fix = f"{near} the arrays after the inputs: {_join_names(names)}"
             raise DataError(where, f"has no array for the model's input {name!r}{has}", fix, code="Q207")
-    return {name: given[name] for name in names}, extra
+    return {name: arrays[name] for name in names}, extra
 
 
 def _join_names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def check_dtype(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str:
+def check_dtype(array_dtype: DType, value: ValueInfo, where: str) -> str:
     """Raise DataError unless the dtype converts to the input's within its kind.
 
     Returns a note on the conversion; "" if none is needed.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.config import ImageConfig
-from onnxq.data.fit import Array, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Array, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.data.sources import LazySource
 from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import register_input
@@ -27,9 +27,7 @@ def find_images(folder: Path) -> list[Path]:
     )
 
 
-def open_images(
-    files: Sequence[Path], folder: Path, inputs: Sequence[ValueInfo], config: ImageConfig | None
-) -> LazySource:
+def open_images(files: Sequence[Path], folder: Path, inputs: Inputs, config: ImageConfig | None) -> LazySource:
     """Make a source with one sample per image.
 
     Raises DataError without a preprocessing, for an input that is not [N, C, H, W] or [N, H, W, C], and for a model
@@ -48,7 +46,7 @@ def open_images(
     )
 
 
-def _find_input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) -> ValueInfo:
+def _find_input(inputs: Inputs, config: ImageConfig, where: str) -> ValueInfo:
     names = [value.name for value in inputs]
     if config.input and config.input not in names:
         subject = f"data.images.input {config.input!r}"

@@ -1,4 +1,4 @@
-"""Data from a Python file of the user, and from Polygraphy's JSON."""
+"""Data from a Python file of the user, whose errors are told with their place, and from Polygraphy's JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,70 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxq.data.fit import Array
-from onnxq.data.user_code import guard_user_code
-from onnxq.errors import DataError
+from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, read_input
 from onnxq.nearest import find_nearest, suggest_names
+
+_PACKAGE = os.path.join(Path(__file__).parents[1], "")
+# Calls of a traceback that a message shows, the innermost ones.
+_CALLS = 5
+
+
+@contextmanager
+def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
+    """Run code of the user: its exceptions become DataErrors, and it can import files beside its own.
+
+    where: name of the function for messages. folder: folder of its file.
+    """
+    # Absolute: Python caches the contents of "." as it was when first searched.
+    beside = "" if folder is None else os.path.abspath(folder)
+    added = bool(beside) and beside not in sys.path
+    if added:
+        sys.path.insert(0, beside)
+    # Nothing is written beside the user's files, Python's bytecode neither.
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    except OnnxqError:  # has its subject and fix already
+        raise
+    except SystemExit as error:
+        code = "" if error.code is None else repr(error.code)
+        fix = "let the function return its result, or raise an exception"
+        raise DataError(where, f"called sys.exit({code})", fix, code="Q213", details=_format_calls(error)) from error
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+        first, *rest = text.splitlines()
+        details = (*rest, *_format_calls(error))
+        raise DataError(where, f"raised {first}", "mend that code", code="Q213", details=details) from error
+    finally:
+        sys.dont_write_bytecode = bytecode
+        if added and beside in sys.path:
+            sys.path.remove(beside)
+
+
+def _format_calls(error: BaseException) -> list[str]:
+    """Format the innermost calls in the user's code and below it, one line each with file, line and source."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [k for k, frame in enumerate(frames) if not _is_ours(frame.filename)]
+    shown = [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")] if theirs else []
+    lines = [f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}" for frame in shown[-_CALLS:]]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append(f"{error.filename}:{error.lineno}: {(error.text or '').strip()}")
+    return [f"at {line.rstrip(': ')}" for line in lines]
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith((_PACKAGE, "<frozen "))
+
 
 _SAVE_INPUTS = "make it with `polygraphy run --save-inputs`"
 # Polygraphy's name for the function of a data-loader script.
@@ -36,12 +89,12 @@ def call_function(path: Path, function: str) -> Any:
     Raises DataError for a file that does not run, and for a function that does not exist or has required arguments.
     """
     where = f"{path}:{function}"
-    found = find_function(path, function)
-    wants = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
+    loader = find_function(path, function)
+    wants = [p for p in inspect.signature(loader).parameters.values() if p.default is p.empty]
     if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in wants):
         raise DataError(where, "the function wants arguments; it is called without", "give them defaults", code="Q213")
     with guard_user_code(where, path.parent):
-        return found()
+        return loader()
 
 
 def find_function(path: Path, function: str) -> Callable[..., Any]:
@@ -59,11 +112,11 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
             spec.loader.exec_module(module)
         finally:
             del sys.modules[spec.name]
-    found: Callable[..., Any] | None = getattr(module, function, None)
-    if found is None or not callable(found):
+    loader: Callable[..., Any] | None = getattr(module, function, None)
+    if loader is None or not callable(loader):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise DataError(where, "the file has no such function", suggest_names(function, names), code="Q213")
-    return found
+    return loader
 
 
 def _check_script(path: Path) -> None:
@@ -82,7 +135,9 @@ def _check_script(path: Path) -> None:
 
 def suggest_files(path: Path) -> str:
     """Suggest the most similar names in the path's folder; "" for none."""
-    close = find_nearest(path.name, (one.name for one in path.parent.iterdir())) if os.path.isdir(path.parent) else ()
+    close = (
+        find_nearest(path.name, (entry.name for entry in path.parent.iterdir())) if os.path.isdir(path.parent) else ()
+    )
     return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
 
 
@@ -93,7 +148,7 @@ def read_json_feeds(path: Path) -> Sequence[Mapping[str, Array]]:
     """
     try:
         text = read_input(path, DataError, limit=_MOST_BYTES).decode("utf-8")
-        content = json.loads(text, object_hook=lambda found: _decode_array(found, path))
+        content = json.loads(text, object_hook=lambda entry: _decode_array(entry, path))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
         raise DataError(path, f"is not JSON ({error})", _SAVE_INPUTS, code="Q206") from error
     except OSError as error:
@@ -107,19 +162,19 @@ def read_json_feeds(path: Path) -> Sequence[Mapping[str, Array]]:
     return feeds
 
 
-def _decode_array(found: dict[str, Any], path: Path) -> Any:
+def _decode_array(content: dict[str, Any], path: Path) -> Any:
     """Decode an array in Polygraphy's form: {"array": base64 of a .npy, "polygraphy_class": "ndarray"}."""
-    marker = found.get("polygraphy_class")
+    marker = content.get("polygraphy_class")
     # The form that older versions of Polygraphy wrote.
-    if marker is None and "__polygraphy_encoded_ndarray" in found:
+    if marker is None and "__polygraphy_encoded_ndarray" in content:
         marker = "ndarray"
     if marker is None:
-        return found
-    if marker != "ndarray" or not isinstance(found.get("array"), str):
+        return content
+    if marker != "ndarray" or not isinstance(content.get("array"), str):
         cause = f"holds a Polygraphy {marker}, not input arrays"
         raise DataError(path, cause, "save inputs as numpy arrays", code="Q206")
     try:
-        return decode_array(found["array"])
+        return decode_array(content["array"])
     except Exception as error:  # numpy parses a header that anybody may have written: whatever it says, it is no array
         cause = f"holds an array that cannot be decoded ({error})"
         raise DataError(path, cause, "make the file again", code="Q204") from error

@@ -1,19 +1,138 @@
-"""Sources of samples. A source reads one sample at a time, by number, and nothing in advance."""
+"""Sources of samples. A source reads one sample at a time, by number, and nothing in advance.
+
+Samples lie in an array stacked along an extra axis or joined along the batch axis, or it is one for all. Those of an
+iterable come only once: few are kept in memory, many in a temporary folder."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Protocol
 
-from onnxq.data.cuts import Cut, find_batch_symbols, find_cut, fits_whole
-from onnxq.data.fit import Array, Arrays, check_dtype, match_inputs
+import numpy as np
+
+from onnxq.data.fit import (
+    Array,
+    Arrays,
+    Feeds,
+    Inputs,
+    check_dims,
+    check_dtype,
+    format_shape,
+    make_input_error,
+    make_rank_error,
+    match_inputs,
+)
+from onnxq.data.scripts import guard_user_code
 from onnxq.errors import DataError
+from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
 
 
-class Source(Protocol):
+@dataclass(frozen=True)
+class Cut:
+    """Division of an array into samples."""
+
+    # Number of samples; None: the whole array is used for every sample.
+    count: int | None
+    axis: int = 0
+    # Rows of a sample along `axis`.
+    size: int = 1
+    # One sample per leading index; `axis` and `size` do not apply.
+    stacked: bool = False
+    # Rows that fill no sample and are not used.
+    left_over: int = 0
+
+    def take(self, array: Array, i: int) -> Array:
+        """Return sample i of the array, a view."""
+        if self.count is None:
+            return np.asarray(array)
+        if self.stacked:
+            return np.asarray(array[i])
+        rows = slice(i * self.size, (i + 1) * self.size)
+        return np.asarray(array[(slice(None),) * self.axis + (rows,)])
+
+
+def find_batch_symbols(inputs: Inputs) -> frozenset[str]:
+    """Collect the symbols of dynamic axes 0."""
+    return frozenset(value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str))
+
+
+def find_batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
+    """Find the dynamic axis along which samples are joined.
+
+    Axis 0 if it is dynamic, else the axis with one of `symbols`; None for a scalar or a fixed batch.
+    """
+    if not value.shape:
+        return None
+    if not isinstance(value.shape[0], int):
+        return 0
+    return next((axis for axis, dim in enumerate(value.shape) if dim in symbols), None)
+
+
+def find_cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool) -> Cut:
+    """Find the samples in an array of this shape.
+
+    One dimension more than the input: one sample per leading index. The input's own rank: samples along the batch
+    axis, of size 1 if that is dynamic, else of the model's own size. feed: the array was given for one run, so a
+    dynamic axis is divided only if its symbol names a batch.
+    Raises DataError for any other rank, a fixed dim that differs, no sample at all, or less than the model's batch.
+    """
+    rank = len(shape) if value.shape is None else len(value.shape)
+    if len(shape) == rank + 1:
+        check_dims(shape, value, where, offset=1)
+        return _require_samples(Cut(shape[0], stacked=True), value, where)
+    if len(shape) != rank:
+        raise make_rank_error(shape, value, where)
+    if rank == 0:
+        return Cut(None)
+    axis = 0 if value.shape is None else find_batch_axis(value, symbols)
+    if axis is None:
+        check_dims(shape, value, where, skip=1)
+        return _cut_fixed_batch(shape[0], value, where)
+    check_dims(shape, value, where)
+    # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
+    if feed and not (value.shape is not None and is_batch_symbol(value.shape[axis])):
+        return Cut(None)
+    return _require_samples(Cut(shape[axis], axis), value, where)
+
+
+def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
+    """True if the whole array can be fed."""
+    if value.shape is None:
+        return True
+    return len(shape) == len(value.shape) and all(
+        got == want for got, want in zip(shape, value.shape, strict=True) if isinstance(want, int)
+    )
+
+
+def is_batch_symbol(symbol: object) -> bool:
+    """True if the name of a dynamic axis can only mean the batch."""
+    # The names that exporters write: "batch_size" (Hugging Face), "batch", "N", "bs".
+    name = str(symbol or "").lower()
+    return name in ("n", "b", "bs") or "batch" in name
+
+
+def _require_samples(cut: Cut, value: ValueInfo, where: str) -> Cut:
+    if cut.count == 0:
+        raise make_input_error(where, value, "is empty: it has no samples", "give it at least one", code="Q203")
+    return cut
+
+
+def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
+    size = value.shape[0] if value.shape else 1
+    if rows == size or not isinstance(size, int):
+        return Cut(None)
+    if rows < size or size < 1:
+        cause = f"has {rows} rows; the model takes {size} at a time, {format_shape(value)}" if rows else "is empty"
+        raise make_input_error(where, value, cause, f"give at least {size}")
+    return Cut(rows // size, size=size, left_over=rows % size)
+
+
+class SampleSource(Protocol):
     """Samples by number."""
 
     # Remarks for reports on how the samples are read.
@@ -21,32 +140,34 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def read_sample(self, i: int) -> Feeds:
         """Read the arrays of sample i by input name, with the input's rank, before conversion of dtypes."""
         ...
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         """Name sample i for messages."""
         ...
 
 
 class ArraySource:
-    """Arrays by input name, divided into samples (see `onnxq.data.cuts`).
+    """Arrays by input name, divided into samples (see `onnxq.data.sources`).
 
     feed: the arrays were given for one run of the model, so they are divided only along axes that are surely batches.
     """
 
-    def __init__(self, given: Arrays, inputs: Sequence[ValueInfo], where: str, *, feed: bool = False) -> None:
+    def __init__(self, arrays: Arrays, inputs: Inputs, where: str, *, feed: bool = False) -> None:
         self._where = where
-        self._arrays, extra = match_inputs(inputs, given, where)
+        self._arrays, extra = match_inputs(inputs, arrays, where)
         notes = [f"array {name!r} is no input of the model: not used" for name in extra]
         notes += [check_dtype(self._arrays[value.name].dtype, value, where) for value in inputs]
         symbols = find_batch_symbols(inputs)
         shapes = {value.name: self._arrays[value.name].shape for value in inputs}
         self._cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
-        uneven = _describe_uneven(self._cuts)
-        same = [name for name, one in self._cuts.items() if one.count is None and len(shapes[name]) > 0]
-        several = any((one.count or 1) > 1 for one in self._cuts.values())
+        counts = {name: cut.count for name, cut in self._cuts.items() if cut.count is not None}
+        uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        uneven = uneven if len(set(counts.values())) > 1 else ""
+        same = [name for name, shape in shapes.items() if name not in counts and shape]
+        several = any(count > 1 for count in counts.values())
         # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
         if feed and (uneven or (several and same)) and all(fits_whole(shapes[v.name], v) for v in inputs):
             self._cuts = {value.name: Cut(None) for value in inputs}
@@ -54,8 +175,8 @@ class ArraySource:
             raise DataError(
                 where, f"the inputs disagree on the number of samples: {uneven}", "give each as many", code="Q212"
             )
-        self._count = next((one.count for one in self._cuts.values() if one.count is not None), 1)
-        left = {one.left_over for one in self._cuts.values()} - {0}
+        self._count = next((cut.count for cut in self._cuts.values() if cut.count is not None), 1)
+        left = {cut.left_over for cut in self._cuts.values()} - {0}
         notes += [f"{rows} rows left over that do not fill the model's batch: not used" for rows in sorted(left)]
         if self._count > 1:
             notes += [f"input {name}: one array, used for every sample" for name in same]
@@ -64,22 +185,19 @@ class ArraySource:
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def read_sample(self, i: int) -> Feeds:
+        """The arrays of sample i."""
         return {name: self._cuts[name].take(array, i) for name, array in self._arrays.items()}
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
+        """The place of the arrays, with the number of the sample where there are several."""
         return self._where if self._count == 1 else f"{self._where}, sample {i}"
-
-
-def _describe_uneven(cuts: Mapping[str, Cut]) -> str:
-    counts = {name: one.count for name, one in cuts.items() if one.count is not None}
-    return ", ".join(f"{name!r} has {n}" for name, n in counts.items()) if len(set(counts.values())) > 1 else ""
 
 
 class JoinedSource:
     """Several sources in sequence. keep: an object that must live as long as they do."""
 
-    def __init__(self, parts: Sequence[Source], keep: object = None) -> None:
+    def __init__(self, parts: Sequence[SampleSource], keep: object = None) -> None:
         self._parts, self._keep = tuple(parts), keep
         self._ends = list(accumulate(len(part) for part in self._parts))
         self.notes: tuple[str, ...] = tuple(dict.fromkeys(note for part in self._parts for note in part.notes))
@@ -87,15 +205,17 @@ class JoinedSource:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def read_sample(self, i: int) -> Feeds:
+        """The arrays of sample i, of the part that has it."""
         part, k = self._find(i)
-        return part.sample(k)
+        return part.read_sample(k)
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
+        """The name that its part gives to the sample."""
         part, k = self._find(i)
-        return part.name(k)
+        return part.name_sample(k)
 
-    def _find(self, i: int) -> tuple[Source, int]:
+    def _find(self, i: int) -> tuple[SampleSource, int]:
         p = bisect_right(self._ends, i)
         return self._parts[p], i - (self._ends[p - 1] if p else 0)
 
@@ -103,17 +223,146 @@ class JoinedSource:
 class LazySource:
     """One sample per item, read on request."""
 
-    def __init__(
-        self, items: Sequence[Any], read: Callable[[Any], dict[str, Array]], label: Callable[[Any], str]
-    ) -> None:
+    def __init__(self, items: Sequence[Any], read: Callable[[Any], Feeds], label: Callable[[Any], str]) -> None:
         self._items, self._read, self._label = tuple(items), read, label
         self.notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def read_sample(self, i: int) -> Feeds:
+        """Read item i."""
         return self._read(self._items[i])
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
+        """The label of item i."""
         return self._label(self._items[i])
+
+
+# Bytes kept in memory. One item more may be alive while it is written.
+_IN_MEMORY = 256 * 2**20
+
+
+def name_arrays(item: Any, inputs: Inputs, where: str) -> Feeds:
+    """Convert one item to {input name: array}: a mapping, or a bare array if the model has one input.
+
+    Raises DataError for anything else, and for values that are no arrays.
+    """
+    if isinstance(item, np.ndarray) or (hasattr(item, "__array__") and not isinstance(item, dict)):
+        if len(inputs) != 1:
+            names = ", ".join(value.name for value in inputs)
+            raise DataError(where, "is one array without a name", f"the model has several inputs: {names}", code="Q207")
+        return {inputs[0].name: np.asarray(item)}
+    if not hasattr(item, "keys"):
+        cause = f"is a {type(item).__name__}, not a mapping"
+        raise DataError(where, cause, "give {input name: array} for each sample", code="Q206")
+    return {str(name): _to_array(item[name], f"{where}, array {name!r}") for name in item}
+
+
+def _to_array(value: Any, where: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(where, f"cannot become an array ({error})", "give numeric arrays", code="Q206") from error
+    # Strings are objects, too, and a legitimate input.
+    if array.dtype.kind == "O" and not all(isinstance(item, (str, bytes)) for item in array.flat):
+        raise DataError(where, "holds Python objects", "give numeric arrays", code="Q206")
+    return array
+
+
+def spool_samples(
+    items: Iterable[Any],
+    inputs: Inputs,
+    where: str,
+    limit: int | None,
+    tick: Callable[[], None] = lambda: None,
+) -> JoinedSource:
+    """Iterate once over the items and keep at most `limit` samples, so that endless streams are possible.
+
+    tick: called for each item.
+    Raises DataError for an item that does not fit, for an error in the code of the iterable, or without any item.
+    """
+    parts: list[SampleSource] = []
+    store = _Store()
+    count = 0
+    for k, item in enumerate(_guard_items(items, where)):
+        label = f"{where}, item {k}"
+        stored = {name: store.store_array(array) for name, array in name_arrays(item, inputs, label).items()}
+        parts.append(_StoredSource(stored, inputs, label))
+        count += len(parts[-1])
+        tick()
+        if limit is not None and count >= limit:
+            break
+    if not parts:
+        raise DataError(where, "is empty: it gave no samples", "give it at least one sample", code="Q203")
+    return JoinedSource(parts, keep=store)
+
+
+def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
+    """Yield the items; errors of their code become DataErrors that name it."""
+    with guard_user_code(where):
+        iterator = iter(items)
+    while True:
+        with guard_user_code(where):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
+
+
+# Arrays by input name, or the files that hold them.
+_Stored = Mapping[str, Array | Path]
+
+
+class _StoredSource:
+    """The samples of one item. Arrays in files are mapped while a sample is read: mapped pages count as memory."""
+
+    def __init__(self, stored: _Stored, inputs: Inputs, where: str) -> None:
+        self._stored, self._inputs, self._where = stored, inputs, where
+        source = self._open()
+        self._count, self.notes = len(source), source.notes
+        # Without files there is nothing to close.
+        self._source = None if any(isinstance(value, Path) for value in stored.values()) else source
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read_sample(self, i: int) -> Feeds:
+        return (self._source or self._open()).read_sample(i)
+
+    def name_sample(self, i: int) -> str:
+        return self._where if self._count == 1 else f"{self._where}, sample {i}"
+
+    def _open(self) -> ArraySource:
+        arrays = {}
+        for name, value in self._stored.items():
+            arrays[name] = np.load(value, mmap_mode="r", allow_pickle=False) if isinstance(value, Path) else value
+        return ArraySource(arrays, self._inputs, self._where, feed=True)
+
+
+class _Store:
+    """Copies of arrays, because an iterable may reuse its buffer for the next item. Its folder is removed with it."""
+
+    def __init__(self) -> None:
+        self.folder: ScratchFolder | None = None
+        self._used = 0
+        self._files = 0
+
+    def store_array(self, array: Array) -> Array | Path:
+        """A copy of the array, or the file that holds it."""
+        # Empty arrays and strings cannot be mapped from a file.
+        if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
+            self._used += array.nbytes
+            return np.array(array)
+        if self.folder is None:
+            self.folder = ScratchFolder()
+        path = self.folder.path / f"{self._files}.npy"
+        self._files += 1
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:
+            cause = f"the samples do not fit into the temporary folder ({error.strerror or error})"
+            fix = "free space, set TMPDIR, or take fewer with `samples=…`"
+            raise DataError(path, cause, fix, code="Q215") from error
+        return path

@@ -2,18 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxq.data.augment import CHANNELS
 from onnxq.data.dataset import Dataset
-from onnxq.data.decoders import DecoderInputs, find_decoder, name_axis
-from onnxq.data.fit import Array, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Array, Feeds, Inputs, Shape, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
+
+_INTS = frozenset({TensorProto.INT32, TensorProto.INT64})
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+
+@dataclass(frozen=True)
+class DecoderInputs:
+    """Axes are named as `name_axis` names them.
+
+    past: those of the tokens in the caches. new: that of the tokens, or how many there are. whole: axes of both
+    together. positions: inputs that count the tokens. switches: booleans that say whether caches are read; an If
+    decoder has one branch for each.
+    """
+
+    past: frozenset[str]
+    new: str | int
+    whole: frozenset[str]
+    positions: frozenset[str]
+    switches: frozenset[str]
+
+
+def name_axis(value: ValueInfo, axis: int) -> str:
+    """The symbol of an axis of no fixed size, or "input:axis" where it has none."""
+    dim = (value.shape or ())[axis]
+    return dim if isinstance(dim, str) else f"{value.name}:{axis}"
+
+
+def find_decoder(inputs: Inputs) -> DecoderInputs | None:
+    """The inputs of a decoder with caches of any length; None for other models."""
+    past = frozenset(axis for value in inputs if (axis := _find_past(value)) is not None)
+    ids = next((v for v in inputs if _has_tokens(v) and not _is_called(v, "mask", "position", "past")), None)
+    if not past or ids is None:
+        return None
+    length = (ids.shape or ())[1]
+    new = length if isinstance(length, int) else name_axis(ids, 1)
+    masks = [v for v in inputs if _has_tokens(v) and _is_called(v, "mask") and not isinstance((v.shape or ())[1], int)]
+    # Exporters write "total_sequence_length", "past_sequence_length + 1", "past + sequence", or a symbol of its own.
+    whole = {key for value in masks if (key := name_axis(value, 1)) != new and "encoder" not in key.lower()}
+    positions = {value.name for value in inputs if _has_tokens(value) and _is_called(value, "position")}
+    switches = {value.name for value in inputs if value.dtype == TensorProto.BOOL and _is_called(value, "cache")}
+    return DecoderInputs(past, new, frozenset(whole), frozenset(positions), frozenset(switches))
+
+
+def _is_called(value: ValueInfo, *parts: str) -> bool:
+    return any(part in value.name.lower() for part in parts)
+
+
+def _has_tokens(value: ValueInfo) -> bool:
+    """True for integers [batch, tokens]."""
+    return value.dtype in _INTS and len(value.shape or ()) == 2
+
+
+def _find_past(value: ValueInfo) -> str | None:
+    """The axis of the tokens in a cache: of [batch, heads, tokens, size], or with both parts in front."""
+    shape = value.shape or ()
+    if not (value.dtype in _FLOATS and len(shape) in (4, 5) and _is_called(value, "past", "cache")):
+        return None
+    key = name_axis(value, len(shape) - 2)
+    # What an encoder said is read as well, and never grows.
+    return None if isinstance(shape[-2], int) or "encoder" in f"{value.name} {key}".lower() else key
+
 
 # Number of samples if none is requested.
 SAMPLES = 16
@@ -44,7 +106,7 @@ _OTHER_GUESSES = (32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 
 
 def make_synthetic(
-    inputs: Sequence[ValueInfo],
+    inputs: Inputs,
     *,
     samples: int = SAMPLES,
     seed: int = 0,
@@ -71,23 +133,23 @@ def make_synthetic(
     # Without the last rows: the model may look up indices moved by some as well.
     rows = {name: count - count // 8 for name, count in rows.items()}
 
-    def made(other: int | None) -> Dataset:
+    def draw(other: int | None) -> Dataset:
         source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows)
         return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
 
-    return made(None) if model is None or not run else _find_running(made, Session(model, optimize=False))
+    return draw(None) if model is None or not run else _find_running(draw, Session(model, optimize=False))
 
 
-def count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[str, int]:
+def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
     """Count the rows of the smallest constant table that each input holds the indices of."""
     rows: dict[str, int] = {}
     for value in inputs:
-        pending, seen = [TensorId(value.name)], set[str]()
+        pending, visited = [TensorId(value.name)], set[str]()
         while pending:
             for edge in index.consumers(pending.pop()):
                 node = index.node(edge.node)
-                if node.op_type in _PASSED and node.name not in seen:
-                    seen.add(node.name)
+                if node.op_type in _PASSED and node.name not in visited:
+                    visited.add(node.name)
                     pending.append(node.result)
                 table = index.input(node, 0) if node.op_type == "Gather" and edge.index == 1 else None
                 # A table in fewer bits is behind a Cast or DequantizeLinear.
@@ -99,11 +161,11 @@ def count_table_rows(inputs: Sequence[ValueInfo], index: GraphIndex) -> dict[str
     return rows
 
 
-def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Dataset:
+def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Dataset:
     """Find the first dataset whose first sample the model can run."""
     failure = ""
     for guess in (None, *_OTHER_GUESSES):
-        dataset = made(guess)
+        dataset = draw(guess)
         try:
             # Of an If decoder every second sample runs the other branch.
             for k in range(min(2, len(dataset))) if find_decoder(session.inputs) else (0,):
@@ -116,9 +178,7 @@ def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Da
     raise DataError("synthetic inputs", cause, "give `data=…`", code="Q216")
 
 
-def _choose_shapes(
-    inputs: Sequence[ValueInfo], dims: Mapping[str, int], other: int | None
-) -> dict[str, tuple[int, ...]]:
+def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -> dict[str, Shape]:
     sizes = dict(dims)
     decoder = find_decoder(inputs)
     if decoder is not None:
@@ -129,7 +189,7 @@ def _choose_shapes(
     }
 
 
-def _add_lengths(inputs: Sequence[ValueInfo], decoder: DecoderInputs, sizes: dict[str, int], other: int | None) -> None:
+def _add_lengths(inputs: Inputs, decoder: DecoderInputs, sizes: dict[str, int], other: int | None) -> None:
     """Choose the lengths of a decoder's tokens, caches and masks, in place, so that they fit each other."""
 
     def choose(keys: Iterable[str], part: str) -> int:
@@ -175,8 +235,8 @@ class _RandomSource:
 
     def __init__(
         self,
-        inputs: Sequence[ValueInfo],
-        shapes: Mapping[str, tuple[int, ...]],
+        inputs: Inputs,
+        shapes: Mapping[str, Shape],
         samples: int,
         seed: int,
         rows: Mapping[str, int],
@@ -187,15 +247,9 @@ class _RandomSource:
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.
         self._axes = {v.name: [name_axis(v, axis) for axis in range(len(v.shape or ()))] for v in inputs}
-        self._past = next(
-            (
-                size
-                for name, shape in shapes.items()
-                for key, size in zip(self._axes[name], shape, strict=True)
-                if self._decoder is not None and key in self._decoder.past
-            ),
-            0,
-        )
+        sizes = {key: size for name, shape in shapes.items() for key, size in zip(self._axes[name], shape, strict=True)}
+        past = () if self._decoder is None else self._decoder.past
+        self._past = next((size for key, size in sizes.items() if key in past), 0)
         self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
         if self._decoder is not None:
             self.notes += ("a decoder writes text itself where its data is `self-generated`",)
@@ -203,32 +257,32 @@ class _RandomSource:
     def __len__(self) -> int:
         return self._samples
 
-    def sample(self, i: int) -> dict[str, Array]:
+    def read_sample(self, i: int) -> Feeds:
         # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
-        made = {value.name: self._values(rng, value) for value in self._inputs}
-        return made if self._decoder is None else self._join(made, self._decoder, cached=i % 2 == 0)
+        feeds = {value.name: self._draw_values(rng, value) for value in self._inputs}
+        return feeds if self._decoder is None else self._join_parts(feeds, self._decoder, cached=i % 2 == 0)
 
-    def _join(self, made: dict[str, Array], decoder: DecoderInputs, *, cached: bool) -> dict[str, Array]:
+    def _join_parts(self, feeds: Feeds, decoder: DecoderInputs, *, cached: bool) -> Feeds:
         """A decoder's inputs made one sample: positions behind the caches, which a prompt has none of."""
         prompt = bool(decoder.switches) and not cached
-        for name, value in made.items():
+        for name, value in feeds.items():
             if name in decoder.switches:
-                made[name] = np.full_like(value, cached)
+                feeds[name] = np.full_like(value, cached)
             for axis, key in enumerate(self._axes[name]) if prompt else ():
                 if key in decoder.past | decoder.whole:
                     length = 0 if key in decoder.past else value.shape[axis] - self._past
-                    made[name] = np.take(value, range(length), axis)
+                    feeds[name] = np.take(value, range(length), axis)
         start = 0 if prompt else self._past
         for name in decoder.positions:
-            shape = made[name].shape
-            made[name] = np.broadcast_to(np.arange(start, start + shape[1], dtype=made[name].dtype), shape).copy()
-        return made
+            shape = feeds[name].shape
+            feeds[name] = np.broadcast_to(np.arange(start, start + shape[1], dtype=feeds[name].dtype), shape).copy()
+        return feeds
 
-    def name(self, i: int) -> str:
+    def name_sample(self, i: int) -> str:
         return f"synthetic sample {i}"
 
-    def _values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
+    def _draw_values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
         shape, want = self._shapes[value.name], find_input_dtype(value) or np.dtype(np.float32)
         if classify_dtype(want) == "float":
             return np.asarray(rng.standard_normal(shape)).astype(want)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from onnx import ModelProto, helper
 
 from onnxq.graph import GraphIndex, ModelLike
-from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import walk_all_graphs
+from onnxq.graph.light import copy_proto, keep_weights
+from onnxq.graph.scopes import walk_all_nodes
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.names import QUANTIZE
 from onnxq.spec import GRAIN_NAMES
@@ -45,7 +45,11 @@ def write_plan(plan: Plan) -> str:
 
     # The numbers stand in the model's own initializers: a second copy could come to contradict them.
     bare = replace(plan, sites=strip(plan.sites), existing=strip(plan.existing), biases=())
-    return json.dumps(json.loads(to_json(bare)), ensure_ascii=False, separators=(",", ":"))
+    return _dump_compactly(json.loads(to_json(bare)))
+
+
+def _dump_compactly(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def read_records(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
@@ -67,25 +71,28 @@ def leave_out_notes(proto: ModelProto, level: Literal["names", "none"]) -> Model
     level: "names" keeps the names of nodes, and the bits of sites by them; "none" neither. Entries of the model's
     metadata that are not onnxq's stay, because programs read them: names of classes, sizes of images, tokens.
     """
-    notes = {entry.key: entry.value for entry in proto.metadata_props}
-    bits = _keep_bits(proto, notes.get(BITS_KEY, "{}")) if level == "names" else ""
-    kept = {key: value for key, value in notes.items() if key not in (PLAN_KEY, BITS_KEY)}
-    bare = ModelProto()
-    bare.CopyFrom(proto)
+    props = {entry.key: entry.value for entry in proto.metadata_props}
+    bits = _read_bits_alone(proto, props.get(BITS_KEY, "{}")) if level == "names" else ""
+    props = {key: value for key, value in props.items() if key not in (PLAN_KEY, BITS_KEY)}
+    if bits:
+        props[BITS_KEY] = bits
+    bare = copy_proto(proto)
     _clear_fields(bare, _TEXTS)
-    helper.set_model_props(bare, {**kept, BITS_KEY: bits} if bits else kept)
-    for _, graph in walk_all_graphs(bare) if level == "none" else ():
-        for node in graph.node:
-            node.ClearField("name")
+    helper.set_model_props(bare, props)
+    for node in walk_all_nodes(bare) if level == "none" else ():
+        node.ClearField("name")
     return bare
 
 
-def _keep_bits(proto: ModelProto, text: str) -> str:
+def _read_bits_alone(proto: ModelProto, text: str) -> str:
     """The bits alone of a record of sites, once for each pair; "" where there are none."""
-    halves = {node.name for _, graph in walk_all_graphs(proto) for node in graph.node if node.op_type == QUANTIZE}
-    held = json.loads(text).items()
-    records = {name: {"bits": one["bits"]} for name, one in held if name not in halves and "bits" in one}
-    return json.dumps(records, ensure_ascii=False, separators=(",", ":")) if records else ""
+    halves = {node.name for node in walk_all_nodes(proto) if node.op_type == QUANTIZE}
+    records = {
+        name: {"bits": record["bits"]}
+        for name, record in json.loads(text).items()
+        if name not in halves and "bits" in record
+    }
+    return _dump_compactly(records) if records else ""
 
 
 def _clear_fields(message: Any, names: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every pair and bias of a plan written into its model."""
+"""Every pair, bias and float type of a plan written into its model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto
-from onnxq.graph.storage.stored import release_pages
+from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
+from onnxq.graph.precision.widen import SourceTypes
+from onnxq.graph.stored import release_pages
 from onnxq.plan import Plan, SitePlan
-from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import name_part
+from onnxq.plan.reading import check_numbers, check_specs
 from onnxq.progress import Progress, count_items, silent
 from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import FLOAT_TYPES, FloatType
 
 # The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
 _PACKED_IR = 10
@@ -69,12 +72,10 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
-    ordered = sorted(plan.sites, key=lambda one: one is tables.get(one.group))
+    ordered = sorted(plan.sites, key=lambda site_plan: site_plan is tables.get(site_plan.group))
     with progress("rounding weights and writing pairs", len(ordered)) as task:
         for site in count_items(ordered, task):
             _write_site(writer, site)
-            if site.qparams is not None:
-                release_pages(site.qparams.scale, site.qparams.zero_point)
     writer.editor.remove_unused()
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
@@ -88,27 +89,55 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
     """The weights with sites in several bodies of If, Loop or Scan, outside of which they are stored."""
     sites = [site.site for site in plan.sites if site.role is Role.WEIGHT and isinstance(site.site, Edge)]
-    found = Counter(tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope)
-    return frozenset(tensor for tensor, count in found.items() if count > 1)
+    counts = Counter(tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope)
+    return frozenset(tensor for tensor, count in counts.items() if count > 1)
 
 
 def _write_site(writer: PairWriter, site: SitePlan) -> None:
     if not site.complete:
         raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
-    if site.role not in (Role.WEIGHT, Role.BIAS):
+    if not site.role.is_constant:
         # Numbers left over from before a person made the site dynamic mean nothing.
         writer.write_activation(site, None if site.spec.dynamic else site.qparams)
     elif site.qparams is not None:
         writer.write_constant(site, site.qparams)
+    if site.qparams is not None:
+        release_pages(site.qparams.scale, site.qparams.zero_point)
 
 
 def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Names of the nodes that read a quantized activation, so that their kernels may multiply integers."""
-    found = set()
-    for site in plan.all_sites:
-        if site.role is Role.ACTIVATION:
-            edges = site.consumers
-            if edges is None and isinstance(site.site, TensorId):
-                edges = index.consumers(site.site)
-            found |= {edge.node for edge in edges or ()}
-    return frozenset(found)
+    activations = [site for site in plan.all_sites if site.role is Role.ACTIVATION]
+    return frozenset(edge.node for site in activations for edge in _list_readers(site, index))
+
+
+def _list_readers(site: SitePlan, index: GraphIndex) -> tuple[Edge, ...]:
+    # A person may have taken `consumers` out of a site at one input: its kernel is not counted on then.
+    known = site.consumers is not None or isinstance(site.site, TensorId)
+    return site.find_readers(index) if known else ()
+
+
+def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
+    """The float32 model with the plan's float types, and inputs and outputs in theirs.
+
+    source: the types that the model came in, which its inputs and outputs keep where the plan says nothing else.
+    """
+    types, interface = plan.precision, dict(source.interface)
+    if types is not None and types.io is not None:
+        values = (*proto.graph.input, *proto.graph.output)
+        floats = {value.name for value in values if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type}
+        interface.update(dict.fromkeys(sorted(floats - source.fixed), types.io.onnx_type))
+    if types is None or types.type is FloatType.FLOAT32:
+        came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
+        return write_types(proto, came.onnx_type, None, interface=interface) if interface else proto
+    narrow, index = types.type.onnx_type, get_index(proto)
+    # Pairs that the model came with keep their numbers.
+    wide = {node.node for node in types.kept} | {name for name in plan.kept if not _is_same(index, name, narrow)}
+    return write_types(proto, narrow, wide, limited=types.limited, interface=interface)
+
+
+def _is_same(index: GraphIndex, name: str, narrow: int) -> bool:
+    """True for half a pair whose scales are in this type what they are in float32."""
+    node = index.node(name)
+    scale = index.input_value(node, 1) if node.is_onnx(QUANTIZE, DEQUANTIZE) else None
+    return scale is not None and is_exact(scale, narrow)

@@ -17,19 +17,60 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.calibrate.constants import find_tensor
-from onnxq.emit.constants import numpy_type, quantize_constant
 from onnxq.emit.metadata import Record, describe_site
-from onnxq.errors import PlanError
+from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike
 from onnxq.graph.weights import TENSOR_TYPES
-from onnxq.numerics import cast_scale, clip_bounds
+from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
 from onnxq.plan import SitePlan
-from onnxq.plan.names import DYNAMIC, name_part
+from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, name_part
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+
+
+def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The quantized values of a weight (in its own shape) or a bias (as a vector), in the storage's numpy type.
+
+    Values that the plan carries take the place of rounding to nearest. Raises PlanError where those do not fit, and
+    where the scales do not.
+    """
+    if site.values is not None:
+        return _check_values(site, value.shape)
+    try:
+        if site.role is Role.BIAS:
+            # A Gemm takes a bias of shape [1, N]; the integer kernels read [N] only.
+            return quantize(value.reshape(-1), qparams, site.spec)
+        return quantize_weight(value, qparams, site.spec, site.sum_orders)
+    except OnnxqError as error:
+        # numerics sees arrays only, so the site is named here.
+        raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code) from error
+
+
+def _check_values(site: SitePlan, shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """The quantized values that the plan carries, once they are found to be legal."""
+    data = np.asarray(site.values)
+    fits = data.shape == shape and data.dtype == numpy_type(site.spec)
+    if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
+        cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(shape)}"
+        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again", code="Q408")
+    if any(find_saturating_sums(data, order).any() for order in site.sum_orders):
+        cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
+        raise PlanError(str(site.site), cause, "take `values` out, or write `saturation: allow`", code="Q408")
+    return data
+
+
+def numpy_type(spec: QuantSpec) -> np.dtype[np.generic]:
+    """The numpy type of a site's quantized values and zero point."""
+    # FP8 has one zero point only, 0, which the graph editor casts to the storage.
+    return np.dtype(np.float32 if spec.is_float else spec.numpy_storage)
+
 
 # Lowest and highest value, as numpy scalars of the type that is bounded.
 Bounds = tuple[np.generic | float, np.generic | float]
+
+
+_LOOKUP_PARTS = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
+                 "row_node", "float", "float_node")  # fmt: skip
 
 
 class PairWriter:
@@ -65,26 +106,22 @@ class PairWriter:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
         pair = self.index.node(site.dequantize)
         edges = [edge for edge in site.consumers or () if not self._reads_dequantized(edge)]
-        made = pair.outputs[0]
+        result = pair.outputs[0]
         # Half a pair, in front of an operator on integers: float readers need the other half.
-        if edges and pair.op_type == "QuantizeLinear":
-            names = self._make_names(site, ("dq_node", "dequantized"))
-            made = names["dequantized"]
-            self.editor.insert_node(
-                pair.scope, "DequantizeLinear", [pair.outputs[0], *pair.inputs[1:]], [made], name=names["dq_node"],
-                metadata=self._add_record(site, names["dq_node"]), after=pair.name,
-            )  # fmt: skip
+        if edges and pair.op_type == QUANTIZE:
+            names = self._make_names(site, "dq_node", "dequantized")
+            inputs, result = [result, *pair.inputs[1:]], names["dequantized"]
+            self._insert_node(site, pair.scope, DEQUANTIZE, inputs, [result], names["dq_node"], after=pair.name)
         for edge in edges:
-            self.editor.replace_input(edge, made)
+            self.editor.replace_input(edge, result)
 
     def _reads_dequantized(self, edge: Edge) -> bool:
-        maker = self.index.maker(self.index.node(edge.node), edge.index)
-        return maker is not None and maker.op_type == "DequantizeLinear"
+        return self.index.maker(self.index.node(edge.node), edge.index, DEQUANTIZE) is not None
 
     def write_activation(self, site: SitePlan, qparams: QParams | None) -> None:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
         tensor, scope = find_tensor(self.index, site.site), site.site.scope
-        names = self._make_names(site, ("dq_node", "quantized", "dequantized"))
+        names = self._make_names(site, "dq_node", "quantized", "dequantized")
         floats = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
         # A kernel writes integers only where nothing but a QuantizeLinear reads its floats.
@@ -95,107 +132,97 @@ class PairWriter:
             self.renamed[tensor] = source
             names["dequantized"] = tensor.name
         producer = self.index.producer(tensor) if source == floats else None
-        reader = self.index.node(site.consumers[0].node) if site.consumers else None
         after = producer.name if producer is not None and producer.scope == scope else None
-        before = reader.name if after is None and reader is not None else None
-        made = TensorId(floats, tensor.scope)
-        # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
-        whole_edges = (edge for edge in self.editor.consumers(made) if edge not in self.apart)
-        edges = tuple(whole_edges) if whole else site.consumers or ()
+        before = site.consumers[0].node if after is None and site.consumers else None
+        read = TensorId(floats, tensor.scope)
+        edges = site.consumers
+        if edges is None:
+            # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
+            edges = tuple(edge for edge in self.editor.consumers(read) if edge not in self.apart)
         if qparams is None:
             quantized, scale, zero, last = self._insert_dynamic(site, source, names["quantized"], before, after)
         else:
             scale, zero = self._add_qparams(site, qparams, scope)
-            quantized, last = self._insert_quantize(
-                site, qparams, [source, scale, zero], names["quantized"], before, after
-            )
-        self.editor.insert_node(
-            scope, "DequantizeLinear", [quantized, scale, zero], [names["dequantized"]], name=names["dq_node"],
-            attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]), after=last,
+            inputs = [source, scale, zero]
+            quantized, last = self._insert_quantize(site, qparams, inputs, names["quantized"], before, after)
+        self._insert_node(
+            site, scope, DEQUANTIZE, [quantized, scale, zero], [names["dequantized"]], names["dq_node"],
+            attrs=_axis_attributes(site.spec), after=last,
         )  # fmt: skip
-        self.editor.rewire(made, names["dequantized"], consumers=edges, outputs=whole)
+        self.editor.rewire(read, names["dequantized"], consumers=edges, outputs=whole)
         if whole:
             self.dequantized[tensor] = names["dequantized"]
 
     def _insert_dynamic(
-        self, site: SitePlan, source: str, made: str, before: str | None, after: str | None
+        self, site: SitePlan, source: str, result: str, before: str | None, after: str | None
     ) -> tuple[str, str, str, str]:
         """[Clip ->] DynamicQuantizeLinear; returns the names of its three results and of the last node."""
-        if site.clip != (None, None):
-            low, high = site.clip
+        low, high = site.clip
+        if low is not None or high is not None:
             ends = np.float32(-np.inf if low is None else low), np.float32(np.inf if high is None else high)
-            source, clip = self._insert_clip(site, source, ends, before=before, after=after)
-            before, after = None, clip
-        names = self._make_names(site, ("dynamic_node", "scale", "zero_point"))
-        name, results = names["dynamic_node"], (made, names["scale"], names["zero_point"])
-        self.editor.insert_node(
-            site.site.scope, DYNAMIC, [source], list(results), name=name, metadata=self._add_record(site, name),
-            before=before, after=after,
-        )  # fmt: skip
+            source, after = self._insert_clip(site, source, ends, before=before, after=after)
+            before = None
+        names = self._make_names(site, "dynamic_node", "scale", "zero_point")
+        name, results = names["dynamic_node"], (result, names["scale"], names["zero_point"])
+        self._insert_node(site, site.site.scope, DYNAMIC, [source], results, name, before=before, after=after)
         return (*results, name)
 
     def _insert_quantize(
-        self, site: SitePlan, qparams: QParams, inputs: list[str], made: str, before: str | None, after: str | None
+        self, site: SitePlan, qparams: QParams, inputs: list[str], result: str, before: str | None, after: str | None
     ) -> tuple[str, str]:
         """[Clip ->] QuantizeLinear [-> Clip]; returns the names of the quantized tensor and of the last node.
 
-        inputs: the float tensor, the scale and the zero point. made: the result of the QuantizeLinear.
+        inputs: the float tensor, the scale and the zero point. result: of the QuantizeLinear.
         """
-        source, scope = inputs[0], site.site.scope
-        name = self._make_names(site, ("q_node",))["q_node"]
-        narrow = not site.spec.fills_storage or site.spec.narrow_range
-        alike = isinstance(site.spec.granularity, PerTensor)
-        if narrow and alike:
+        spec = site.spec
+        name = self._make_names(site, "q_node")["q_node"]
+        narrow = not spec.fills_storage or spec.narrow_range
+        if narrow and spec.has_one_scale:
             # In float, in front of QuantizeLinear, so that 8-bit kernels still fuse.
-            bounds = clip_bounds(qparams, site.spec, self._find_float_type(site))
-            source, clip = self._insert_clip(site, source, bounds, before=before, after=after)
-            before, after = None, clip
-        self.editor.insert_node(
-            scope, "QuantizeLinear", [source, *inputs[1:]], [made], name=name, attrs=_axis_attributes(site.spec),
-            metadata=self._add_record(site, name), before=before, after=after,
-        )  # fmt: skip
-        if not narrow or alike:
-            return made, name
+            bounds = clip_bounds(qparams, spec, self._find_float_type(site))
+            inputs[0], after = self._insert_clip(site, inputs[0], bounds, before=before, after=after)
+            before = None
+        attrs = _axis_attributes(spec)
+        self._insert_node(
+            site, site.site.scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
+        )
+        if not narrow or spec.has_one_scale:
+            return result, name
         # A Clip has one pair of bounds, and only the quantized values of all channels share one.
-        kind = numpy_type(site.spec).type
-        return self._insert_clip(site, made, (kind(site.spec.qmin), kind(site.spec.qmax)), after=name)
+        kind = numpy_type(spec).type
+        return self._insert_clip(site, result, (kind(spec.qmin), kind(spec.qmax)), after=name)
 
     def _insert_clip(
         self, site: SitePlan, source: str, bounds: Bounds, *, before: str | None = None, after: str | None = None
     ) -> tuple[str, str]:
         """A Clip on `source`, to bounds of its type; returns the names of its result and its node."""
-        scope = site.site.scope
-        names = self._make_names(site, ("clip_node", "clipped", "clip_min", "clip_max"))
-        for name, bound in zip(("clip_min", "clip_max"), bounds, strict=True):
-            self.editor.add_initializer(scope, names[name], np.asarray(bound))
-        self.editor.insert_node(
-            scope, "Clip", [source, names["clip_min"], names["clip_max"]], [names["clipped"]],
-            name=names["clip_node"], metadata=self._add_record(site, names["clip_node"]), before=before, after=after,
-        )  # fmt: skip
-        return names["clipped"], names["clip_node"]
+        scope, names = site.site.scope, self._make_names(site, "clip_node", "clipped", "clip_min", "clip_max")
+        node, result, *ends = names.values()
+        for name, bound in zip(ends, bounds, strict=True):
+            self.editor.add_initializer(scope, name, np.asarray(bound))
+        self._insert_node(site, scope, "Clip", [source, *ends], [result], node, before=before, after=after)
+        return result, node
 
     def write_constant(self, site: SitePlan, qparams: QParams) -> None:
         """Integer initializer -> DequantizeLinear -> its readers."""
-        tensor, scope = find_tensor(self.index, site.site), site.site.scope
-        value = self.index.constant(tensor)
+        value = self.index.constant(find_tensor(self.index, site.site))
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
         lookups = site.find_lookups(self.index)
         # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
         value = value.astype(np.float32) if lookups else value
         whole = [edge for edge in site.consumers or () if edge not in lookups]
-        held = self.shared.get(site.group) if lookups and site.group else None
-        stored, scale, zero = held or self._store_constant(site, qparams, value, whole)
+        shared = self.shared.get(site.group) if lookups and site.group else None
+        stored, scale, zero = shared or self._store_constant(site, qparams, value, whole)
         for edge in lookups:
             self._write_lookup(site, edge, stored, scale)
         if not whole:
             return
-        names = self._make_names(site, ("dq_node", "dequantized"))
+        names = self._make_names(site, "dq_node", "dequantized")
         inputs = [stored, scale, zero] if zero else [stored, scale]
-        self.editor.insert_node(
-            scope, "DequantizeLinear", inputs, [names["dequantized"]], name=names["dq_node"],
-            attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]),
-            before=self._find_first(whole),
+        self._insert_node(
+            site, site.site.scope, DEQUANTIZE, inputs, [names["dequantized"]], names["dq_node"],
+            attrs=_axis_attributes(site.spec), before=self._find_first(whole),
         )  # fmt: skip
         for edge in whole:
             self.editor.replace_input(edge, names["dequantized"])
@@ -209,92 +236,86 @@ class PairWriter:
     ) -> tuple[str, str, str]:
         """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
         scope, storage, table = site.site.scope, site.spec.storage, self.tables.get(site.group)
-        data = quantize_constant(site, qparams, value)
+        codes = quantize_constant(site, qparams, value)
         tensor = find_tensor(self.index, site.site)
+        first = self._find_first(whole) if whole else ""
         # MatMulNBits, which weights alone become, does not form over integers of another graph: ORT refuses the file.
-        if tensor in self.captured and site.spec.storage_bits == 8 and self._find_first(whole) in self.in_integers:
-            return self._store_outside(site, qparams, data, tensor)
-        stored = name = self._make_names(site, ("quantized",))["quantized"]
+        if tensor in self.captured and site.spec.storage_bits == 8 and first in self.in_integers:
+            return self._store_outside(site, qparams, codes, tensor)
+        name = self._make_names(site, "quantized")["quantized"]
         # Kernels that multiply integers take bytes; in weight-only graphs the 4-bit DequantizeLinear is the kernel.
-        if site.spec.storage_bits < 8 and whole and self._find_first(whole) in self.in_integers:
-            storage = self._insert_cast(site, data, name, self._find_first(whole))
+        if site.spec.storage_bits < 8 and first in self.in_integers:
+            storage = self._insert_cast(site, codes, name, first)
         elif table is not None and table is not site:
             # One copy in the file, as rows; engines compute the Transpose of a constant once, when they load the file.
-            stored = self._make_names(table, ("quantized",))["quantized"]
-            node = self._make_names(site, ("transpose_node",))["transpose_node"]
-            self.editor.add_initializer(scope, stored, np.ascontiguousarray(data.T), dtype=TENSOR_TYPES[storage])
-            self.editor.insert_node(
-                scope, "Transpose", [stored], [name], name=node, attrs={"perm": [1, 0]},
-                metadata=self._add_record(site, node), before=self._find_first(whole),
-            )  # fmt: skip
+            rows = self._make_names(table, "quantized")["quantized"]
+            node = self._make_names(site, "transpose_node")["transpose_node"]
+            self.editor.add_initializer(scope, rows, np.ascontiguousarray(codes.T), dtype=TENSOR_TYPES[storage])
+            self._insert_node(site, scope, "Transpose", [rows], [name], node, attrs={"perm": [1, 0]}, before=first)
+            scale, zero = self._add_qparams(site, qparams, scope, storage)
+            self.shared[site.group] = rows, scale, zero
+            return name, scale, zero
         else:
-            self.editor.add_initializer(scope, name, data, dtype=TENSOR_TYPES[storage])
+            self.editor.add_initializer(scope, name, codes, dtype=TENSOR_TYPES[storage])
         scale, zero = self._add_qparams(site, qparams, scope, storage)
         if site.group:
-            self.shared[site.group] = stored, scale, zero
+            self.shared[site.group] = name, scale, zero
         return name, scale, zero
 
     def _store_outside(
-        self, site: SitePlan, qparams: QParams, data: NDArray[Any], tensor: TensorId
+        self, site: SitePlan, qparams: QParams, codes: NDArray[Any], tensor: TensorId
     ) -> tuple[str, str, str]:
         """Names of the integers, scale and zero point of a captured weight, stored once for equal numbers."""
-        numbers = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), data)
-        key = (tensor, site.spec, *(hashlib.sha256(one.tobytes()).digest() for one in numbers))
+        arrays = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), codes)
+        key = (tensor, site.spec, *(hashlib.sha256(array.tobytes()).digest() for array in arrays))
         if key not in self.outside:
             own = replace(site, site=tensor)
-            name = self._make_names(own, ("quantized",))["quantized"]
-            self.editor.add_initializer(tensor.scope, name, data, dtype=TENSOR_TYPES[site.spec.storage])
+            name = self._make_names(own, "quantized")["quantized"]
+            self.editor.add_initializer(tensor.scope, name, codes, dtype=TENSOR_TYPES[site.spec.storage])
             self.outside[key] = (name, *self._add_qparams(own, qparams, tensor.scope))
         return self.outside[key]
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
         """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
-        node, scope = self.index.node(edge.node), edge.scope
+        node, scope, grain = self.index.node(edge.node), edge.scope, site.spec.granularity
         self.editor.replace_input(edge, quantized)
-        parts = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
-                 "row_node", "float", "float_node")  # fmt: skip
-        names = {part: name_part(edge, part) for part in parts}
-        kind = self.index.dtype(find_tensor(self.index, site.site))
-        narrow, result = kind != onnx.TensorProto.FLOAT, node.outputs[0]
-        made = names["float"] if narrow else result
+        names = {part: name_part(edge, part) for part in _LOOKUP_PARTS}
+        dtype = self.index.dtype(find_tensor(self.index, site.site))
+        narrow, result = dtype != onnx.TensorProto.FLOAT, node.outputs[0]
+        row = names["float"] if narrow else result
         chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
-        if isinstance(site.spec.granularity, PerBlock):
+        if isinstance(grain, PerBlock):
             self.editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
-            self.editor.replace_input(Edge(node.name, 2, scope), scale)
-            blocks = {"axis": None, "gather_axis": 0, "quantize_axis": 1, "block_size": site.spec.granularity.size}
+            self.editor.replace_input(node.make_edge(2), scale)
+            blocks = {"axis": None, "gather_axis": 0, "quantize_axis": 1, "block_size": grain.size}
             for key, value in blocks.items():
                 self.editor.set_attr(node.name, key, value)
             self._add_record(site, node.name)
             if narrow:
-                self.editor.replace_output(node.name, 0, made)
+                self.editor.replace_output(node.name, 0, row)
         else:
-            self.editor.replace_output(node.name, 0, names["quantized"])
-            self.editor.add_initializer(scope, names["last_axis"], np.asarray([-1], np.int64))
+            codes, column, axis = names["quantized"], names["column"], names["last_axis"]
+            self.editor.replace_output(node.name, 0, codes)
+            self.editor.add_initializer(scope, axis, np.asarray([-1], np.int64))
             # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
-            chain += [
+            chain = [
                 ("Gather", [scale, node.inputs[1]], names["row_scale"], "row_scale_node", {}),
-                ("Unsqueeze", [names["row_scale"], names["last_axis"]], names["column"], "column_node", {}),
-                ("Cast", [names["quantized"]], names["row"], "cast_node", {"to": onnx.TensorProto.FLOAT}),
-                ("Mul", [names["row"], names["column"]], made, "row_node", {}),
+                ("Unsqueeze", [names["row_scale"], axis], column, "column_node", {}),
+                ("Cast", [codes], names["row"], "cast_node", {"to": onnx.TensorProto.FLOAT}),
+                ("Mul", [names["row"], column], row, "row_node", {}),
             ]
         if narrow:
-            chain.append(("Cast", [made], result, "float_node", {"to": kind}))
+            chain.append(("Cast", [row], result, "float_node", {"to": dtype}))
         for op_type, inputs, output, part, attrs in chain:
-            self.editor.insert_node(
-                scope, op_type, inputs, [output], name=names[part], attrs=attrs,
-                metadata=self._add_record(site, names[part]),
-            )  # fmt: skip
+            self._insert_node(site, scope, op_type, inputs, [output], names[part], attrs=attrs)
 
-    def _insert_cast(self, site: SitePlan, data: NDArray[np.generic], name: str, reader: str) -> str:
+    def _insert_cast(self, site: SitePlan, codes: NDArray[np.generic], name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
         # Engines compute the Cast of a constant once, when they load the file.
         scope, wide = site.site.scope, site.spec.numpy_storage
-        names = self._make_names(site, ("packed", "cast_node"))
-        self.editor.add_initializer(scope, names["packed"], data, dtype=TENSOR_TYPES[site.spec.storage])
-        self.editor.insert_node(
-            scope, "Cast", [names["packed"]], [name], name=names["cast_node"], attrs={"to": TENSOR_TYPES[wide]},
-            metadata=self._add_record(site, names["cast_node"]), before=reader,
-        )  # fmt: skip
+        packed, node = self._make_names(site, "packed", "cast_node").values()
+        self.editor.add_initializer(scope, packed, codes, dtype=TENSOR_TYPES[site.spec.storage])
+        self._insert_node(site, scope, "Cast", [packed], [name], node, attrs={"to": TENSOR_TYPES[wide]}, before=reader)
         return wide
 
     def _add_qparams(self, site: SitePlan, qparams: QParams, scope: str, storage: str = "") -> tuple[str, str]:
@@ -302,13 +323,13 @@ class PairWriter:
 
         "" for a zero point that nothing reads: of a bias, and of blocks around 0, where it would be a value a block.
         """
-        names, blocks = self._make_names(site, ("scale", "zero_point")), isinstance(site.spec.granularity, PerBlock)
-        scale = cast_scale(qparams, self._find_float_type(site), signed=blocks)
+        names, spec = self._make_names(site, "scale", "zero_point"), site.spec
+        scale = cast_scale(qparams, self._find_float_type(site), signed=spec.has_blocks)
         self.editor.add_initializer(scope, names["scale"], scale)
-        zero = np.asarray(qparams.zero_point, numpy_type(site.spec))
-        if site.role is Role.BIAS or (blocks and site.spec.symmetric and not zero.any()):
+        zero = np.asarray(qparams.zero_point, numpy_type(spec))
+        if site.role is Role.BIAS or (spec.has_blocks and spec.symmetric and not zero.any()):
             return names["scale"], ""
-        self.editor.add_initializer(scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or site.spec.storage])
+        self.editor.add_initializer(scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or spec.storage])
         return names["scale"], names["zero_point"]
 
     def _find_float_type(self, site: SitePlan) -> type[np.floating]:
@@ -317,8 +338,18 @@ class PairWriter:
         half = self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
         return np.float16 if half and not site.find_lookups(self.index) else np.float32
 
-    def _make_names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
-        return {name: self.editor.fresh(name_part(site.site, name)) for name in parts}
+    def _make_names(self, site: SitePlan, *parts: str) -> dict[str, str]:
+        return {part: self.editor.fresh(name_part(site.site, part)) for part in parts}
+
+    def _insert_node(
+        self, site: SitePlan, scope: str, op_type: str, inputs: Sequence[str], outputs: Sequence[str], name: str, *,
+        attrs: Mapping[str, Any] | None = None, before: str | None = None, after: str | None = None,
+    ) -> None:  # fmt: skip
+        """A node of a site's pair, with the record of the site. before, after: as of `Editor.insert_node`."""
+        metadata = self._add_record(site, name)
+        self.editor.insert_node(
+            scope, op_type, inputs, outputs, name=name, attrs=attrs, before=before, after=after, metadata=metadata
+        )
 
     def _add_record(self, site: SitePlan, node: str) -> dict[str, str]:
         """Note the site for a node; returns the metadata that the node carries."""

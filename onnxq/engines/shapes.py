@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.data.cuts import fits_whole
+from onnxq.data.sources import fits_whole
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo

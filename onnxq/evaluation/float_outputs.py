@@ -10,7 +10,7 @@ from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import ModelErrors, Runner, SampleErrors, measure_sample
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model
 from onnxq.runtime import Feeds, Session
 
 # Bytes of outputs that are kept, 64 MiB; those of further samples are computed again.

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onnxq.data.scripts import find_function
-from onnxq.data.user_code import guard_user_code
+from onnxq.data.scripts import find_function, guard_user_code
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.accumulator import Array
 from onnxq.files import ScratchFolder

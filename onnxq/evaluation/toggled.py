@@ -16,9 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxq.annotate.bits import read_numbers
+from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
-from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
@@ -26,12 +25,11 @@ from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
 from onnxq.graph.integer_products import read_integer_products
-from onnxq.graph.light import bare_proto, rebuild
+from onnxq.graph.light import bare_proto, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.storage.lazy import is_large_model
-from onnxq.graph.storage.stored import Spool, release_pages
+from onnxq.graph.stored import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress

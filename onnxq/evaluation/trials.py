@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 
-from onnxq.calibrate.chunks import split_evenly
-from onnxq.data.shared import SharedSamples, share_samples
+from onnxq.calibrate.parts import split_evenly
+from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.accumulator import Array, AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import ModelErrors, SampleErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import NO_SELECTIONS, Selections
 from onnxq.graph import ModelLike
-from onnxq.graph.dequantized import dequantize_weights
-from onnxq.graph.storage.stored import release_pages
+from onnxq.graph.integer_products import dequantize_weights
+from onnxq.graph.stored import release_pages
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds

@@ -1,15 +1,95 @@
-"""Temporary folders. Each is removed at the end of its run, or by the next run if its own was killed."""
+"""Temporary files and folders. Each is removed at the end of its run, or by the next run if its own was killed.
+
+They are locked while their process lives, as are files that several processes build. The system releases a lock however
+a process ends. A process id would not do: it means something else in every container and on every host that shares a
+folder. On systems without locks nothing is ever taken for stale. Temporary files and folders are locked themselves, by
+`fcntl`: filelock would leave a lock file beside each.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shutil
+import stat
+import sys
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock
+
 from onnxq.errors import OutputError
-from onnxq.files.locks import lock_new_file, make_temporary_name, remove_stale_files
+
+if sys.platform != "win32":
+    import fcntl
+
+# Matches no file of anybody else, so that nothing of theirs is ever removed. Independent of the output's name, which
+# may already be as long as the file system allows.
+_NAME = re.compile(r"\.onnxq-[0-9a-f]{16}\.tmp")
+
+
+# Seconds; no build takes as long.
+_PATIENCE = 1800.0
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` inside. Where files cannot be locked, go on without: then work may be done twice."""
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):
+            stack.enter_context(FileLock(path, timeout=_PATIENCE))
+        yield
+
+
+def make_temporary_name() -> str:
+    """Make a fresh name for a temporary file or folder, in the form that `remove_stale_files` recognises."""
+    return f".onnxq-{secrets.token_hex(8)}.tmp"
+
+
+def lock_new_file(descriptor: int, path: Path) -> bool:
+    """Lock the file or folder just made at `path`. False if another run removed it as stale before it was locked."""
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        return True  # A file system without locks: nobody else can lock it either, so nobody removes it.
+    return os.path.lexists(path)
+
+
+def remove_stale_files(folder: Path) -> None:
+    """Remove temporary files and folders of this user in `folder` that no process has locked."""
+    try:
+        names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    except OSError:
+        return
+    for name in names:
+        _remove_if_unlocked(folder / name)
+
+
+def _remove_if_unlocked(path: Path) -> None:
+    if sys.platform == "win32":
+        return
+    try:
+        # A link or a pipe of this name is not ours: neither follow the one nor wait for a writer of the other.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    # Locking fails while the run that made it lives. Whatever cannot be removed is left.
+    with suppress(OSError):
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            elif stat.S_ISREG(status.st_mode):
+                path.unlink()
+    os.close(descriptor)
+
 
 # Folders searched by this process. A temporary folder may hold very many files, so each is searched once.
 _looked_through: set[Path] = set()
@@ -26,13 +106,13 @@ class ScratchFolder:
         try:
             base = Path(tempfile.gettempdir()) if parent is None else parent
             remove_leftovers(base)
-            self.path, held = _make_folder(base)
+            self.path, descriptor = _make_folder(base)
         except OSError as error:
             where = str(parent or os.environ.get("TMPDIR", "the temporary folder"))
             cause = f"no temporary folder can be made there ({error.strerror or error})"
             raise OutputError(where, cause, "free space, or set TMPDIR to another folder", code="Q604") from error
         # A finalizer, unlike __del__, also runs when the interpreter exits.
-        self._end = weakref.finalize(self, _remove_folder, self.path, held)
+        self._end = weakref.finalize(self, _remove_folder, self.path, descriptor)
 
     def remove(self) -> None:
         """Remove the folder now."""
@@ -56,18 +136,18 @@ def _make_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = base / make_temporary_name()
         path.mkdir(mode=0o700)
-        held = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
-        if held < 0 or lock_new_file(held, path):
-            return path, held
-        os.close(held)
+        descriptor = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
+        if descriptor < 0 or lock_new_file(descriptor, path):
+            return path, descriptor
+        os.close(descriptor)
 
 
-def _remove_folder(path: Path, held: int) -> None:
+def _remove_folder(path: Path, descriptor: int) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:  # a signal: remove the rest, then let it take effect
         shutil.rmtree(path, ignore_errors=True)
         raise
     finally:
-        if held >= 0:
-            os.close(held)
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -5,17 +5,15 @@ The only user of onnx-graphsurgeon. Stages hand each other light models (see lig
 
 from __future__ import annotations
 
-from onnxq.graph.dense import store_densely
+from onnxq.graph.base import Graph, NodeRef, ValueInfo
+from onnxq.graph.convert import ensure_opset, inline_functions, limit_opset, store_densely, upgrade_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
-from onnxq.graph.functions import inline_functions
 from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph, index_named
-from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, find_opset, get_index
+from onnxq.graph.index import GraphIndex, find_opset, get_index
 from onnxq.graph.light import LightModel, ModelLike, WeightStore, add_libraries, attach_weights, strip_weights
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
-from onnxq.graph.opset import ensure_opset, limit_opset, upgrade_opset
-from onnxq.graph.protocol import Graph
 from onnxq.graph.save import save_model
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.verify import verify_graph

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph.index import GraphIndex, NodeRef, get_index
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names, name_nodes
 from onnxq.graph.scopes import name_function
@@ -108,9 +109,9 @@ def _colour_tensors(index: GraphIndex) -> dict[TensorId, str]:
     if index.colours is None:
         colours: dict[TensorId, str] = {}
         for _ in range(_ROUNDS):
-            made = _colour_forward(index, colours)
-            becomes = _colour_backward(index, made)
-            colours = {t: _hash_parts(colour, becomes[t]) for t, colour in made.items()}
+            origins = _colour_forward(index, colours)
+            becomes = _colour_backward(index, origins)
+            colours = {t: _hash_parts(colour, becomes[t]) for t, colour in origins.items()}
         index.colours = colours
     # A copy: the index keeps its own.
     return dict(index.colours)
@@ -134,14 +135,14 @@ def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[Tenso
         for label, subgraph in index.subgraphs(node.name):
             parts.append(label)
             parts.extend(colour(name, subgraph) for name in index.scope_outputs(subgraph))
-        made = _hash_parts(*parts)
+        operation = _hash_parts(*parts)
         for k, name in enumerate(node.outputs):
             t = TensorId(name, node.scope)
             if name and index.is_constant(t):
                 # The same whether the exporter wrote an initializer or a Constant node.
                 colours[t] = _hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
             elif name:
-                colours[t] = _hash_parts(made, str(k), known.get(t, ""))
+                colours[t] = _hash_parts(operation, str(k), known.get(t, ""))
     return colours
 
 
@@ -158,7 +159,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
     names = index.scope_inputs(t.scope)
     if parent is None or t.name not in names:
         return "unknown"
-    outer = (index.resolve(name, parent.scope) for name in parent.inputs)
+    outer = index.list_inputs(parent)
     label = t.scope.rpartition(".")[2]
     return _hash_parts(
         "body",
@@ -169,7 +170,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
     )
 
 
-def _colour_backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[TensorId, str]:
+def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[TensorId, str]:
     uses: defaultdict[TensorId, list[str]] = defaultdict(list)
     for k, value in enumerate(index.outputs):
         t = index.resolve(value.name, "")
@@ -179,9 +180,9 @@ def _colour_backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[Tenso
         fate = _hash_parts(
             _hash_operator(node), *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name)
         )
-        read = [index.resolve(name, node.scope) for name in node.inputs]
+        read = index.list_inputs(node)
         # The use of one input depends on the others: a sum with a constant is not one with data.
-        around = [made.get(t, "") if t else "" for t in read]
+        around = [origins.get(t, "") if t else "" for t in read]
         for k, t in enumerate(read):
             if t is not None:
                 uses[t].append(_hash_parts(fate, str(k), *around))
@@ -190,7 +191,7 @@ def _colour_backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[Tenso
                 t = index.resolve(name, subgraph)
                 if t is not None:
                     uses[t].append(_hash_parts(fate, label, str(k)))
-    return {t: _hash_sorted(uses[t]) for t in made}
+    return {t: _hash_sorted(uses[t]) for t in origins}
 
 
 def _hash_operator(node: NodeRef) -> str:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
+from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
 from onnxq.graph.names import check_names
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, sort_nodes
-from onnxq.graph.storage.stored import StoredArray
+from onnxq.graph.scopes import OWN_DOMAINS, iterate_subgraphs, join_scope, name_function, sort_nodes
+from onnxq.graph.stored import StoredArray
 from onnxq.graph.values import (
     Attributes,
-    Dims,
     decode_constant,
     decode_sparse,
     decode_tensor,
@@ -36,48 +35,15 @@ Stored = TensorProto | SparseTensorProto
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class ValueInfo:
-    """A tensor's name and declared type."""
-
-    name: str
-    # Of onnx.TensorProto, 0 unknown.
-    dtype: int
-    # None if the rank is unknown.
-    shape: tuple[int | str | None, ...] | None
-
-
-@dataclass(frozen=True)
-class NodeRef:
-    """One node."""
-
-    name: str
-    op_type: str
-    domain: str
-    # "" where an optional one is left out, as in the file.
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
-    attrs: Mapping[str, Any] = field(compare=False, repr=False)
-    scope: str
-    # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
-    order: int = field(compare=False)
-
-    @property
-    def result(self) -> TensorId:
-        """The tensor of the first output."""
-        return TensorId(self.outputs[0], self.scope)
-
-    def looks_up(self, k: int) -> bool:
-        """True when input k is one of which the node gathers rows, along axis 0."""
-        return self.op_type == "Gather" and not self.domain and k == 0 and not self.attrs.get("axis", 0)
-
-
-class GraphIndex:
+class GraphIndex(Graph):
     """Look-ups over the main graph and the subgraphs of If/Loop/Scan. Functions are opaque (see inline_functions).
 
     Raises ModelError when nodes are unnamed or share a name (see name_nodes), or form a cycle.
     """
+
+    nodes: tuple[NodeRef, ...] = ()
+    inputs: tuple[ValueInfo, ...] = ()
+    scopes: tuple[str, ...] = ()
 
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
@@ -94,27 +60,27 @@ class GraphIndex:
         self._nodes: dict[str, NodeRef] = {}
         # Of Constant nodes, by their output.
         self._literals: dict[TensorId, AttributeProto] = {}
-        self._producer: dict[TensorId, str] = {}
-        self._consumers: defaultdict[TensorId, list[Edge]] = defaultdict(list)
-        self._outputs: set[TensorId] = set()
+        self._producer: dict[TensorId | None, str] = {}
+        self._consumers: defaultdict[TensorId | None, list[Edge]] = defaultdict(list)
+        self._outputs: set[TensorId | None] = set()
         # Read from inner scopes.
-        self._captured: set[TensorId] = set()
+        self._captured: set[TensorId | None] = set()
         self._initializers: dict[TensorId, Stored] = {}
-        self._types: dict[TensorId, tuple[int, Dims | None]] = {}
+        self._types: dict[TensorId | None, tuple[int, Dims | None]] = {}
         # Set by identity.py: structural ids, which cost several passes over the graph.
         self.colours: dict[TensorId, str] | None = None
         # By the tensor that stores it: all that Identity makes of one share its array.
         self._decoded: dict[TensorId, NDArray[Any]] = {}
-        self._visit(proto.graph, "")
-        self.nodes: tuple[NodeRef, ...] = tuple(self._nodes.values())
-        self.scopes: tuple[str, ...] = tuple(self._graphs)
+        self._visit_graph(proto.graph, "")
+        self.nodes = tuple(self._nodes.values())
+        self.scopes = tuple(self._graphs)
         # Files before IR version 4 list initializers as inputs too; nobody has to feed them.
         stored = {tensor.name for tensor in proto.graph.initializer}
         stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
-        self.inputs: tuple[ValueInfo, ...] = tuple(
+        self.inputs = tuple(
             ValueInfo(value.name, *read_declared_type(value)) for value in proto.graph.input if value.name not in stored
         )
-        self.outputs: tuple[ValueInfo, ...] = tuple(self._info(value.name) for value in proto.graph.output)
+        self.outputs: tuple[ValueInfo, ...] = tuple(self._describe_value(value.name) for value in proto.graph.output)
 
     @property
     def model(self) -> ModelLike:
@@ -133,8 +99,13 @@ class GraphIndex:
 
         None for "" and for a name nobody defines.
         """
-        scopes = self.list_outwards(scope) if tensor else ()
-        return next((TensorId(tensor, at) for at in scopes if tensor in self._defined.get(at, ())), None)
+        # A loop, not the generator below: every look-up of an input comes here.
+        at: str | None = scope if tensor else None
+        while at is not None:
+            if tensor in self._defined.get(at, ()):
+                return TensorId(tensor, at)
+            at = self._outer.get(at)
+        return None
 
     def list_outwards(self, scope: str) -> Iterator[str]:
         """The scope and those around it, inside out."""
@@ -143,46 +114,27 @@ class GraphIndex:
             yield at
             at = self._outer.get(at)
 
-    def input(self, node: NodeRef, k: int) -> TensorId | None:
-        """The tensor that a node reads at input k; None where it has none there."""
-        return self.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
-
-    def input_value(self, node: NodeRef, k: int) -> NDArray[Any] | None:
-        """The value of a constant input k; None for another, and where there is none."""
-        tensor = self.input(node, k)
-        return None if tensor is None else self.constant(tensor)
-
-    def maker(self, node: NodeRef, k: int = 0) -> NodeRef | None:
-        """The node that makes input k; None for inputs of the model, initializers, and where there is none."""
-        tensor = self.input(node, k)
-        return None if tensor is None else self.producer(tensor)
-
-    def readers(self, t: TensorId) -> list[NodeRef]:
-        """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
-        return [self._nodes[edge.node] for edge in self.consumers(t)]
-
-    def producer(self, t: TensorId) -> NodeRef | None:
+    def producer(self, t: TensorId | None) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
-        name = self._producer.get(t)
-        return None if name is None else self._nodes[name]
+        return self._nodes.get(self._producer.get(t, ""))
 
-    def consumers(self, t: TensorId) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
         return tuple(self._consumers.get(t, ()))
 
-    def is_output(self, t: TensorId) -> bool:
+    def is_output(self, t: TensorId | None) -> bool:
         """True when the tensor is an output of the graph or subgraph it is defined in."""
         return t in self._outputs
 
-    def captured(self, t: TensorId) -> bool:
+    def captured(self, t: TensorId | None) -> bool:
         """True when an inner scope reads the tensor, as a node input or as that subgraph's output."""
         return t in self._captured
 
-    def is_constant(self, t: TensorId) -> bool:
+    def is_constant(self, t: TensorId | None) -> bool:
         """True for an initializer that no caller can override, a Constant node's output, or Identity of one."""
         return self._constant_source(t) is not None
 
-    def constant(self, t: TensorId) -> NDArray[Any] | None:
+    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
         """The read-only value of a constant tensor (bfloat16, float8 and sub-byte types as ml_dtypes), else None."""
         source = self._constant_source(t)
         if source is None:
@@ -201,7 +153,7 @@ class GraphIndex:
             self._decoded[origin] = value
         return self._decoded[origin]
 
-    def locate_constant(self, t: TensorId) -> NDArray[Any] | StoredArray | None:
+    def locate_constant(self, t: TensorId | None) -> NDArray[Any] | StoredArray | None:
         """As `constant`, but of a value that lies in a file where that is: nothing of it is read."""
         source = self._constant_source(t)
         stored = None if source is None else source[1]
@@ -209,18 +161,17 @@ class GraphIndex:
             return self.constant(t)
         return self._weights.locate(stored) if stored.data_type in SAME_LAYOUT else self.constant(t)
 
-    def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:
+    def shape(self, t: TensorId | None) -> Dims | None:
         """The declared or inferred shape: ints, symbolic names, None for an unknown dim; None when nothing is known."""
         return self._types.get(t, (0, None))[1]
 
-    def dtype(self, t: TensorId) -> int:
+    def dtype(self, t: TensorId | None) -> int:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
         return self._types.get(t, (0, None))[0]
 
     def parent(self, scope: str) -> NodeRef | None:
         """The node whose subgraph this scope is; None for the main graph."""
-        name = self._parent_node.get(scope)
-        return None if name is None else self._nodes[name]
+        return self._nodes.get(self._parent_node.get(scope, ""))
 
     def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
@@ -234,9 +185,9 @@ class GraphIndex:
         """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
         return tuple(value.name for value in look_up(self._graphs, scope, "such scope").output)
 
-    def _visit(self, graph: GraphProto, scope: str) -> None:
+    def _visit_graph(self, graph: GraphProto, scope: str) -> None:
         self._graphs[scope] = graph
-        self._define(graph, scope)
+        self._define_tensors(graph, scope)
         for node in sort_nodes(graph):
             # Before the node itself: its subgraphs run first, and a node's order says so.
             for label, subgraph in iterate_subgraphs(node):
@@ -244,42 +195,44 @@ class GraphIndex:
                 self._outer[inner] = scope
                 self._parent_node[inner] = node.name
                 self._subgraphs[node.name].append((label, inner))
-                self._visit(subgraph, inner)
-            self._add(node, scope)
+                self._visit_graph(subgraph, inner)
+            self._add_node(node, scope)
         for value in graph.output:
-            found = self.resolve(value.name, scope)
-            if found is not None:
-                (self._outputs if found.scope == scope else self._captured).add(found)
+            tensor = self.resolve(value.name, scope)
+            if tensor is not None:
+                (self._outputs if tensor.scope == scope else self._captured).add(tensor)
 
-    def _define(self, graph: GraphProto, scope: str) -> None:
+    def _define_tensors(self, graph: GraphProto, scope: str) -> None:
         names = self._defined[scope] = {value.name for value in graph.input}
         overridable = set(names)
         for tensor in graph.initializer:
-            self._store(TensorId(tensor.name, scope), tensor, tensor.data_type, tuple(tensor.dims), overridable)
+            self._store_initializer(
+                TensorId(tensor.name, scope), tensor, tensor.data_type, tuple(tensor.dims), overridable
+            )
         for sparse in graph.sparse_initializer:
             key = TensorId(sparse.values.name, scope)
-            self._store(key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable)
+            self._store_initializer(key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable)
         for node in graph.node:
             for output in filter(None, node.output):
                 names.add(output)
                 self._producer[TensorId(output, scope)] = node.name
-            constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1
+            constant = node.op_type == "Constant" and node.domain in OWN_DOMAINS and len(node.output) == 1
             literal = find_constant_attribute(node) if constant else None
             if literal is not None:
                 self._literals[TensorId(node.output[0], scope)] = literal
                 self._types[TensorId(node.output[0], scope)] = read_constant_type(literal)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in names:
-                self._learn(TensorId(value.name, scope), *read_declared_type(value))
+                self._learn_type(TensorId(value.name, scope), *read_declared_type(value))
 
-    def _store(self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]) -> None:
+    def _store_initializer(self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]) -> None:
         self._defined[key.scope].add(key.name)
         self._types[key] = (dtype, dims)
         # ORT folds an initializer into nothing when the caller may feed another value for it.
         if key.name not in overridable or key.scope:
             self._initializers[key] = stored
 
-    def _learn(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
+    def _learn_type(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
         # A tensor may be declared twice, as an output and in value_info: each may know dims that the other does not.
         old_dtype, old_shape = self._types.get(key, (0, None))
         if shape is not None and old_shape is not None and len(shape) == len(old_shape):
@@ -288,7 +241,7 @@ class GraphIndex:
             )
         self._types[key] = (old_dtype or dtype, old_shape if shape is None else shape)
 
-    def _add(self, node: NodeProto, scope: str) -> None:
+    def _add_node(self, node: NodeProto, scope: str) -> None:
         ref = NodeRef(
             name=node.name,
             op_type=node.op_type,
@@ -301,26 +254,23 @@ class GraphIndex:
         )
         self._nodes[node.name] = ref
         for k, name in enumerate(node.input):
-            found = self.resolve(name, scope)
-            if found is not None:
-                self._consumers[found].append(Edge(node.name, k, scope))
-                if found.scope != scope:
-                    self._captured.add(found)
+            tensor = self.resolve(name, scope)
+            if tensor is not None:
+                self._consumers[tensor].append(Edge(node.name, k, scope))
+                if tensor.scope != scope:
+                    self._captured.add(tensor)
 
-    def _constant_source(self, t: TensorId) -> tuple[TensorId, Stored | AttributeProto] | None:
-        at: TensorId | None = t
-        while at is not None:
-            stored = self._initializers.get(at) or self._literals.get(at)
+    def _constant_source(self, t: TensorId | None) -> tuple[TensorId, Stored | AttributeProto] | None:
+        # No endless walk: nodes that read their own results are refused when they are sorted.
+        while t is not None:
+            stored = self._initializers.get(t) or self._literals.get(t)
             if stored is not None:
-                return at, stored
-            node = self.producer(at)
-            if node is None or node.domain or node.op_type != "Identity":
-                return None
-            # No endless walk: nodes that read their own results are refused when they are sorted.
-            at = self.input(node, 0)
+                return t, stored
+            maker = self.producer(t)
+            t = self.input(maker, 0) if maker is not None and maker.is_onnx("Identity") else None
         return None
 
-    def _info(self, name: str) -> ValueInfo:
+    def _describe_value(self, name: str) -> ValueInfo:
         key = self.resolve(name, "") or TensorId(name)
         return ValueInfo(name, self.dtype(key), self.shape(key))
 
@@ -337,7 +287,7 @@ def get_index(model: ModelLike) -> GraphIndex:
 
 def find_opset(proto: ModelLike | FunctionProto) -> int:
     """The version of ONNX's own operators that a model or function imports; 0 when it does not."""
-    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return next((entry.version for entry in proto.opset_import if entry.domain in OWN_DOMAINS), 0)
 
 
 def look_up(table: Mapping[str, _T], name: str, kind: str) -> _T:

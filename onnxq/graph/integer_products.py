@@ -11,7 +11,7 @@ operators, bias and all (DynamicQuantizeMatMul; MatMulIntegerToFloat where sever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnxq.graph.base import NodeRef
 from onnxq.graph.editing.editor import Editor
-from onnxq.graph.index import GraphIndex, NodeRef
-from onnxq.graph.light import M
+from onnxq.graph.index import GraphIndex
+from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.nbits import read_nbits
+from onnxq.graph.scopes import collect_reads, replace_items
+from onnxq.graph.values import encode_tensor
+from onnxq.graph.weights import omit_weights, restore_weights
 
 _DYNAMIC, _DEQUANTIZE, _LSTM = "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeLSTM"
 _MICROSOFT = "com.microsoft"
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 # Endings that tools give to the names of integers; the rest is the name of the tensor that they stand for.
 _STORED = ("/quantized", "_quantized")
+# Endings of the names of constants, and of the results of DynamicQuantizeLinear.
+_PARTS = ("quantized", "scale", "zero_point")
 # Inputs of LSTM and DynamicQuantizeLSTM: x, two weights, and what both have alike (bias, lengths, states, peepholes).
 _LSTM_WEIGHTS, _LSTM_INPUTS = (1, 2), 8
 
@@ -39,11 +45,11 @@ def write_integer_products(proto: M) -> M:
     A node keeps its name, and so do the tensors that it reads and writes.
     """
     index = GraphIndex(proto)
-    found = [(node, data) for node in index.nodes if (data := _find_dynamic(index, node)) is not None]
-    if not found:
+    products = [(node, data) for node in index.nodes if (data := _find_dynamic(index, node)) is not None]
+    if not products:
         return proto
     editor: Editor[M] = Editor(proto)
-    for node, data in found:
+    for node, data in products:
         if node.op_type == "LSTM":
             _write_lstm(index, editor, node, data)
         else:
@@ -75,40 +81,37 @@ def read_integer_products(proto: M) -> M:
 
 def _find_dynamic(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     """The DynamicQuantizeLinear of a product's data, where its weights are such as the operator takes."""
-    if node.domain or node.op_type not in ("MatMul", "Gemm", "LSTM"):
+    if not node.is_onnx("MatMul", "Gemm", "LSTM"):
         return None
-    pair = index.maker(node)
-    data = index.maker(pair) if pair is not None and pair.op_type == _DEQUANTIZE else None
+    data = index.maker(index.maker(node, 0, _DEQUANTIZE), 0, _DYNAMIC)
     weights = _LSTM_WEIGHTS if node.op_type == "LSTM" else (1,)
-    if data is None or data.op_type != _DYNAMIC or not all(_has_bytes(index, node, k) for k in weights):
-        return None
-    return data
+    return data if data is not None and all(_has_bytes(index, node, k) for k in weights) else None
 
 
 def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
     """True for a weight of stored bytes with a scale per output channel, or one for all."""
-    maker = index.maker(node, k)
-    if maker is None or maker.op_type != _DEQUANTIZE or maker.attrs.get("block_size", 0):
+    pair = index.maker(node, k, _DEQUANTIZE)
+    scale = index.input_value(pair, 1)
+    if pair is None or scale is None or pair.attrs.get("block_size", 0):
         return False
-    stored, scale = index.input(maker, 0), index.input_value(maker, 1)
     # 4 bits in the file become bytes by a Cast, whose type is not declared.
-    cast = None if stored is None else index.producer(stored)
-    dtype = 0 if stored is None else index.dtype(stored)
-    dtype = int(cast.attrs.get("to", 0)) if cast is not None and cast.op_type == "Cast" else dtype
-    whole = scale is not None and scale.size == 1
-    axis = 1 if node.op_type != "Gemm" or not node.attrs.get("transB", 0) else 0
+    cast = index.maker(pair, 0, "Cast")
+    dtype = index.dtype(index.input(pair, 0)) if cast is None else cast.read_int("to", 0)
+    axis = 0 if node.is_transposed else 1
     rank = 3 if node.op_type == "LSTM" else 2
-    return dtype in _BYTES and (whole or (scale is not None and int(maker.attrs.get("axis", 1)) % rank == axis))
+    return dtype in _BYTES and (scale.size == 1 or pair.read_int("axis", 1) % rank == axis)
 
 
 def _read_bytes(index: GraphIndex, pair: NodeRef) -> NDArray[Any]:
     """The integers of a weight that `_has_bytes`; a Cast makes bytes of those of fewer bits."""
-    values, cast = index.input_value(pair, 0), index.maker(pair)
-    if values is None and cast is not None:
-        values = index.input_value(cast, 0)
-        values = None if values is None else values.astype(helper.tensor_dtype_to_np_dtype(int(cast.attrs["to"])))
-    assert values is not None
-    return values
+    values = index.input_value(pair, 0)
+    if values is not None:
+        return values
+    cast = index.maker(pair)
+    packed = index.input_value(cast, 0)
+    assert cast is not None
+    assert packed is not None
+    return packed.astype(helper.tensor_dtype_to_np_dtype(int(cast.attrs["to"])))
 
 
 def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
@@ -116,18 +119,18 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
     assert weight is not None
     x, x_scale, x_zero = data.outputs
     stored, scale = weight.inputs[:2]
-    zero = [weight.inputs[2]] if len(weight.inputs) > 2 and weight.inputs[2] else []
-    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else ""
-    transposed, out, name = bool(node.attrs.get("transB", 0)), node.outputs[0], node.name
+    zero = [name for name in weight.inputs[2:3] if name]
+    bias = next(iter(node.inputs[2:3]), "")
+    out, name = node.outputs[0], node.name
     editor.remove_node(name)
 
     def add(op: str, inputs: list[str], part: str, *, result: str = "", called: str = "", **attrs: Any) -> str:
-        made = result or editor.fresh(f"{name}/{part}")
+        tensor = result or editor.fresh(f"{name}/{part}")
         called = called or editor.fresh(f"{name}/{part}/{op}")
-        editor.insert_node(node.scope, op, inputs, [made], name=called, attrs=attrs)
-        return made
+        editor.insert_node(node.scope, op, inputs, [tensor], name=called, attrs=attrs)
+        return tensor
 
-    if transposed:
+    if node.is_transposed:
         # The integers stay in the order of the model's weight; engines transpose a constant once.
         stored = add("Transpose", [stored], "transposed", perm=[1, 0])
     sums = add("MatMulInteger", [x, stored, x_zero, *zero], "sums", called=name)
@@ -141,36 +144,34 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
 def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
     inputs = [*node.inputs, *[""] * (_LSTM_INPUTS - len(node.inputs))]
     inputs[0] = data.inputs[0]
-    numbers: list[str] = []
+    qparams: list[str] = []
     for k in _LSTM_WEIGHTS:
         pair = index.maker(node, k)
         assert pair is not None
         values = _read_bytes(index, pair)
-        scale, zero = (index.input_value(pair, at) for at in (1, 2))
+        scale, zero = index.input_value(pair, 1), index.input_value(pair, 2)
         assert scale is not None
         base = f"{_name_source(pair.inputs[0])}/transposed"
         zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
         # The kernel packs its weights when it is made, so they must be constants in its own order of axes, with scales
         # for each direction.
         shape = (len(values), scale.size) if scale.size > 1 else (len(values),)
-        parts = {"quantized": np.swapaxes(values, 1, 2), "scale": np.broadcast_to(scale, shape)}
-        inputs[k], *held = _add_constants(
-            editor, node.scope, base, parts | {"zero_point": np.broadcast_to(zero, shape)}
-        )
-        numbers += held
+        parts = (np.swapaxes(values, 1, 2), np.broadcast_to(scale, shape), np.broadcast_to(zero, shape))
+        inputs[k], *names = _add_constants(editor, node.scope, base, parts)
+        qparams += names
     editor.remove_node(node.name)
     attrs = {key: value for key, value in node.attrs.items() if key != "layout"}
     editor.insert_node(
-        node.scope, _LSTM, [*inputs, *numbers], list(node.outputs), name=node.name, domain=_MICROSOFT, attrs=attrs
+        node.scope, _LSTM, [*inputs, *qparams], list(node.outputs), name=node.name, domain=_MICROSOFT, attrs=attrs
     )
 
 
-def _add_constants(editor: Editor[Any], scope: str, base: str, parts: Mapping[str, NDArray[Any]]) -> list[str]:
-    """New initializers, each called `base` with the name of its part; returns their names."""
+def _add_constants(editor: Editor[Any], scope: str, base: str, values: tuple[NDArray[Any], ...]) -> list[str]:
+    """New initializers for integers, scale and zero point, called `base` with the name of the part; their names."""
     # np.array, since ascontiguousarray makes a vector of a single number.
     return [
         editor.add_initializer(scope, editor.fresh(f"{base}/{part}"), np.array(value, order="C"))
-        for part, value in parts.items()
+        for part, value in zip(_PARTS, values, strict=True)
     ]
 
 
@@ -190,45 +191,43 @@ class _Product:
 
 def _find_products(index: GraphIndex) -> Iterator[_Product]:
     for node in index.nodes:
-        data, cast = index.maker(node), _find_sole_reader(index, node)
-        if node.op_type != "MatMulInteger" or data is None or data.op_type != _DYNAMIC:
+        data = index.maker(node, 0, _DYNAMIC)
+        if node.op_type != "MatMulInteger" or data is None:
             continue
-        product = None if cast is None or cast.op_type != "Cast" else _find_sole_reader(index, cast)
-        if cast is None or product is None or product.op_type != "Mul":
+        cast = _find_next(index, node, "Cast")
+        product = _find_next(index, cast, "Mul")
+        factor = index.maker(product, 0, "Mul") or index.maker(product, 1, "Mul")
+        if cast is None or product is None or factor is None:
             continue
-        factors = [index.maker(product, k) for k in (0, 1)]
-        factor = next((one for one in factors if one is not None and one.op_type == "Mul"), None)
-        if factor is None or node.inputs[2:3] != data.outputs[2:3] or data.outputs[1] not in factor.inputs:
+        if node.inputs[2:3] != data.outputs[2:3] or data.outputs[1] not in factor.inputs:
             continue
-        scale = factor.inputs[1 - list(factor.inputs).index(data.outputs[1])]
-        weight, held = index.input(node, 1), index.resolve(scale, factor.scope)
-        stored = (weight is not None and index.is_constant(weight)) or _is_transposed(index, node)
-        if stored and held is not None and index.is_constant(held):
+        scale = factor.inputs[1 - factor.inputs.index(data.outputs[1])]
+        stored = index.is_constant(index.input(node, 1)) or _is_transposed(index, node)
+        if stored and index.is_constant(index.resolve(scale, factor.scope)):
             yield _Product(node, data, scale, cast, product)
 
 
-def _find_sole_reader(index: GraphIndex, node: NodeRef) -> NodeRef | None:
-    if not node.outputs or index.is_output(node.result):
-        return None
-    readers = index.consumers(node.result)
-    return index.node(readers[0].node) if len(readers) == 1 and readers[0].scope == node.scope else None
+def _find_next(index: GraphIndex, node: NodeRef | None, op_type: str) -> NodeRef | None:
+    """The node of this operator that alone reads the result of another, in the same graph."""
+    edge = None if node is None else index.find_sole_reader(node.result)
+    reader = None if edge is None else index.node(edge.node)
+    return reader if reader is not None and reader.op_type == op_type else None
 
 
 def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
     """True where the weight is a constant behind a Transpose of its two axes."""
-    maker = index.maker(node, 1)
-    source = None if maker is None or maker.op_type != "Transpose" else index.input(maker, 0)
-    turns = maker is not None and list(maker.attrs.get("perm", [1, 0])) == [1, 0]
-    return turns and source is not None and index.is_constant(source)
+    maker = index.maker(node, 1, "Transpose")
+    if maker is None or list(maker.attrs.get("perm", [1, 0])) != [1, 0]:
+        return False
+    return index.is_constant(index.input(maker, 0))
 
 
 def _is_stored(index: GraphIndex, node: NodeRef) -> bool:
     """True where weights, scales and zero points of a DynamicQuantizeLSTM are such as a DequantizeLinear takes."""
     for k in _LSTM_WEIGHTS:
         values, scale = index.input_value(node, k), index.input_value(node, 6 + 2 * k)
-        if values is None or scale is None or (scale.ndim == 2 and (scale != scale[:1]).any()):
-            return False
-        if scale.ndim == 1 and (scale != scale[0]).any():
+        # A DequantizeLinear has no scales for each direction.
+        if values is None or scale is None or (scale.ndim in (1, 2) and (scale != scale[:1]).any()):
             return False
     return True
 
@@ -246,50 +245,102 @@ class _Reader:
 
     index: GraphIndex
     editor: Editor[Any]
-    made: dict[tuple[str, str], str] = field(default_factory=dict)
+    # By scope and name of the integers, or of the data of an LSTM.
+    dequantized: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def restore_product(self, found: _Product) -> None:
-        node, out = found.node, found.product.outputs[0]
-        transposed = _is_transposed(self.index, node)
-        maker = self.index.maker(node, 1) if transposed else None
-        stored = node.inputs[1] if maker is None else maker.inputs[0]
-        x = self._dequantize(node.scope, list(found.data.outputs), 1)
-        weight = self._dequantize(node.scope, [stored, found.scale, *node.inputs[3:4]], 0 if transposed else 1)
-        for one in (node, found.cast, found.product):
-            self.editor.remove_node(one.name)
-        attrs = {"transB": 1} if transposed else {}
-        op = "Gemm" if transposed else "MatMul"
-        self.editor.insert_node(node.scope, op, [x, weight], [out], name=node.name, attrs=attrs)
+    def restore_product(self, product: _Product) -> None:
+        """Write a MatMul of pairs, or a Gemm where the operator's integers are transposed."""
+        node, out = product.node, product.product.outputs[0]
+        transpose = self.index.maker(node, 1) if _is_transposed(self.index, node) else None
+        stored = node.inputs[1] if transpose is None else transpose.inputs[0]
+        x = self._add_dequantize(node.scope, list(product.data.outputs), 1)
+        weight = self._add_dequantize(
+            node.scope, [stored, product.scale, *node.inputs[3:4]], 1 if transpose is None else 0
+        )
+        for replaced in (node, product.cast, product.product):
+            self.editor.remove_node(replaced.name)
+        if transpose is None:
+            self.editor.insert_node(node.scope, "MatMul", [x, weight], [out], name=node.name)
+        else:
+            self.editor.insert_node(node.scope, "Gemm", [x, weight], [out], name=node.name, attrs={"transB": 1})
 
     def restore_lstm(self, node: NodeRef) -> None:
+        """Write an LSTM whose data and weights are pairs."""
         inputs = list(node.inputs[:_LSTM_INPUTS])
-        base = inputs[0]
-        names = [self.editor.fresh(f"{base}/{part}") for part in ("quantized", "scale", "zero_point")]
-        if (node.scope, base) not in self.made:
+        base, key = inputs[0], (node.scope, inputs[0])
+        if key not in self.dequantized:
+            names = [self.editor.fresh(f"{base}/{part}") for part in _PARTS]
             self.editor.insert_node(node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}"))
-            self.made[node.scope, base] = self._dequantize(node.scope, names, 1)
-        inputs[0] = self.made[node.scope, base]
+            self.dequantized[key] = self._add_dequantize(node.scope, names, 1)
+        inputs[0] = self.dequantized[key]
         for k in _LSTM_WEIGHTS:
             values, scale, zero = (self.index.input_value(node, at) for at in (k, 6 + 2 * k, 7 + 2 * k))
             assert values is not None
             assert scale is not None
             zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
             source = _name_source(node.inputs[k]).removesuffix("/transposed")
-            parts = {"quantized": np.swapaxes(values, 1, 2), "scale": scale[0], "zero_point": zero[0]}
-            inputs[k] = self._dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
+            parts = (np.swapaxes(values, 1, 2), scale[0], zero[0])
+            inputs[k] = self._add_dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
         self.editor.remove_node(node.name)
         self.editor.insert_node(node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs))
 
-    def _dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
+    def _add_dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
         """The dequantized tensor of integers, scale and zero point."""
         key = scope, inputs[0]
-        if key not in self.made:
+        if key not in self.dequantized:
             base = _name_source(inputs[0])
-            made = self.editor.fresh(f"{base}/dequantized")
+            result = self.dequantized[key] = self.editor.fresh(f"{base}/dequantized")
             name = self.editor.fresh(f"{base}/{_DEQUANTIZE}")
-            self.editor.insert_node(scope, _DEQUANTIZE, inputs, [made], name=name, attrs={"axis": axis})
-            self.made[key] = made
-        return self.made[key]
+            self.editor.insert_node(scope, _DEQUANTIZE, inputs, [result], name=name, attrs={"axis": axis})
+        return self.dequantized[key]
 
 
-__all__ = ["read_integer_products", "write_integer_products"]
+_INTEGERS = frozenset({np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)})
+
+
+def dequantize_weights(model: M) -> M:
+    """A copy in which every DequantizeLinear of constants in the main graph is the float32 initializer it makes.
+
+    For trials with optimizations off, where ORT would compute them in each run. The values are those that ORT computes;
+    blocks, sub-byte types and scales other than float32 stay as they are.
+    """
+    index, store = GraphIndex(model), copy_store(model)
+    tensors = {}
+    for node in index.nodes:
+        value = _dequantize_node(index, node)
+        if value is not None:
+            tensors[node.name] = encode_tensor(node.outputs[0], value, store=store)
+    if not tensors:
+        return model
+    light, weights = omit_weights(bare_proto(model))
+    graph = light.graph
+    replace_items(graph.node, [node for node in graph.node if node.name not in tensors])
+    # Integers, scales and zero points that no other node reads; tied weights may have more readers.
+    gone = {name for node in index.nodes if node.name in tensors for name in node.inputs} - collect_reads(graph)
+    replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone])
+    done = restore_weights(light, weights)
+    done.graph.initializer.extend(tensors.values())
+    return rebuild(model, done, store)
+
+
+def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
+    if not node.is_onnx(_DEQUANTIZE) or node.scope or node.attrs.get("block_size", 0):
+        return None
+    # An output keeps its node: an initializer of its name would make the graph give out a constant.
+    if index.is_output(node.result) or not all(map(index.is_constant, index.list_reads(node))):
+        return None
+    codes, scale, zero = (index.input_value(node, k) for k in range(3))
+    if codes is None or scale is None or scale.dtype != np.float32 or codes.dtype not in _INTEGERS:
+        return None
+    if node.attrs.get("output_dtype", 0) not in (0, TensorProto.FLOAT):
+        return None
+    shape = [1] * codes.ndim
+    if scale.size > 1:
+        axis = node.read_int("axis", 1) % max(codes.ndim, 1)
+        if scale.ndim != 1 or scale.size != codes.shape[axis]:
+            return None
+        shape[axis] = scale.size
+    if zero is not None:
+        # In int32, as ORT subtracts: int8 less uint8 does not fit either of them.
+        codes = codes.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
+    return np.asarray(codes.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))

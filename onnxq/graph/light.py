@@ -20,8 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
-from onnxq.graph.storage.external import walk_tensors
-from onnxq.graph.storage.stored import Spool, StoredArray
+from onnxq.graph.stored import Spool, StoredArray, walk_tensors
 from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
@@ -33,6 +32,9 @@ SAME_LAYOUT = frozenset(
         TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64,
     }
 )  # fmt: skip
+
+# Bytes of weights from which on those that are made leave memory, too, and no session gets all of them at once.
+LARGE_BYTES = 1 << 30
 
 
 class WeightStore:
@@ -59,10 +61,10 @@ class WeightStore:
             array.setflags(write=False)
             if self.spool is not None and self.spool.takes(array.nbytes):
                 array = self.spool.write(array)
-        self._refer(tensor, array)
+        self._refer_to(tensor, array)
         return True
 
-    def _refer(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> None:
+    def _refer_to(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> None:
         # The store keeps the array alive, so no other array in use has this id.
         key = str(id(array))
         self._arrays[key] = array
@@ -72,32 +74,37 @@ class WeightStore:
 
     def array(self, tensor: TensorProto) -> NDArray[Any]:
         """The read-only values of a stub: those in a file only as long as the caller keeps them."""
-        found = self._arrays[_key(tensor)]
-        if not isinstance(found, StoredArray):
-            return found
-        values = found.map()
+        stored = self._arrays[_key(tensor)]
+        if not isinstance(stored, StoredArray):
+            return stored
+        values = stored.map()
         return values if tensor.data_type in SAME_LAYOUT else _unpack(tensor, values)
 
     def put_packed(self, tensor: TensorProto, packed: bytes) -> bool:
         """As `put`, for types that ONNX packs closer than numpy, given as they are packed; False without a spool."""
         if self.spool is None or not self.spool.takes(len(packed)) or tensor.data_type in SAME_LAYOUT:
             return False
-        self._refer(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
+        self._refer_to(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
         return True
 
     def bytes_of(self, tensor: TensorProto) -> NDArray[np.uint8]:
         """The values of a stub as they lie in a file: little endian, and packed where the type is."""
-        found = self._arrays[_key(tensor)]
-        array = found.map() if isinstance(found, StoredArray) else found
+        stored = self._arrays[_key(tensor)]
+        array = stored.map() if isinstance(stored, StoredArray) else stored
         return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
 
     def locate(self, tensor: TensorProto) -> NDArray[Any] | StoredArray:
         """The values of a stub in memory, or where they lie in a file: packed there where the type is."""
         return self._arrays[_key(tensor)]
 
-    def adopt(self, other: WeightStore) -> None:
+    def adopt_arrays(self, other: WeightStore) -> None:
         """Keep the arrays of another store as well, for stubs that come over from its model."""
         self._arrays.update(other._arrays)
+
+    def spool_large(self, size: int) -> None:
+        """Take the arrays that come from now on to a file, where the model has so many bytes that memory may not do."""
+        if size >= LARGE_BYTES:
+            self.spool = Spool()
 
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
@@ -143,14 +150,14 @@ class LightModel:
     @property
     def functions(self) -> Sequence[FunctionProto]:
         """The model-local functions."""
-        found: Sequence[FunctionProto] = self.proto.functions
-        return found
+        functions: Sequence[FunctionProto] = self.proto.functions
+        return functions
 
     @property
     def opset_import(self) -> Sequence[OperatorSetIdProto]:
         """The operator sets the model uses."""
-        found: Sequence[OperatorSetIdProto] = self.proto.opset_import
-        return found
+        imports: Sequence[OperatorSetIdProto] = self.proto.opset_import
+        return imports
 
     @property
     def ir_version(self) -> int:
@@ -160,8 +167,8 @@ class LightModel:
     @property
     def metadata_props(self) -> Sequence[StringStringEntryProto]:
         """The model's metadata."""
-        found: Sequence[StringStringEntryProto] = self.proto.metadata_props
-        return found
+        entries: Sequence[StringStringEntryProto] = self.proto.metadata_props
+        return entries
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
@@ -197,6 +204,13 @@ def keep_weights(change: Callable[Concatenate[ModelProto, P], ModelProto]) -> Ke
 def bare_proto(model: ModelLike) -> ModelProto:
     """The ModelProto of a model, with stubs where it has some."""
     return model.proto if isinstance(model, LightModel) else model
+
+
+def copy_proto(model: ModelLike) -> ModelProto:
+    """A copy of the ModelProto of a model, with stubs where it has some."""
+    copy = ModelProto()
+    copy.CopyFrom(bare_proto(model))
+    return copy
 
 
 def store_of(model: ModelLike) -> WeightStore | None:
@@ -301,10 +315,10 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, NDArray[Any
     if places:
         proto = proto if packed else deepcopy(proto)
         for tensor in proto.graph.initializer:
-            if (found := places.get(tensor.name)) is not None:
+            if (stored := places.get(tensor.name)) is not None:
                 del tensor.external_data[:]
-                location = found.file.path.relative_to(found.file.path.anchor).as_posix()
-                for key, value in (("location", location), ("offset", found.offset), ("length", found.nbytes)):
+                location = stored.file.path.relative_to(stored.file.path.anchor).as_posix()
+                for key, value in (("location", location), ("offset", stored.offset), ("length", stored.nbytes)):
                     tensor.external_data.add(key=key, value=str(value))
     return proto, arrays
 
@@ -315,6 +329,11 @@ def count_light_bytes(model: ModelLike) -> int:
     if "bytes" not in facts:
         facts["bytes"] = sum(count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model)))
     return int(facts["bytes"])
+
+
+def is_large_model(model: ModelLike) -> bool:
+    """True for a model with more weights than go into memory several times."""
+    return count_light_bytes(model) >= LARGE_BYTES
 
 
 def measure_size(model: ModelLike) -> int:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.files import read_input
+from onnxq.files import check_input_kind, read_input
 from onnxq.graph.index import find_opset
-from onnxq.graph.light import LightModel, WeightStore, strip_weights
-from onnxq.graph.precision.contrib import set_contrib_apart
-from onnxq.graph.scopes import label_node, replace_items, sort_nodes, walk_graphs
-from onnxq.graph.storage.external import is_external, load_external, walk_tensors
-from onnxq.graph.storage.lazy import read_lazily
-from onnxq.graph.storage.skeleton import MESSAGE_LIMIT
-from onnxq.graph.weights import check_tensors, omit_weights
+from onnxq.graph.light import (
+    SAME_LAYOUT,
+    SMALLEST_STUB,
+    LightModel,
+    WeightStore,
+    strip_weights,
+)
+from onnxq.graph.scopes import OWN_DOMAINS, label_node, replace_items, sort_nodes, walk_graphs, walk_nodes
+from onnxq.graph.shapes import set_contrib_apart
+from onnxq.graph.skeleton import MESSAGE_LIMIT, read_skeleton
+from onnxq.graph.stored import Extent, OpenFile, StoredArray, is_external, load_external, open_data, walk_tensors
+from onnxq.graph.weights import check_tensors, count_tensor_bytes, omit_weights
 from onnxq.nearest import find_nearest
 from onnxq.sites import Caution
 
@@ -237,7 +245,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     graph = proto.graph
     stored = {tensor.name for tensor in graph.initializer}
     stored.update(sparse.values.name for sparse in graph.sparse_initializer)
-    kept = [value for value in graph.input if value.name not in stored]
+    fed = [value for value in graph.input if value.name not in stored]
     dropped = [value.name for value in graph.input if value.name in stored]
     before = proto.ir_version
     if stored:
@@ -245,7 +253,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
         proto.ir_version = max(before, PLAIN_INITIALIZERS_IR)
     if not dropped:
         return ()
-    replace_items(graph.input, kept)
+    replace_items(graph.input, fed)
     if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
         # Not the habit of an exporter that lists them all: somebody means to feed these.
         named = ", ".join(dropped[:_SHOWN]) + (", …" if len(dropped) > _SHOWN else "")
@@ -258,7 +266,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
 def _settle_imports(proto: ModelProto) -> tuple[Caution, ...]:
     """Of two versions of a domain ORT takes the last; domains that nobody imports it has in their newest one."""
     versions = {"" if entry.domain == "ai.onnx" else entry.domain: entry for entry in proto.opset_import}
-    used = {node.domain for _, graph in walk_graphs(proto.graph) for node in graph.node} - {"", "ai.onnx"}
+    used = {node.domain for node in walk_nodes(proto.graph)} - {"", "ai.onnx"}
     missing = sorted(used - set(versions))
     added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
     doubled = len(versions) < len(proto.opset_import)
@@ -294,18 +302,18 @@ def _raise_opset(proto: ModelProto, subject: str) -> tuple[Caution, ...]:
     light, _ = omit_weights(proto, empty=True)
     set_contrib_apart(light)
     graphs = (graph for _, graph in walk_graphs(light.graph))
-    nodes = {node.op_type: node for graph in graphs for node in graph.node if node.domain in ("", "ai.onnx")}
+    nodes = {node.op_type: node for graph in graphs for node in graph.node if node.domain in OWN_DOMAINS}
     lacking = [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
     newer = range(declared + 1, onnx.defs.onnx_opset_version() + 1)
     # 0 for an operator that onnx does not know at all: the checker tells of it.
-    late = {op_type: next((one for one in newer if _find_version(op_type, one)), 0) for op_type in lacking}
+    late = {op_type: next((version for version in newer if _find_version(op_type, version)), 0) for op_type in lacking}
     if not late or not all(late.values()):
         return ()
     newest = max(late, key=lambda op_type: late[op_type])
     node, opset = nodes[newest], late[newest]
     named = f"{node.name!r} ({newest})" if node.name else label_node(node)
     cause = f"{named} is an operator of opset {opset}, and the model declares opset {declared}"
-    other = [one for one in nodes if _find_version(one, declared) not in (0, _find_version(one, opset))]
+    other = [version for version in nodes if _find_version(version, declared) not in (0, _find_version(version, opset))]
     if other:
         fix = (
             f"export it at opset {opset}, or convert it with onnx.version_converter before the operator is put in: "
@@ -313,7 +321,7 @@ def _raise_opset(proto: ModelProto, subject: str) -> tuple[Caution, ...]:
         )
         raise ModelError(subject, cause, fix, code="Q103")
     for entry in proto.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if entry.domain in OWN_DOMAINS:
             entry.version = opset
     needed = onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, needed)
@@ -326,3 +334,72 @@ def _find_version(op_type: str, opset: int) -> int:
         return int(onnx.defs.get_schema(op_type, opset, "").since_version)
     except onnx.defs.SchemaError:
         return 0
+
+
+# Bytes of a model file. Below, reading it whole is faster, and it fits into memory several times.
+_WORTH_MAPPING = 1 << 26
+
+
+def read_lazily(
+    path: Path, read: Callable[[Path], bytes], parse: Callable[[bytes, Path], ModelProto]
+) -> tuple[ModelProto, WeightStore, dict[Path, int]]:
+    """A model file with stubs for its large weights, their store, and the bytes in use of each data file.
+
+    read: all bytes of a file, with the errors for one that is none. parse: the model in bytes, likewise.
+    """
+    store = WeightStore()
+    mapped = _read_mapped(path, parse) if _can_map(path) else None
+    proto, inside = mapped or (parse(read(path), path), {})
+    opened: dict[Path, OpenFile] = {}
+
+    def keep(tensor: TensorProto, extent: Extent) -> bool:
+        if not _can_stay(tensor, extent.length):
+            return False
+        if extent.file not in opened:
+            opened[extent.file] = open_data(extent.file)
+        del tensor.external_data[:]
+        return store.put(tensor, _describe_array(tensor, opened[extent.file], extent.offset))
+
+    read_bytes = load_external(proto, path, keep)
+    # Now, since stubs are external data to whoever does not know them.
+    for number, array in inside.items():
+        store.put(proto.graph.initializer[number], array)
+    # Before anybody has checked the tensors themselves.
+    store.spool_large(path.stat().st_size + sum(read_bytes.values()))
+    return proto, store, read_bytes
+
+
+def _can_map(path: Path) -> bool:
+    return os.path.isfile(path) and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
+
+
+def _read_mapped(
+    path: Path, parse: Callable[[bytes, Path], ModelProto]
+) -> tuple[ModelProto, dict[int, StoredArray]] | None:
+    """The model without its large initializers, and these by their numbers; None for a file that is damaged."""
+    check_input_kind(path, ModelError)
+    file, inside = open_data(path), {}
+    with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
+        try:
+            skeleton, left_out = read_skeleton(data, SMALLEST_STUB)
+        except ValueError:
+            return None
+        proto = parse(skeleton, path)
+        for number, (offset, length) in left_out.items():
+            tensor = proto.graph.initializer[number]
+            # External data that also has bytes of its own is for the checks to refuse.
+            if _can_stay(tensor, length) and not tensor.HasField("data_location"):
+                inside[number] = _describe_array(tensor, file, offset)
+            else:
+                tensor.raw_data = data[offset : offset + length]
+    return proto, inside
+
+
+def _can_stay(tensor: TensorProto, length: int) -> bool:
+    """True where the bytes can be looked at as an array without a copy, and are as many as they should be."""
+    plain = tensor.data_type in SAME_LAYOUT and sys.byteorder == "little"
+    return plain and SMALLEST_STUB <= length == count_tensor_bytes(tensor)
+
+
+def _describe_array(tensor: TensorProto, file: OpenFile, offset: int) -> StoredArray:
+    return StoredArray(file, offset, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims))

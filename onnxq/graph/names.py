@@ -15,7 +15,14 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnxq.errors import ModelError
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, walk_all_graphs
+from onnxq.graph.scopes import (
+    find_result,
+    iterate_subgraphs,
+    join_scope,
+    name_function,
+    walk_all_graphs,
+    walk_all_nodes,
+)
 
 # A graph with its scope.
 _Scoped = tuple[str, GraphProto | FunctionProto]
@@ -61,7 +68,7 @@ def assign_names(proto: ModelProto) -> None:
 
 
 def _count_names(proto: ModelProto) -> Counter[str]:
-    return Counter(node.name for _, graph in walk_all_graphs(proto) for node in graph.node)
+    return Counter(node.name for node in walk_all_nodes(proto))
 
 
 def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> None:
@@ -88,8 +95,8 @@ def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> 
 
 
 def _propose_short(_scope: str, node: NodeProto) -> str:
-    made = next((name for name in node.output if name), "")
-    return f"{made}/{node.op_type}" if made else f"{node.op_type}({','.join(node.input)})"
+    result = find_result(node)
+    return f"{result}/{node.op_type}" if result else f"{node.op_type}({','.join(node.input)})"
 
 
 def _propose_scoped(scope: str, node: NodeProto) -> str:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.errors import ModelError
+from onnxq.graph.base import NodeRef
+from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
-from onnxq.graph.opset import ensure_opset
 from onnxq.graph.scopes import walk_graphs
 
 Array = NDArray[Any]
@@ -64,9 +65,9 @@ def unpack_bits(packed: Array, bits: int, count: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A weight in blocks. levels: unsigned, [K, N]; scale: [blocks, N]; zero: [blocks, N], None for the middle."""
+    """A weight in blocks. codes: unsigned, [K, N]; scale: [blocks, N]; zero: [blocks, N], None for the middle."""
 
-    levels: Array
+    codes: Array
     scale: Array
     zero: Array | None
     bits: int
@@ -74,10 +75,10 @@ class Blocks:
 
     def pack(self) -> tuple[Array, Array, Array | None]:
         """The operator's constants: packed, scales, zero points."""
-        depth, columns = self.levels.shape
+        depth, columns = self.codes.shape
         count = len(self.scale)
         filled = np.zeros((columns, count * self.size), np.uint8)
-        filled[:, :depth] = self.levels.T
+        filled[:, :depth] = self.codes.T
         packed = pack_bits(filled.reshape(columns, count, self.size), self.bits)
         zero = None if self.zero is None else pack_bits(np.asarray(self.zero.T, np.uint8), self.bits)
         return packed, np.ascontiguousarray(self.scale.T), zero
@@ -100,27 +101,27 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int]) -> M:
         for node in graph.node
     }
     editor: Editor[M] = Editor(proto)
-    made: dict[str, list[str]] = {}
+    constants: dict[str, list[str]] = {}
     # In ONNX Runtime 1.28 on Arm level 4 ends the process where a body reads weights of the graph around it.
     leaders = (
         {} if accuracy_level == _INTEGER_LEVEL else _find_repeated(index, {pair.name: pair for _, pair in products})
     )
     for node, pair in products:
-        found = _read_pair(index, pair, bits.get(pair.name, 8))
-        made[pair.name] = made.get(pair.name) or made.get(leaders.get(pair.name, ""), [])
-        if not made[pair.name]:
+        blocks = _read_pair(index, pair, bits.get(pair.name, 8))
+        constants[pair.name] = constants.get(pair.name) or constants.get(leaders.get(pair.name, ""), [])
+        if not constants[pair.name]:
             base = pair.name.removesuffix(f"/{_DEQUANTIZE}")
-            parts = zip((_PACKED, _SCALES, _ZEROS), found.pack(), strict=True)
-            made[pair.name] = [
+            parts = zip((_PACKED, _SCALES, _ZEROS), blocks.pack(), strict=True)
+            constants[pair.name] = [
                 editor.add_initializer("" if pair.name in leaders else pair.scope, editor.fresh(base + end), part)
                 for end, part in parts
                 if part is not None
             ]
-        attrs = {"K": len(found.levels), "N": found.levels.shape[1], "bits": found.bits, "block_size": found.size}
+        attrs = {"K": len(blocks.codes), "N": blocks.codes.shape[1], "bits": blocks.bits, "block_size": blocks.size}
         level = {"accuracy_level": accuracy_level} if accuracy_level else {}
         editor.remove_node(node.name)
         editor.insert_node(
-            node.scope, OPERATOR, [node.inputs[0], *made[pair.name]], list(node.outputs), name=node.name,
+            node.scope, OPERATOR, [node.inputs[0], *constants[pair.name]], list(node.outputs), name=node.name,
             domain=_MICROSOFT, attrs=attrs | level, metadata=notes[pair.name],
         )  # fmt: skip
     editor.remove_unused()
@@ -132,25 +133,25 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
 
     The branches of a merged decoder have one set of weights, which is stored in the main graph then.
     """
-    found: dict[Hashable, list[str]] = {}
+    groups: dict[Hashable, list[str]] = {}
     for pair in pairs.values():
         if pair.scope:
             values = [index.input_value(pair, k) for k in range(len(pair.inputs))]
             digests = (value if value is None else hashlib.sha256(value.tobytes()).digest() for value in values)
-            found.setdefault((tuple(sorted(pair.attrs.items())), *digests), []).append(pair.name)
-    return {name: names[0] for names in found.values() if len(names) > 1 for name in names}
+            groups.setdefault((tuple(sorted(pair.attrs.items())), *digests), []).append(pair.name)
+    return {name: names[0] for names in groups.values() if len(names) > 1 for name in names}
 
 
 def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     """The DequantizeLinear of a MatMul's weight, where the operator takes its blocks."""
-    pair = index.maker(node, 1) if node.op_type == "MatMul" and not node.domain else None
+    pair = index.maker(node, 1) if node.is_onnx("MatMul") else None
     if pair is None or pair.op_type != _DEQUANTIZE:
         return None
-    size, stored, scale = int(pair.attrs.get("block_size", 0)), index.input(pair, 0), index.input(pair, 1)
+    size, stored, scale = pair.read_int("block_size", 0), index.input(pair, 0), index.input(pair, 1)
     whole = stored is not None and scale is not None and index.is_constant(stored) and index.is_constant(scale)
     if not whole or stored is None or scale is None or size < _SMALLEST_BLOCK or size & (size - 1):
         return None
-    along = int(pair.attrs.get("axis", 1)) % 2 == 0 and len(index.shape(stored) or ()) == 2
+    along = pair.read_int("axis", 1) % 2 == 0 and len(index.shape(stored) or ()) == 2
     return pair if along and index.dtype(stored) in _STORED and index.dtype(scale) in _FLOATS else None
 
 
@@ -164,12 +165,12 @@ def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
     # 2 bits around 0 are -2 to 1, so that the middle is that of their width; 3 bits, and 5 to 7, fill up the next.
     narrow = 2 if bits == 2 else 4 if bits <= 4 else width
     offset = min(offset, 2 ** (narrow - 1))
-    levels = np.asarray(values.astype(np.int16) + offset, np.uint8)
+    codes = np.asarray(values.astype(np.int16) + offset, np.uint8)
     zeros = None if zero is None else np.asarray(zero.astype(np.int16) + offset, np.uint8)
     if zeros is None and offset == 0:
         zeros = np.zeros(scale.shape, np.uint8)
     usual = zeros is None or bool((zeros == 2 ** (narrow - 1)).all())
-    return Blocks(levels, scale, None if usual else zeros, narrow, int(pair.attrs["block_size"]))
+    return Blocks(codes, scale, None if usual else zeros, narrow, int(pair.attrs["block_size"]))
 
 
 def read_nbits(proto: M) -> M:
@@ -179,7 +180,7 @@ def read_nbits(proto: M) -> M:
     with float zero points, or an order of their own (g_idx), stay.
     """
     index = GraphIndex(proto)
-    products = [(node, held) for node in index.nodes if (held := _read_product(index, node)) is not None]
+    products = [(node, blocks) for node in index.nodes if (blocks := _read_product(index, node)) is not None]
     if not products:
         return proto
     try:
@@ -187,37 +188,37 @@ def read_nbits(proto: M) -> M:
     except ModelError:
         # The file is right as it is, and is only looked at.
         return proto
-    made: dict[tuple[str, str], str] = {}
-    for node, held in products:
+    weights: dict[tuple[str, str], str] = {}
+    for node, blocks in products:
         key = node.scope, node.inputs[1]
-        if key not in made:
-            made[key] = _add_pair(editor, node, held)
+        if key not in weights:
+            weights[key] = _add_pair(editor, node, blocks)
         editor.remove_node(node.name)
         bias, out = (node.inputs[5:6] or ("",))[0], node.outputs[0]
         product = editor.fresh(f"{node.name}/product") if bias else out
-        editor.insert_node(node.scope, "MatMul", [node.inputs[0], made[key]], [product], name=node.name)
+        editor.insert_node(node.scope, "MatMul", [node.inputs[0], weights[key]], [product], name=node.name)
         if bias:
             editor.insert_node(node.scope, "Add", [product, bias], [out], name=editor.fresh(f"{node.name}/Add"))
     editor.remove_unused()
     return editor.export()
 
 
-def _add_pair(editor: Editor[Any], node: NodeRef, held: Blocks) -> str:
+def _add_pair(editor: Editor[Any], node: NodeRef, blocks: Blocks) -> str:
     """Write a DequantizeLinear of this weight; returns the name of its result."""
-    base, storage = node.inputs[1].removesuffix(_PACKED), TensorProto.UINT8 if held.bits == 8 else TensorProto.UINT4
-    zero = np.full(held.scale.shape, 2 ** (held.bits - 1), np.uint8) if held.zero is None else held.zero
+    base, storage = node.inputs[1].removesuffix(_PACKED), TensorProto.UINT8 if blocks.bits == 8 else TensorProto.UINT4
+    zero = np.full(blocks.scale.shape, 2 ** (blocks.bits - 1), np.uint8) if blocks.zero is None else blocks.zero
     inputs = [
         editor.add_initializer(node.scope, editor.fresh(f"{base}/{part}"), value, dtype=kind)
         for part, value, kind in (
-            ("quantized", held.levels, storage), ("scale", held.scale, None), ("zero_point", zero, storage)
+            ("quantized", blocks.codes, storage), ("scale", blocks.scale, None), ("zero_point", zero, storage)
         )
     ]  # fmt: skip
-    made = editor.fresh(f"{base}/dequantized")
+    result = editor.fresh(f"{base}/dequantized")
     editor.insert_node(
-        node.scope, _DEQUANTIZE, inputs, [made], name=editor.fresh(f"{base}/{_DEQUANTIZE}"),
-        attrs={"axis": 0, "block_size": held.size},
+        node.scope, _DEQUANTIZE, inputs, [result], name=editor.fresh(f"{base}/{_DEQUANTIZE}"),
+        attrs={"axis": 0, "block_size": blocks.size},
     )  # fmt: skip
-    return made
+    return result
 
 
 def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
@@ -229,7 +230,7 @@ def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
     if bits not in _WIDTHS or packed is None or scale is None or floats or any(node.inputs[3:4]) != (zero is not None):
         return None
     count = -(-depth // size)
-    levels = unpack_bits(packed.reshape(columns, count, -1), bits, size).reshape(columns, -1)[:, :depth]
+    codes = unpack_bits(packed.reshape(columns, count, -1), bits, size).reshape(columns, -1)[:, :depth]
     zeros = None if zero is None else np.ascontiguousarray(unpack_bits(zero.reshape(columns, -1), bits, count).T)
     scale = scale.reshape(columns, count).T
-    return Blocks(np.ascontiguousarray(levels.T), np.ascontiguousarray(scale), zeros, bits, size)
+    return Blocks(np.ascontiguousarray(codes.T), np.ascontiguousarray(scale), zeros, bits, size)

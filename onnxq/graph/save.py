@@ -13,8 +13,8 @@ from onnx import ModelProto, TensorProto
 from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
-from onnxq.graph.storage.skeleton import write_model
-from onnxq.graph.storage.stored import cut_bytes
+from onnxq.graph.skeleton import write_model
+from onnxq.graph.stored import cut_bytes
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.graph.weights import is_large, is_stub, locate_tensors, omit_weights, restore_weights
 
@@ -84,12 +84,12 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str) -> ModelProt
     light, omitted = omit_weights(bare_proto(model))
     store, offset = store_of(model), 0
     for key, tensor in locate_tensors(light, constants=False):
-        held = omitted.get(key)
-        if held is None or held.data_type == TensorProto.STRING:
+        original = omitted.get(key)
+        if original is None or original.data_type == TensorProto.STRING:
             continue
         offset += file.write(b"\0" * (-offset % _ALIGNMENT))
         length = 0
-        for piece in cut_bytes(_read_bytes(held, store)):
+        for piece in cut_bytes(_read_bytes(original, store)):
             length += file.write(piece)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL

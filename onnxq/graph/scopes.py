@@ -5,7 +5,7 @@ A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_br
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -13,6 +13,10 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.errors import ModelError
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
+
+# Both are names of ONNX's own domain.
+OWN_DOMAINS = ("", "ai.onnx")
 
 
 def iterate_subgraphs(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
@@ -38,6 +42,12 @@ def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, Graph
             yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
 
 
+def walk_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Yield every node of a graph and of the subgraphs in it, a graph's own nodes before those inside them."""
+    for _, inner in walk_graphs(graph):
+        yield from inner.node
+
+
 def walk_all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | FunctionProto]]:
     """Yield every graph of the model, and every function with its subgraphs; a function's scope is "domain::name"."""
     yield from walk_graphs(proto.graph)
@@ -47,6 +57,12 @@ def walk_all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | Funct
         for node in function.node:
             for label, subgraph in iterate_subgraphs(node):
                 yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
+
+
+def walk_all_nodes(proto: ModelProto) -> Iterator[NodeProto]:
+    """Yield every node of the model, those of functions and of subgraphs too."""
+    for _, graph in walk_all_graphs(proto):
+        yield from graph.node
 
 
 def name_function(function: FunctionProto) -> str:
@@ -69,22 +85,19 @@ def list_defined(graph: GraphProto) -> set[str]:
 def list_captures(graph: GraphProto) -> list[str]:
     """Return the tensors a subgraph reads from outside (nested ones and outputs included), once each, in order."""
     own = list_defined(graph)
-    found: dict[str, None] = {}
-    for node in graph.node:
-        found.update(dict.fromkeys(name for name in list_reads(node) if name not in own))
-    found.update(dict.fromkeys(value.name for value in graph.output if value.name not in own))
-    found.pop("", None)
-    return list(found)
+    reads = [name for node in graph.node for name in list_reads(node)]
+    reads += [value.name for value in graph.output if value.name]
+    return list(dict.fromkeys(name for name in reads if name not in own))
 
 
 def collect_reads(graph: GraphProto) -> set[str]:
     """Return every name that a node of the graph or of a subgraph in it reads, or that is an output of one of them."""
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for _, subgraph in iterate_subgraphs(node):
-            found |= collect_reads(subgraph)
-    return found
+    reads: set[str] = set()
+    for _, inner in walk_graphs(graph):
+        reads.update(value.name for value in inner.output)
+        for node in inner.node:
+            reads.update(node.input)
+    return reads
 
 
 def list_reads(node: NodeProto) -> list[str]:
@@ -108,12 +121,29 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
                 value.name = outer.get(value.name, value.name)
 
 
+def walk_from(start: Iterable[H], follow: Callable[[H], Iterable[H]]) -> set[H]:
+    """Everything that is reached from some things, themselves included. follow: the things behind one, or before it."""
+    reached = set(start)
+    waiting = list(reached)
+    while waiting:
+        new = set(follow(waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def rename_made(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
+    """Let nodes make other tensors, in place: old name -> new."""
+    for node in nodes:
+        node.output[:] = [names.get(name, name) for name in node.output]
+
+
 def replace_items(field: Any, items: Iterable[Any]) -> None:
     """Put other messages into a repeated field of a message, in place; they may be some of its own."""
     # protobuf has no assignment to a field of messages. The list keeps those alive that the field lets go of.
-    kept = list(items)
+    messages = list(items)
     del field[:]
-    field.extend(kept)
+    field.extend(messages)
 
 
 def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
@@ -154,9 +184,14 @@ def sort_nodes(graph: GraphProto) -> list[NodeProto]:
     return sort_topologically(nodes, needs, makes, [label_node(node) for node in nodes])
 
 
+def find_result(node: NodeProto) -> str:
+    """Return the first output that is not left out; "" for a node without any."""
+    return next(filter(None, node.output), "")
+
+
 def label_node(node: NodeProto) -> str:
     """Return a name for a node in messages, whether it has one or not."""
     if node.name:
         return node.name
-    made = next((name for name in node.output if name), "")
-    return f"{node.op_type} producing {made!r}" if made else f"an unnamed {node.op_type}"
+    result = find_result(node)
+    return f"{node.op_type} producing {result!r}" if result else f"an unnamed {node.op_type}"

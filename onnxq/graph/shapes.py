@@ -1,17 +1,149 @@
-"""Types and shapes of every tensor that onnx can infer, in all scopes, whatever the model's size."""
+"""Types and shapes of every tensor that onnx can infer, in all scopes; and the operators of which it infers nothing.
+
+Transformers, decoders and U-Nets are exported with operators of whose outputs onnx infers nothing. Most are ONNX
+Runtime's, of com.microsoft. Two of them stand in ONNX's own domain: SimplifiedLayerNormalization, and
+LayerNormalization in front of opset 17; onnx's tools refuse those. GroupNormalization is ONNX's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
 
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
-from onnxq.graph.precision.contrib import write_stand_ins
-from onnxq.graph.scopes import iterate_subgraphs, list_captures, list_defined, replace_items, walk_graphs
+from onnxq.graph.scopes import (
+    OWN_DOMAINS,
+    iterate_subgraphs,
+    list_captures,
+    list_defined,
+    replace_items,
+    walk_graphs,
+    walk_nodes,
+)
 from onnxq.graph.weights import omit_weights
+
+MICROSOFT = "com.microsoft"
+# Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
+_USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
+
+# Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
+_BORROWED: Mapping[str, float] = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
+# Functions of ONNX whose body depends on the node: onnx's inference looks into no such body.
+_UNINFERRED = frozenset({"GroupNormalization"})
+# A tensor that is nowhere: a Reshape to a shape of which nothing is known.
+_NOWHERE = "onnxq/nowhere"
+
+
+def is_custom(node: NodeProto | NodeRef) -> bool:
+    """True for an operator that only a library or a plugin knows; TensorRT's plugins may stand in ONNX's domain."""
+    if node.domain not in OWN_DOMAINS:
+        return node.domain not in _USUAL
+    # Functions that training lowers to nodes have dotted names, as ONNX's operators and plugins never do.
+    return "." not in node.op_type and not (node.op_type in _BORROWED or defs.has(node.op_type))
+
+
+def set_contrib_apart(model: ModelProto) -> None:
+    """Give operators in ONNX's domain that onnx does not have that of com.microsoft, in place, for tools of onnx."""
+    opset = find_opset(model)
+    nodes = (node for node in walk_nodes(model.graph) if node.domain in OWN_DOMAINS)
+    strange = [node for node in nodes if _BORROWED.get(node.op_type, 0) > opset or is_custom(node)]
+    for node in strange:
+        node.domain = MICROSOFT
+    if strange and all(entry.domain != MICROSOFT for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+
+
+@dataclass(frozen=True)
+class Contrib:
+    """The float tensors of such an operator, all in one type but for those that are always float32.
+
+    alike: outputs of the shape and type of input 0. typed: outputs -> the input whose type they have. wide: inputs and
+    outputs in float32. packed: an input that is left out where input 0 holds what it would; output 0 is smaller then.
+    """
+
+    alike: tuple[int, ...] = (0,)
+    typed: Mapping[int, int] = field(default_factory=dict)
+    wide: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    packed: int = 0
+
+    def list_sources(self, node: NodeProto | NodeRef) -> Iterator[tuple[int, int, bool]]:
+        """Each output of a node that is known, the input whose type it has, and whether it has its shape as well."""
+        inputs, outputs = _list_names(node)
+        whole = self.packed < len(inputs) and bool(inputs[self.packed])
+        for k, name in enumerate(outputs):
+            source = 0 if k in self.alike else self.typed.get(k)
+            if name and source is not None:
+                # Without a cache to go on with, the one that is made has the type of what is computed.
+                origin = source if source < len(inputs) and inputs[source] else 0
+                yield k, origin, k in self.alike and whole
+
+
+def _list_names(node: NodeProto | NodeRef) -> tuple[Sequence[str], Sequence[str]]:
+    return (node.input, node.output) if isinstance(node, NodeProto) else (node.inputs, node.outputs)
+
+
+_NORM = Contrib(wide=((), (1, 2)))
+_SKIPPING = Contrib(alike=(0, 3), wide=((), (1, 2)))
+_POINTWISE = Contrib()
+_PRODUCT = Contrib(alike=(), typed={0: 0})
+# By the schemas of ONNX Runtime 1.32.
+OPERATORS: Mapping[str, Contrib] = {
+    "SimplifiedLayerNormalization": _NORM,
+    "LayerNormalization": _NORM,
+    "SkipLayerNormalization": _SKIPPING,
+    "SkipSimplifiedLayerNormalization": _SKIPPING,
+    "EmbedLayerNormalization": Contrib(alike=(), typed={0: 2, 2: 2}),
+    "GroupNormalization": _POINTWISE,
+    "RotaryEmbedding": _POINTWISE,
+    "Gelu": _POINTWISE,
+    "FastGelu": _POINTWISE,
+    "QuickGelu": _POINTWISE,
+    "BiasGelu": _POINTWISE,
+    "Attention": Contrib(alike=(), typed={0: 0, 1: 0}),
+    "MultiHeadAttention": Contrib(typed={1: 6, 2: 7}, packed=1),
+    # Inputs 12 and 13 are scales of quantized caches.
+    "GroupQueryAttention": Contrib(typed={1: 3, 2: 4}, wide=((12, 13), ()), packed=1),
+    "SparseAttention": Contrib(typed={1: 3, 2: 4}, packed=1),
+    "LinearAttention": Contrib(alike=(), typed={0: 0, 1: 3}),
+    "FusedMatMul": _PRODUCT,
+    "MatMulNBits": _PRODUCT,
+    "GatherBlockQuantized": Contrib(alike=(), typed={0: 2}),
+}
+
+
+def find_contrib(node: NodeProto | NodeRef, opset: int) -> Contrib | None:
+    """The entry of an operator of whose outputs onnx infers nothing; None for any other."""
+    missing = node.op_type in _UNINFERRED or _BORROWED.get(node.op_type, 0) > opset
+    own = node.domain == MICROSOFT or (node.domain in OWN_DOMAINS and missing)
+    return OPERATORS.get(node.op_type) if own else None
+
+
+def write_stand_ins(model: ModelProto) -> None:
+    """Replace in place the nodes of which onnx infers nothing by nodes of the same types and shapes.
+
+    Only for inference: the model computes something else afterwards.
+    """
+    opset = find_opset(model)
+    for _, graph in walk_graphs(model.graph):
+        known_nodes = [(node, find_contrib(node, opset)) for node in graph.node]
+        if any(known is not None for _, known in known_nodes):
+            nodes = (
+                each for node, known in known_nodes for each in ([node] if known is None else _stand_in(node, known))
+            )
+            replace_items(graph.node, nodes)
+
+
+def _stand_in(node: NodeProto, known: Contrib) -> Iterator[NodeProto]:
+    for k, source, same in known.list_sources(node):
+        read = [node.input[source]] if same else [node.input[source], _NOWHERE]
+        yield helper.make_node("Identity" if same else "Reshape", read, [node.output[k]])
 
 
 @keep_weights

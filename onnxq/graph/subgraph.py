@@ -23,9 +23,18 @@ from onnx import (
 )
 
 from onnxq.graph.index import Stored
-from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, copy_store, rebuild
+from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.scopes import iterate_subgraphs, list_defined, list_reads, rename_reads, replace_items, sort_nodes
+from onnxq.graph.scopes import (
+    iterate_subgraphs,
+    list_defined,
+    list_reads,
+    rename_made,
+    rename_reads,
+    replace_items,
+    sort_nodes,
+    walk_from,
+)
 
 
 class Cutter(Generic[M]):
@@ -71,32 +80,26 @@ class Cutter(Generic[M]):
         name = self._producer.get(tensor)
         return list_reads(self.nodes[name]) if name in self.constants else []
 
-    def list_between(self, outputs: Iterable[str], given: Collection[str]) -> list[str]:
-        """The nodes that these tensors are computed by from the given ones, as they run."""
-        found: set[str] = set()
-        waiting = [tensor for tensor in outputs if tensor not in given]
-        while waiting:
-            name = self.producer(waiting.pop())
-            if name is not None and name not in found:
-                found.add(name)
-                waiting.extend(tensor for tensor in list_reads(self.nodes[name]) if tensor not in given)
-        return self.sort_names(found)
+    def list_between(self, outputs: Iterable[str], known: Collection[str]) -> list[str]:
+        """The nodes that these tensors are computed by from the known ones, as they run."""
+
+        def list_makers(tensors: Iterable[str]) -> list[str]:
+            return self._list_makers(tensor for tensor in tensors if tensor not in known)
+
+        return self.sort_names(walk_from(list_makers(outputs), lambda name: list_makers(list_reads(self.nodes[name]))))
 
     def list_sources(self, node: str) -> list[str]:
         """The nodes whose outputs a node, or a subgraph in it, reads; without constants."""
-        return [name for tensor in list_reads(self.nodes[node]) if (name := self.producer(tensor)) is not None]
+        return self._list_makers(list_reads(self.nodes[node]))
+
+    def _list_makers(self, tensors: Iterable[str]) -> list[str]:
+        return [name for tensor in tensors if (name := self.producer(tensor)) is not None]
 
     def list_needed(self, outputs: Iterable[str], among: Collection[str]) -> list[str]:
         """Those of the nodes `among` that these tensors are computed from without leaving them, as they run."""
-        found: set[str] = set()
-        waiting = [self.producer(tensor) for tensor in outputs]
         allowed = set(among)
-        while waiting:
-            name = waiting.pop()
-            if name in allowed and name not in found:
-                found.add(name)
-                waiting.extend(self.list_sources(name))
-        return self.sort_names(found)
+        start = allowed.intersection(self._list_makers(outputs))
+        return self.sort_names(walk_from(start, lambda name: allowed.intersection(self.list_sources(name))))
 
     def sort_names(self, names: Collection[str]) -> list[str]:
         """The names in the order the nodes run in."""
@@ -105,7 +108,7 @@ class Cutter(Generic[M]):
 
     def list_inputs(self, names: Collection[str]) -> list[str]:
         """The tensors that these nodes read from outside and that a caller must feed, in the order of reading."""
-        return [tensor for tensor in _list_reads(self._select(names)) if not self.is_constant(tensor)]
+        return [tensor for tensor in _list_reads(self._select_nodes(names)) if not self.is_constant(tensor)]
 
     def cut(
         self,
@@ -122,11 +125,11 @@ class Cutter(Generic[M]):
         place of a tensor that the nodes make or the model stores. outputs: of these nodes. changed: nodes to take in
         place of the model's, by name. tensors: stored tensors that they read.
         """
-        given = [self._optional.get(value.name, value) for value in inputs]
-        fed = {value.name for value in given}
-        nodes = [_hide_outputs((changed or {}).get(node.name, node), fed) for node in self._select(names)]
+        declared_inputs = [self._optional.get(value.name, value) for value in inputs]
+        fed = {value.name for value in declared_inputs}
+        nodes = [_hide_outputs((changed or {}).get(node.name, node), fed) for node in self._select_nodes(names)]
         stored = {name: tensor for name, tensor in self._stored.items() if name not in fed}
-        part = assemble_model(self._proto, nodes, given, outputs, {**stored, **(tensors or {})})
+        part = assemble_model(self._proto, nodes, declared_inputs, outputs, {**stored, **(tensors or {})})
         declared = fed | {value.name for value in part.graph.output}
         inner = {tensor for node in nodes for tensor in node.output} - declared
         # In the order of the file: the same part has the same bytes in every process, though sets have no order.
@@ -134,16 +137,14 @@ class Cutter(Generic[M]):
         part.graph.value_info.extend(value for _, value in sorted(types, key=lambda item: item[0]))
         return rebuild(self._model, part)
 
-    def _select(self, names: Collection[str]) -> list[NodeProto]:
+    def _select_nodes(self, names: Collection[str]) -> list[NodeProto]:
         """The nodes with the constants they read, in the order they run in."""
-        chosen, waiting = set(names), list(names)
-        while waiting:
-            for tensor in list_reads(self.nodes[waiting.pop()]):
-                name = self._producer.get(tensor)
-                if name is not None and name in self.constants and name not in chosen:
-                    chosen.add(name)
-                    waiting.append(name)
-        return [self.nodes[name] for name in self.sort_names(chosen)]
+
+        def list_constants(name: str) -> list[str]:
+            makers = (self._producer.get(tensor, "") for tensor in list_reads(self.nodes[name]))
+            return [maker for maker in makers if maker in self.constants]
+
+        return [self.nodes[name] for name in self.sort_names(walk_from(names, list_constants))]
 
 
 def assemble_model(
@@ -178,10 +179,14 @@ class Valued(Protocol):
     """An array, or a stand-in for one."""
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        ...
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        ...
 
 
 def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype: int = 0) -> ValueInfoProto:
@@ -223,8 +228,8 @@ def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:
 
 def _list_reads(nodes: Sequence[NodeProto]) -> list[str]:
     """The tensors that the nodes read and none of them makes, in the order of reading."""
-    made = {tensor for node in nodes for tensor in node.output}
-    return list(dict.fromkeys(tensor for node in nodes for tensor in list_reads(node) if tensor not in made))
+    results = {tensor for node in nodes for tensor in node.output}
+    return list(dict.fromkeys(tensor for node in nodes for tensor in list_reads(node) if tensor not in results))
 
 
 def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
@@ -245,24 +250,24 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
 def remove_unneeded(graph: GraphProto) -> None:
     """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
     needed = {value.name for value in graph.output}
-    kept: list[NodeProto] = []
+    nodes: list[NodeProto] = []
     for node in reversed(sort_nodes(graph)):
         if needed.intersection(node.output):
             needed.update(list_reads(node))
-            kept.append(node)
-    replace_items(graph.node, reversed(kept))
+            nodes.append(node)
+    replace_items(graph.node, reversed(nodes))
     replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed])
 
 
 def list_behind(model: ModelLike, stops: Collection[str]) -> frozenset[str]:
     """The nodes of the main graph named in `stops`, and those that anything they make goes into."""
-    found: set[str] = set()
+    names: set[str] = set()
     tensors: set[str] = set()
     for node in sort_nodes(bare_proto(model).graph):
         if node.name in stops or not tensors.isdisjoint(list_reads(node)):
-            found.add(node.name)
+            names.add(node.name)
             tensors.update(filter(None, node.output))
-    return frozenset(found)
+    return frozenset(names)
 
 
 def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoProto]) -> M:
@@ -273,14 +278,13 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
     """
     cutter = Cutter(model, computed=True)
     read = set(cutter.list_inputs(behind))
-    given = [name for name in cutter.list_tensors() if name in read and cutter.producer(name) not in behind]
+    border = [name for name in cutter.list_tensors() if name in read and cutter.producer(name) not in behind]
     lost = {tensor for name in behind for tensor in cutter.nodes[name].output}
-    out = ModelProto()
-    out.CopyFrom(bare_proto(model))
+    out = copy_proto(model)
     graph = out.graph
     own = [value for value in graph.output if value.name not in lost]
     shown = {value.name for value in own}
-    new = [types.get(name, ValueInfoProto(name=name)) for name in given if name not in shown]
+    new = [types.get(name, ValueInfoProto(name=name)) for name in border if name not in shown]
     replace_items(graph.node, [node for node in graph.node if node.name not in behind])
     replace_items(graph.output, [*own, *new])
     remove_unneeded(graph)
@@ -290,8 +294,7 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
 
 def give_outputs(model: M, names: Collection[str]) -> M:
     """The model with these of its outputs alone, and without what only others need."""
-    out = ModelProto()
-    out.CopyFrom(bare_proto(model))
+    out = copy_proto(model)
     replace_items(out.graph.output, [value for value in out.graph.output if value.name in names])
     remove_unneeded(out.graph)
     return rebuild(model, out)
@@ -303,22 +306,19 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
     Tensors and nodes of the front that took a name from behind get another.
     """
     cutter = Cutter(whole, computed=True)
-    outputs = [value for value in whole.graph.output if cutter.producer(value.name) in behind]
-    rest = cutter.cut(behind, (), outputs)
-    part, out, store = ModelProto(), ModelProto(), copy_store(front)
-    part.CopyFrom(bare_proto(rest))
-    out.CopyFrom(bare_proto(front))
+    rest = cutter.cut(behind, (), [value for value in whole.graph.output if cutter.producer(value.name) in behind])
+    part, out, store = copy_proto(rest), copy_proto(front), copy_store(front)
     _settle_clashes(out, part)
     if store is not None and isinstance(rest, LightModel):
-        store.adopt(rest.weights)
+        store.adopt_arrays(rest.weights)
     graph, own = out.graph, list_defined(part.graph)
-    made = {value.name: value for value in (*graph.output, *part.graph.output)}
-    declared = [value for value in whole.graph.value_info if value.name in own or value.name in made]
+    outputs = {value.name: value for value in (*graph.output, *part.graph.output)}
+    declared = [value for value in whole.graph.value_info if value.name in own or value.name in outputs]
     graph.node.extend(part.graph.node)
     graph.initializer.extend(part.graph.initializer)
     graph.sparse_initializer.extend(part.graph.sparse_initializer)
     graph.value_info.extend(declared)
-    replace_items(graph.output, [made[value.name] for value in whole.graph.output])
+    replace_items(graph.output, [outputs[value.name] for value in whole.graph.output])
     imported = {entry.domain for entry in out.opset_import}
     out.opset_import.extend(entry for entry in whole.opset_import if entry.domain not in imported)
     return rebuild(front, out, store)
@@ -333,8 +333,8 @@ def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
     names = {name: choose_name(name, taken) for name in list_defined(front.graph) & list_defined(part.graph)}
     nodes = {node.name for node in part.graph.node}
     rename_reads(front.graph, names)
+    rename_made(front.graph.node, names)
     for node in front.graph.node:
-        node.output[:] = [names.get(name, name) for name in node.output]
         node.name = choose_name(node.name, taken) if node.name in nodes else node.name
     for value in (*front.graph.initializer, *front.graph.value_info):
         value.name = names.get(value.name, value.name)

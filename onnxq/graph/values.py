@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxq.errors import ModelError
+from onnxq.graph.base import Dims
 from onnxq.graph.light import WeightStore
 from onnxq.graph.weights import TENSOR_TYPES, is_stub
-
-Dims = tuple[int | str | None, ...]
 
 # How Constant spells its value; "sparse_value" is decoded apart.
 _CONSTANT_DTYPES: dict[str, int] = {

@@ -9,7 +9,8 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.errors import ModelError, VerificationError
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRef
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, label_node, list_defined, list_reads, walk_graphs
@@ -49,26 +50,26 @@ def _check_order(proto: ModelProto) -> None:
         outer = known.get(scope, set())
         # Inputs and initializers: they are there before any node runs.
         own = list_defined(graph) - {name for node in graph.node for name in node.output}
-        seen = outer | own
+        visible = outer | own
         for node in graph.node:
             for name in list_reads(node):
-                if name not in seen:
+                if name not in visible:
                     raise _fault(label_node(node), f"reads {name!r}, which is not made before it", "sort the nodes")
             for name in filter(None, node.output):
-                if name in seen:
+                if name in visible:
                     raise _fault(label_node(node), f"makes {name!r}, which is there already", "use a fresh name")
             # A body sees what is made before its node, not what follows it.
             for inner, _ in iterate_subgraphs(node):
-                known[join_scope(scope, node.name, inner)] = set(seen)
-            seen.update(filter(None, node.output))
+                known[join_scope(scope, node.name, inner)] = set(visible)
+            visible.update(filter(None, node.output))
         for value in graph.output:
-            if value.name not in seen:
+            if value.name not in visible:
                 raise _fault(value.name, "is an output that nothing makes", "give a node this output name")
 
 
 def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
-    made, readers = node.result, index.readers(node.result)
-    if not readers and not index.is_output(made) and not index.captured(made):
+    result, readers = node.result, index.readers(node.result)
+    if not readers and not index.is_output(result) and not index.captured(result):
         raise _fault(node.name, "feeds nothing", "remove it, or give it its DequantizeLinear")
     pairs = [reader for reader in readers if reader.op_type == DEQUANTIZE]
     for pair in pairs:
@@ -118,8 +119,8 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
 
 
 def _read_dims(index: GraphIndex, node: NodeRef, k: int) -> tuple[int | str | None, ...] | None:
-    found = index.input(node, k)
-    return index.shape(found) if found is not None else None
+    tensor = index.input(node, k)
+    return index.shape(tensor) if tensor is not None else None
 
 
 def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
@@ -127,10 +128,10 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     # Computed in the graph, by DynamicQuantizeLinear for one.
     if scale is None:
         return
-    numbers = scale.astype(np.float64)
+    values = scale.astype(np.float64)
     # Scales of blocks may be negative: ONNX Runtime's own quantizer writes them so.
     blocks = bool(node.attrs.get("block_size", 0))
-    if not (np.isfinite(numbers).all() and (numbers.all() if blocks else (numbers > 0).all())):
+    if not (np.isfinite(values).all() and (values.all() if blocks else (values > 0).all())):
         raise _fault(node.name, "has a scale that is not a positive, finite number", "calibrate it again")
     zero = _read_dims(index, node, 2)
     if zero is not None and zero != scale.shape:
@@ -146,7 +147,7 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: tuple[int, ...])
     # One scale fits any tensor: engines take [1] for [].
     if dims is None or not scale or scale == (1,):
         return ""
-    axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
+    axis, block = node.read_int("axis", 1), node.read_int("block_size", 0)
     if not -len(dims) <= axis < len(dims):
         return f"has axis {axis}, its tensor rank {len(dims)}"
     axis %= len(dims)

@@ -15,8 +15,8 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.scopes import iterate_subgraphs, name_function
-from onnxq.graph.storage.external import is_external, walk_tensors
+from onnxq.graph.scopes import find_result, iterate_subgraphs, name_function
+from onnxq.graph.stored import is_external, walk_tensors
 from onnxq.spec import ELEMENT_TYPES
 
 # Bytes. Shapes, axes and pads are smaller: tools look at their values, so they stay.
@@ -162,8 +162,7 @@ def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
 
 
 def _join_place(place: str, node: NodeProto, label: str) -> str:
-    parent = next((name for name in node.output if name), node.name)
-    return f"{place}/{parent}.{label}"
+    return f"{place}/{find_result(node) or node.name}.{label}"
 
 
 def is_large(tensor: TensorProto) -> bool:

@@ -1,24 +1,34 @@
-"""Results of other tools and of the torch front end read into plans: calibration caches, models with markers."""
+"""Results of other tools and of the torch front end read into plans: tables of scales, models with markers."""
 
-from onnxq.interop.imported import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
+from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale
 from onnxq.interop.markers import Marked, strip_markers
-from onnxq.interop.matching import Findings, list_consumers, match_cache, set_scales
-from onnxq.interop.trt_cache import ORIGIN, Cache, Entry, read_cache
+from onnxq.interop.matching import (
+    Imported,
+    MatchedSite,
+    MissingSite,
+    ScaleMatch,
+    UnmatchedKind,
+    UnusedLine,
+    list_consumers,
+    match_scales,
+    set_scales,
+)
+from onnxq.interop.registry import read_scales
 
 __all__ = [
-    "ORIGIN",
-    "Cache",
-    "Entry",
-    "Findings",
+    "ImportFormat",
     "Imported",
     "Marked",
     "MatchedSite",
     "MissingSite",
+    "ScaleMatch",
+    "ScaleTable",
+    "TensorScale",
     "UnmatchedKind",
     "UnusedLine",
     "list_consumers",
-    "match_cache",
-    "read_cache",
+    "match_scales",
+    "read_scales",
     "set_scales",
     "strip_markers",
 ]

@@ -24,7 +24,7 @@ _SHOWN = 8
 
 
 @dataclass(eq=False)
-class Group:
+class MarkerGroup:
     """Markers with equal numbers on one float tensor."""
 
     first: Marker
@@ -54,7 +54,7 @@ class Group:
 class Flow:
     """All groups of a model."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[MarkerGroup, ...]
     # Result of each marker -> the float tensor that it stands for.
     bases: Mapping[TensorId, TensorId]
     # Names of the markers that stay as Identities.
@@ -65,7 +65,7 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
     """The groups of markers, each on its float tensor. Raises ModelError for numbers that do not fit the tensor."""
     by_result = {marker.result: marker for marker in markers}
     by_node = {marker.node.name: marker for marker in markers}
-    carriers = {m.node.name for m in markers if m.source in by_result and not by_result[m.source].agrees(m)}
+    carriers = {m.node.name for m in markers if m.source in by_result and not by_result[m.source].agrees_with(m)}
     # Keeping one marker as an Identity moves the bases behind it, so until nothing changes.
     while True:
         bases = _find_bases(markers, by_result, carriers)
@@ -97,15 +97,15 @@ def _group_markers(
     index: GraphIndex,
     bases: Mapping[TensorId, TensorId],
     carriers: set[str],
-) -> list[Group]:
+) -> list[MarkerGroup]:
     """The groups in the order of their first markers."""
-    groups: list[Group] = []
-    on: dict[TensorId, list[Group]] = {}
+    groups: list[MarkerGroup] = []
+    on: dict[TensorId, list[MarkerGroup]] = {}
     for marker in markers:
         base = bases[marker.result]
-        group = next((g for g in on.get(base, ()) if g.first.agrees(marker)), None)
+        group = next((g for g in on.get(base, ()) if g.first.agrees_with(marker)), None)
         if group is None:
-            group = Group(marker, base)
+            group = MarkerGroup(marker, base)
             on.setdefault(base, []).append(group)
             groups.append(group)
         if marker.site not in group.sites:
@@ -116,25 +116,25 @@ def _group_markers(
             group.outputs.append(marker)
     # Of several groups on one tensor none may claim all its readers, nor may one that misses some.
     for base, sharing in on.items():
-        kept = base in bases and bases[base] == base
+        stays = base in bases and bases[base] == base
         raw = [e for e in index.consumers(base) if e.node not in by_node or e.node in carriers]
         alone = len(sharing) == 1 and set(raw) <= set(sharing[0].edges)
-        sharing[0].whole = alone and (kept or not index.is_output(base)) and not index.captured(base)
+        sharing[0].whole = alone and (stays or not index.is_output(base)) and not index.captured(base)
     return groups
 
 
-def _find_output_markers(groups: Sequence[Group], index: GraphIndex) -> list[Marker]:
+def _find_output_markers(groups: Sequence[MarkerGroup], index: GraphIndex) -> list[Marker]:
     """Markers in front of a graph output whose name their float tensor cannot take."""
-    found = []
+    markers = []
     for group in groups:
-        made = index.producer(group.base)
-        free = group.whole and made is not None and not index.is_output(group.base) and len(group.outputs) == 1
-        if not free or (made is not None and made.scope != group.outputs[0].node.scope):
-            found.extend(group.outputs)
-    return found
+        maker = index.producer(group.base)
+        free = group.whole and maker is not None and not index.is_output(group.base) and len(group.outputs) == 1
+        if not free or (maker is not None and maker.scope != group.outputs[0].node.scope):
+            markers.extend(group.outputs)
+    return markers
 
 
-def _follow_transposes(group: Group, index: GraphIndex) -> list[Group]:
+def _follow_transposes(group: MarkerGroup, index: GraphIndex) -> list[MarkerGroup]:
     """The group itself; for a weight, one group for each order of axes that nodes compute with."""
     if group.first.role is not Role.WEIGHT or not index.is_constant(group.base):
         return [group]
@@ -168,20 +168,20 @@ def _apply_transpose(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorI
 
 def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: Sequence[str] | None) -> None:
     """Raise ModelError unless the markers are those of `quantizers` (None: any) and each of them has readers."""
-    numbers: dict[str, Marker] = {}
+    first: dict[str, Marker] = {}
     for marker in markers:
-        if not numbers.setdefault(marker.site, marker).agrees(marker):
+        if not first.setdefault(marker.site, marker).agrees_with(marker):
             cause = "two of its markers have different numbers"
             raise ModelError(marker.site, cause, "give every quantizer a site of its own", code="Q120")
-    used = (index.consumers, index.is_output, index.captured)
-    read = {m.site for m in markers if any(asked(m.result) for asked in used)}
-    wanted = list(dict.fromkeys(quantizers if quantizers is not None else numbers))
-    lost = [site for site in wanted if site not in read]
+    uses = (index.consumers, index.is_output, index.captured)
+    read = {marker.site for marker in markers if any(is_used(marker.result) for is_used in uses)}
+    sites = list(dict.fromkeys(first if quantizers is None else quantizers))
+    lost = [site for site in sites if site not in read]
     if lost:
         cause = f"quantizes nothing that the exported graph computes{_list_others(lost)}"
         fix = "disable quantizers that the forward pass does not use, or call them there"
         raise ModelError(lost[0], cause, fix, code="Q120")
-    strange = [site for site in numbers if site not in wanted]
+    strange = [site for site in first if site not in sites]
     if strange:
         cause = f"is marked in the graph, and the model has no such quantizer{_list_others(strange)}"
         raise ModelError(strange[0], cause, "export it again", code="Q120")

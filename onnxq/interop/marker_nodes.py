@@ -64,7 +64,7 @@ class Marker:
     source: TensorId
     result: TensorId
 
-    def agrees(self, other: Marker) -> bool:
+    def agrees_with(self, other: Marker) -> bool:
         """True when both round a tensor to the same values."""
         return self.spec == other.spec and self.qparams == other.qparams
 
@@ -96,8 +96,10 @@ def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
     if source is None:
         raise _fault(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
     spec = _make_spec(subject, row)
-    numbers = [_read_constant(index, node, k, subject) for k in (() if spec.dynamic else (1, 2))]
-    qparams = _make_qparams(subject, spec, *numbers) if numbers else None
+    qparams = None
+    if not spec.dynamic:
+        scale, zero = (_read_constant(index, node, k, subject) for k in (1, 2))
+        qparams = _make_qparams(subject, spec, scale, zero)
     return Marker(node, subject, _read_role(subject, row.role), spec, qparams, source, node.result)
 
 
@@ -106,10 +108,10 @@ def _decode_text(value: Any) -> Any:
 
 
 def _read_role(site: str, word: str) -> Role:
-    role = next((one for one in _ROLES if one.value == word), None)
-    if role is None:
-        raise _fault(site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
-    return role
+    for role in _ROLES:
+        if role.value == word:
+            return role
+    raise _fault(site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
 
 
 def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
@@ -132,8 +134,8 @@ def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
         raise _fault(site, f"{error.subject}: {error.cause}", error.fix) from error
     # Pairs saturate at the ends of a spec's range, and nowhere else.
     if (low, high) != (spec.qmin, spec.qmax):
-        levels = f"levels {low}…{high} are not those of {bits} bits"
-        raise _fault(site, levels, f"use {spec.qmin}…{spec.qmax}")
+        cause = f"levels {low}…{high} are not those of {bits} bits"
+        raise _fault(site, cause, f"use {spec.qmin}…{spec.qmax}")
     return spec
 
 
@@ -161,20 +163,21 @@ def _make_qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray
     if not (np.isfinite(steps).all() and (steps > 0).all()):
         raise _fault(site, "its scale is not a positive, finite number", "calibrate the quantizer again")
     # Learned zero points are floats; the grid they stand for is that of the rounded one.
-    levels = np.rint(np.asarray(zero, np.float64))
-    if not (np.isfinite(levels).all() and (levels >= spec.qmin).all() and (levels <= spec.qmax).all()):
+    codes = np.rint(np.asarray(zero, np.float64))
+    # NaN is inside no bounds.
+    if not ((codes >= spec.qmin) & (codes <= spec.qmax)).all():
         raise _fault(site, f"its zero point is outside {spec.qmin}…{spec.qmax}", "calibrate the quantizer again")
-    return QParams(steps, levels.astype(np.int32), ORIGIN)
+    return QParams(steps, codes.astype(np.int32), ORIGIN)
 
 
 def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> None:
     """Raise ModelError when scale and zero point do not fit a tensor of this shape; unknown dims fit anything."""
     if marker.qparams is None:
         return
-    grain, found = marker.spec.granularity, marker.qparams.scale.shape
+    grain, actual = marker.spec.granularity, marker.qparams.scale.shape
     if isinstance(grain, PerTensor):
-        if found != ():
-            raise _fault(marker.site, f"scale of shape {found} and no axis", "give the axis of its channels")
+        if actual != ():
+            raise _fault(marker.site, f"scale of shape {actual} and no axis", "give the axis of its channels")
         return
     if shape is None:
         return
@@ -184,12 +187,13 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     size = grain.size if isinstance(grain, PerBlock) else 0
     if size:
         # The last block may be shorter than the others.
-        wanted = [-(-d // size) if k == axis and isinstance(d, int) else d for k, d in enumerate(shape)]
+        expected = [-(-d // size) if k == axis and isinstance(d, int) else d for k, d in enumerate(shape)]
     else:
-        wanted = [shape[axis]]
-    if len(wanted) != len(found) or any(isinstance(w, int) and w != f for w, f in zip(wanted, found, strict=True)):
+        expected = [shape[axis]]
+    fits = len(expected) == len(actual)
+    if not fits or any(isinstance(e, int) and e != a for e, a in zip(expected, actual, strict=True)):
         raise _fault(
             marker.site,
-            f"scale of shape {found} for a tensor of shape {list(shape)} on axis {grain.axis}",
+            f"scale of shape {actual} for a tensor of shape {list(shape)} on axis {grain.axis}",
             "calibrate the quantizer again",
         )

@@ -27,7 +27,7 @@ from onnxq.graph import (
 )
 from onnxq.graph.precision.widen import read_types
 from onnxq.graph.scopes import replace_items
-from onnxq.interop.marker_flow import Flow, Group, check_quantizers, find_flow
+from onnxq.interop.marker_flow import Flow, MarkerGroup, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, PrecisionPlan, SitePlan
 from onnxq.plan.model import Saturation
@@ -83,27 +83,26 @@ def strip_markers(
         fix = "export it with its quantizers calibrated"
         raise ModelError(name or "the model", f"has no {DOMAIN} markers", fix, code="Q118")
     check_quantizers(markers, index, None if quantizers is None else tuple(quantizers))
-    found = find_flow(markers, index)
-    stripped, placed = _Stripper(proto, index, markers, found).run()
-    sites = tuple(_make_site(one, engine, index) for one in placed)
+    stripped, placed = _Stripper(proto, index, markers, find_flow(markers, index)).strip_markers()
+    sites = tuple(_make_site(entry, engine, index) for entry in placed)
     # Without markers more can be folded; a fold that takes a site away is not taken.
     folded = fold_constants(stripped)
-    kept = _keeps_sites(sites, folded)
-    final = folded if kept else stripped
-    assert kept or _keeps_sites(sites, stripped)
-    plan = _make_plan(final, sites, engine, name, ("constants",) if kept else (), saturation)
-    where: dict[str, list[Site]] = {}
-    for one, site in zip(placed, plan.sites, strict=True):
-        for quantizer in one.group.sites:
-            where.setdefault(quantizer, []).append(site.site)
-    return Marked(final, _group_sites(plan, where), {key: tuple(value) for key, value in where.items()})
+    is_foldable = _keeps_sites(sites, folded)
+    assert is_foldable or _keeps_sites(sites, stripped)
+    final = folded if is_foldable else stripped
+    plan = _make_plan(final, sites, engine, name, ("constants",) if is_foldable else (), saturation)
+    quantized: dict[str, tuple[Site, ...]] = {}
+    for entry, site in zip(placed, plan.sites, strict=True):
+        for quantizer in entry.group.sites:
+            quantized[quantizer] = (*quantized.get(quantizer, ()), site.site)
+    return Marked(final, _group_sites(plan, quantized), quantized)
 
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
     """A group with its place in the float model."""
 
-    group: Group
+    group: MarkerGroup
     tensor: TensorId
     site: Site
     # None: all readers of the tensor.
@@ -116,8 +115,8 @@ class _Placed:
 class _Stripper:
     """Takes the markers out of one model."""
 
-    def __init__(self, proto: onnx.ModelProto, index: GraphIndex, markers: tuple[Marker, ...], found: Flow) -> None:
-        self.editor, self.index, self.markers, self.flow = Editor(proto), index, markers, found
+    def __init__(self, proto: onnx.ModelProto, index: GraphIndex, markers: tuple[Marker, ...], flow: Flow) -> None:
+        self.editor, self.index, self.markers, self.flow = Editor(proto), index, markers, flow
         # Base of a group -> the tensor under its lasting name.
         self.names: dict[TensorId, TensorId] = {}
         # (base, order of axes) -> the tensor that holds the weight in that order.
@@ -125,7 +124,7 @@ class _Stripper:
         # Marker -> the Identity in its place.
         self.stand_ins: dict[str, str] = {}
 
-    def run(self) -> tuple[onnx.ModelProto, list[_Placed]]:
+    def strip_markers(self) -> tuple[onnx.ModelProto, list[_Placed]]:
         """The float model, and the place of every group in it."""
         for marker in self.markers:
             if marker.node.name not in self.flow.carriers:
@@ -152,10 +151,11 @@ class _Stripper:
     def _insert_identity(self, marker: Marker) -> None:
         source = self.flow.bases.get(marker.source, marker.source)
         self.editor.remove_node(marker.node.name)
-        made = self.stand_ins[marker.node.name] = self.editor.fresh(f"{marker.result.name}/Identity")
-        self.editor.insert_node(marker.node.scope, "Identity", [source.name], [marker.result.name], name=made)
+        name = self.editor.fresh(f"{marker.result.name}/Identity")
+        self.stand_ins[marker.node.name] = name
+        self.editor.insert_node(marker.node.scope, "Identity", [source.name], [marker.result.name], name=name)
 
-    def _name_base(self, group: Group) -> None:
+    def _name_base(self, group: MarkerGroup) -> None:
         """Give the base its lasting name; store a transposed weight as its readers read it."""
         base = group.base
         if group.outputs:
@@ -170,7 +170,7 @@ class _Stripper:
             self.editor.rename_tensor(base, name)
         self.names[base] = TensorId(name, base.scope)
 
-    def _store_transposed(self, group: Group) -> None:
+    def _store_transposed(self, group: MarkerGroup) -> None:
         value = self.index.constant(group.base)
         # Only groups on constants have an order of axes.
         assert value is not None
@@ -193,7 +193,7 @@ class _Stripper:
         for edge in group.edges:
             self.editor.replace_input(edge, self.turned[key].name)
 
-    def _place_group(self, group: Group, taken: set[Site]) -> _Placed:
+    def _place_group(self, group: MarkerGroup, taken: set[Site]) -> _Placed:
         tensor = self.turned.get((group.base, group.perm), self.names.get(group.base, group.base))
         order = {node.name: k for k, node in enumerate(self.index.nodes)}
         edges = tuple(sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index)))
@@ -214,16 +214,23 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     role = Role.OUTPUT if placed.output and placed.consumers is None else Role.ACTIVATION
     if group.first.role is Role.WEIGHT and placed.constant:
         role = Role.WEIGHT
-    spec, numbers = group.spec, group.first.qparams
-    if group.perm and isinstance(spec.granularity, PerBlock) and numbers is not None:
-        numbers = QParams(numbers.scale.transpose(group.perm), numbers.zero_point.transpose(group.perm), numbers.origin)
+    spec, qparams = group.spec, group.first.qparams
+    if group.perm and isinstance(spec.granularity, PerBlock) and qparams is not None:
+        scale = qparams.scale.transpose(group.perm)
+        qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)
     if role is Role.WEIGHT and placed.consumers:
         spec = _choose_storage(spec, engine, index.node(placed.consumers[0].node).op_type)
     reason = f"quantizer {', '.join(group.sites)}"
     return SitePlan(
-        site=placed.site, role=role, spec=spec, qparams=numbers, rule=RULE, reason=reason, consumers=placed.consumers,
+        site=placed.site,
+        role=role,
+        spec=spec,
+        qparams=qparams,
+        rule=RULE,
+        reason=reason,
+        consumers=placed.consumers,
         tensor=placed.tensor,
-    )  # fmt: skip
+    )
 
 
 def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
@@ -284,19 +291,21 @@ def _make_plan(
 def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
     """The plan of a network that was trained in a narrow type: its levels are those of scales of that type."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.onnx_type)
-    sites = tuple(
-        site if (held := site.qparams) is None else
-        replace(site, qparams=replace(held, scale=held.scale.astype(dtype).astype(np.float32)))
-        for site in plan.sites
-    )  # fmt: skip
-    return add_precision(plan.with_sites(sites), PrecisionPlan(type=kind), None)
+    sites = []
+    for site in plan.sites:
+        if site.qparams is not None:
+            narrow = site.qparams.scale.astype(dtype).astype(np.float32)
+            site = replace(site, qparams=replace(site.qparams, scale=narrow))
+        sites.append(site)
+    return add_precision(plan.with_sites(tuple(sites)), PrecisionPlan(type=kind), None)
 
 
-def _group_sites(plan: Plan, where: Mapping[str, list[Site]]) -> Plan:
+def _group_sites(plan: Plan, quantized: Mapping[str, tuple[Site, ...]]) -> Plan:
     """The plan with the activation sites of each quantizer in one group, since they share its numbers."""
-    shared = {site: quantizer for quantizer, sites in where.items() if len(sites) > 1 for site in sites}
-    sites = tuple(
-        replace(one, group=shared[one.site]) if one.site in shared and one.role is not Role.WEIGHT else one
-        for one in plan.sites
-    )
-    return plan.with_sites(sites)
+    groups = {site: quantizer for quantizer, sites in quantized.items() if len(sites) > 1 for site in sites}
+    sites = []
+    for site in plan.sites:
+        if site.site in groups and site.role is not Role.WEIGHT:
+            site = replace(site, group=groups[site.site])
+        sites.append(site)
+    return plan.with_sites(tuple(sites))

@@ -1,41 +1,106 @@
-"""The lines of a cache matched with the tensors of the model and the sites of the plan."""
+"""The entries of a table of scales matched with the tensors of a model and the sites of its plan."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.interop.imported import MatchedSite, MissingSite, UnmatchedKind, UnusedLine
-from onnxq.interop.trt_cache import ORIGIN, Cache, Entry
+from onnxq.interop.base import ScaleTable, TensorScale
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
+from onnxq.wording import abbreviate
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
-_SAME_VALUES = frozenset(
-    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Expand", "Tile",
-     "DepthToSpace", "SpaceToDepth"}
-)  # fmt: skip
+_SAME_VALUES = (
+    *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Expand", "Tile"),
+    *("DepthToSpace", "SpaceToDepth"),
+)
 _FLOATS = frozenset({1, 10, 11, 16})  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
-# Names that TensorRT gives to tensors of layers without an ONNX node.
-_OWN_NAME = re.compile(r"\(Unnamed (Layer|ITensor)\* \d+\)")
 _CONSTANT = "a constant: weights get their scales from their values"
-# Roles whose scales come from calibration.
-_RANGED = (Role.ACTIVATION, Role.OUTPUT)
+
+
+class UnmatchedKind(str, Enum):
+    """Why a name of the file is no tensor of the prepared model."""
+
+    FOLDED = "folded"  # the model has it; preparation fused it into another
+    TENSORRT = "tensorrt"  # a layer that TensorRT added and named itself
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedSite:
+    """A site and the line that its scale came from."""
+
+    site: str
+    # The tensor of the line, and its number in the file.
+    name: str
+    line: int
+    scale: float
+    # Why the scale of another tensor holds for the site; "" for the tensor's own.
+    through: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusedLine:
+    """A line that no site took."""
+
+    name: str
+    line: int
+    # None for a tensor of the prepared model, which the plan does not quantize.
+    why: UnmatchedKind | None = None
+    reason: str = ""
+    # For unknown names, the nearest of the model.
+    nearest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingSite:
+    """A site that the file has no scale for."""
+
+    site: str
+    tensor: str
+    nearest: tuple[str, ...] = ()
+    # How the site got a scale otherwise; "" while it has none.
+    done: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A plan with the scales of a file, and the outcome for every line of it and every site of the plan."""
+
+    __repr__ = abbreviate
+
+    plan: Plan
+    cache: str
+    header: str
+    # Number of lines with a scale.
+    entries: int
+    # In the order of the plan's sites.
+    matched: tuple[MatchedSite, ...] = ()
+    # Names that are no tensor of the prepared model.
+    unmatched: tuple[UnusedLine, ...] = ()
+    # Tensors of it that the plan does not quantize.
+    unused: tuple[UnusedLine, ...] = ()
+    missing: tuple[MissingSite, ...] = ()
+    notes: tuple[Caution, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
+class ScaleMatch:
     """The entry of each site, and the rest on both sides."""
 
-    entries: Mapping[Site, Entry]
+    entries: Mapping[Site, TensorScale]
     matched: tuple[MatchedSite, ...]
     unmatched: tuple[UnusedLine, ...]
     unused: tuple[UnusedLine, ...]
@@ -44,61 +109,65 @@ class Findings:
     notes: tuple[Caution, ...]
 
 
-def match_cache(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> Findings:
-    """Match each activation site of the plan with its line of the cache.
+# The entry that a site takes, and why another tensor's scale holds for it.
+_Taken = tuple[TensorScale, str]
+
+
+def match_scales(table: ScaleTable, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> ScaleMatch:
+    """Match each activation site of the plan with its entry of the table.
 
     before, prepared: the model as it came, and as the plan quantizes it. A site whose own tensor has no line takes the
     line of a tensor with the same values (behind a Reshape, Transpose, Identity, …, in either model); sites that share
     one scale take the largest of theirs.
-    Raises CalibrationError when no name of the cache is in the model, PlanError for a site that int8 scales do not fit.
+    Raises CalibrationError when no name of the table is in the model, PlanError for a site that int8 scales do not fit.
     """
-    known = {entry.name: entry for entry in cache.entries}
-    _check_model(cache, before, prepared)
-    kin = _Kin(before, prepared)
-    found: dict[Site, tuple[Entry, str]] = {}
-    missing = []
-    for site in _list_activations(plan):
-        taken = kin.nearest(site.quantized_tensor, known)
-        if taken is None:
-            missing.append(site)
-        else:
-            found[site.site] = taken
-    notes = _share_largest(plan, found)
-    missing = [site for site in missing if site.site not in found]
-    for site in _list_activations(plan):
-        if site.site in found:
-            _check_fits(site, found[site.site][0])
-    used = {entry.name for entry, _ in found.values()}
-    unmatched, unused = _list_leftovers(cache, used, before, prepared)
-    return Findings(
-        entries={site: entry for site, (entry, _) in found.items()},
-        matched=tuple(
-            MatchedSite(site=str(site), name=entry.name, line=entry.line, scale=float(entry.scale), through=through)
-            for site, (entry, through) in found.items()
-        ),
-        unmatched=unmatched,
-        unused=unused,
+    by_name = {entry.name: entry for entry in table.entries}
+    _check_model(table, before, prepared)
+    copies = _list_copies(before, prepared)
+    sites = [site for site in plan.sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    taken: dict[Site, _Taken] = {}
+    for site in sites:
+        nearest = _find_nearest_entry(site.quantized_tensor, by_name, copies)
+        if nearest is not None:
+            taken[site.site] = nearest
+    notes = tuple(_share_largest(sites, taken))
+    for site in sites:
+        if site.site in taken:
+            _check_fits(site, taken[site.site][0])
+    # Sites that had no entry of their own come behind the others.
+    matched = [
+        MatchedSite(site=str(site), name=entry.name, line=entry.line, scale=float(entry.scale), through=through)
+        for site, (entry, through) in taken.items()
+    ]
+    missing = [site for site in sites if site.site not in taken]
+    absent = []
+    for site in missing:
+        tensor = site.quantized_tensor.name
+        absent.append(MissingSite(site=str(site.site), tensor=tensor, nearest=find_nearest(tensor, by_name, 2)))
+    left = list(_explain_leftovers(table, {entry.name for entry, _ in taken.values()}, before, prepared))
+    return ScaleMatch(
+        entries={site: entry for site, (entry, _) in taken.items()},
+        matched=tuple(matched),
+        unmatched=tuple(line for line in left if line.why is not None),
+        unused=tuple(line for line in left if line.why is None),
         missing=tuple(missing),
-        absent=tuple(
-            MissingSite(site=str(site.site), tensor=tensor, nearest=find_nearest(tensor, known, 2))
-            for site, tensor in ((site, site.quantized_tensor.name) for site in missing)
-        ),
+        absent=tuple(absent),
         notes=notes,
     )
 
 
-def set_scales(plan: Plan, entries: Mapping[Site, Entry]) -> Plan:
-    """The plan with these scales and zero points of 0; other sites keep their numbers."""
+def set_scales(plan: Plan, entries: Mapping[Site, TensorScale], origin: str) -> Plan:
+    """The plan with these scales and zero points of 0; other sites keep their qparams. origin: of the scales."""
     zero = np.array(0, np.int32)
-    numbers = {site: QParams(np.array(entry.scale), zero, ORIGIN) for site, entry in entries.items()}
-    return plan.with_sites(tuple(replace(site, qparams=numbers.get(site.site, site.qparams)) for site in plan.sites))
+    sites = []
+    for site in plan.sites:
+        if site.site in entries:
+            site = replace(site, qparams=QParams(np.array(entries[site.site].scale), zero, origin))
+        sites.append(site)
+    return plan.with_sites(tuple(sites))
 
 
-def _list_activations(plan: Plan) -> Iterator[SitePlan]:
-    return (site for site in plan.sites if site.role in _RANGED)
-
-
-def _check_fits(site: SitePlan, entry: Entry) -> None:
+def _check_fits(site: SitePlan, entry: TensorScale) -> None:
     spec = site.spec
     if spec.storage == "int8" and spec.bits == 8 and spec.symmetric and isinstance(spec.granularity, PerTensor):
         return
@@ -110,75 +179,75 @@ def _check_fits(site: SitePlan, entry: Entry) -> None:
     )
 
 
-def _share_largest(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[Caution, ...]:
+def _share_largest(sites: Iterable[SitePlan], taken: dict[Site, _Taken]) -> Iterator[Caution]:
     """Give all members of a sharing group the largest of their scales; the notes name those that differed.
 
-    found: changed in place.
+    taken: changed in place.
     """
     groups: dict[str, list[Site]] = {}
-    for site in _list_activations(plan):
+    for site in sites:
         if site.group:
             groups.setdefault(site.group, []).append(site.site)
-    notes = []
     for members in groups.values():
-        given = [found[site] for site in members if site in found]
-        if not given:
+        scales = [taken[site] for site in members if site in taken]
+        if not scales:
             continue
         # The values of every member fit into the range of the largest.
-        largest, through = max(given, key=lambda pair: pair[0].scale)
-        if any(entry.scale != largest.scale for entry, _ in given):
-            names = ", ".join(sorted({entry.name for entry, _ in given}))
+        largest, through = max(scales, key=lambda pair: pair[0].scale)
+        if any(entry.scale != largest.scale for entry, _ in scales):
+            names = ", ".join(sorted({entry.name for entry, _ in scales}))
             text = f"{names} share one scale and differ in the cache: the largest, of {largest.name}, is used"
-            notes.append(Caution("W118", text))
+            yield Caution("W118", text)
         for member in members:
-            if member not in found or found[member][0].scale != largest.scale:
-                found[member] = (largest, through or f"shares its scale with {largest.name}")
-    return tuple(notes)
+            if member not in taken or taken[member][0].scale != largest.scale:
+                taken[member] = (largest, through or f"shares its scale with {largest.name}")
 
 
-def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None:
-    """Raise CalibrationError when no name of the cache is a tensor of the model."""
+def _check_model(table: ScaleTable, before: GraphIndex, prepared: GraphIndex) -> None:
+    """Raise CalibrationError when no name of the table is a tensor of the model."""
     names = _list_names(before) | _list_names(prepared)
-    foreign = [entry.name for entry in cache.entries if entry.name not in names]
-    named = [name for name in foreign if not _OWN_NAME.match(name)]
-    if len(foreign) == len(cache.entries):
-        # Names that TensorRT made up say nothing about the model, so another one is shown if there is one.
-        first = named[0] if named else foreign[0]
-        cause = f"none of its {len(cache.entries)} names is a tensor of the model; the first is {first!r}"
-        fix = f"name the ONNX file that TensorRT was calibrated with; {suggest_names(first, names)}"
-        raise CalibrationError(cache.source, cause, fix, code="Q506")
+    foreign = [entry.name for entry in table.entries if entry.name not in names]
+    if len(foreign) == len(table.entries):
+        # Names that the tool made up say nothing about the model, so another one is shown if there is one.
+        first = next((name for name in foreign if not table.is_own_name(name)), foreign[0])
+        cause = f"none of its {len(table.entries)} names is a tensor of the model; the first is {first!r}"
+        fix = f"name the ONNX file that {table.tool} was calibrated with; {suggest_names(first, names)}"
+        raise CalibrationError(table.source, cause, fix, code="Q506")
 
 
 def _list_names(index: GraphIndex) -> set[str]:
-    inputs = {value.name for value in index.inputs}
-    return inputs | {name for node in index.nodes for name in (*node.inputs, *node.outputs) if name}
+    names = {value.name for value in index.inputs}
+    for node in index.nodes:
+        names.update(node.inputs, node.outputs)
+    return names - {""}
 
 
-def _list_leftovers(
-    cache: Cache, used: set[str], before: GraphIndex, prepared: GraphIndex
-) -> tuple[tuple[UnusedLine, ...], tuple[UnusedLine, ...]]:
-    """The lines that no site took: those of no tensor of the prepared model, and those of tensors left float."""
+def _explain_leftovers(
+    table: ScaleTable, used: set[str], before: GraphIndex, prepared: GraphIndex
+) -> Iterator[UnusedLine]:
+    """The lines that no site took, with the reason of each."""
     now, then = _list_names(prepared), _list_names(before)
-    unmatched, unused = [], []
-    for entry in cache.entries:
-        if entry.name in used:
+    for entry in table.entries:
+        name = entry.name
+        if name in used:
             continue
-        at_first = _find_tensor(before, entry.name)
-        line = UnusedLine(name=entry.name, line=entry.line)
-        if entry.name in now:
-            unused.append(replace(line, reason=_explain_unused(prepared, entry.name)))
-        elif at_first is not None and before.is_constant(at_first):
-            unused.append(replace(line, reason=_CONSTANT))
-        elif entry.name in then:
-            maker = next((node for node in before.nodes if entry.name in node.outputs), None)
-            reason = f"preparation folded it: {maker.op_type} {maker.name}" if maker else "preparation folded it"
-            unmatched.append(replace(line, why=UnmatchedKind.FOLDED, reason=reason))
-        elif _OWN_NAME.match(entry.name):
-            unmatched.append(replace(line, why=UnmatchedKind.TENSORRT, reason="a layer TensorRT added itself"))
+        source = _find_tensor(before, name)
+        nearest: tuple[str, ...] = ()
+        why: UnmatchedKind | None = None
+        if name in now:
+            reason = _explain_unused(prepared, name)
+        elif source is not None and before.is_constant(source):
+            reason = _CONSTANT
+        elif name in then:
+            why = UnmatchedKind.FOLDED
+            maker = next((node for node in before.nodes if name in node.outputs), None)
+            reason = "preparation folded it" + (f": {maker.op_type} {maker.name}" if maker else "")
+        elif table.is_own_name(name):
+            why, reason = UnmatchedKind.TENSORRT, f"a layer {table.tool} added itself"
         else:
-            close, reason = find_nearest(entry.name, now | then), "the model has no such tensor"
-            unmatched.append(replace(line, why=UnmatchedKind.UNKNOWN, reason=reason, nearest=close))
-    return tuple(unmatched), tuple(unused)
+            why, reason = UnmatchedKind.UNKNOWN, "the model has no such tensor"
+            nearest = find_nearest(name, now | then)
+        yield UnusedLine(name=name, line=entry.line, why=why, reason=reason, nearest=nearest)
 
 
 def _explain_unused(index: GraphIndex, name: str) -> str:
@@ -194,43 +263,44 @@ def _explain_unused(index: GraphIndex, name: str) -> str:
 
 
 def _find_tensor(index: GraphIndex, name: str) -> TensorId | None:
-    """The tensor of this name in the first scope that has one: caches know no scopes."""
+    """The tensor of this name in the first scope that has one: tables know no scopes."""
     return next((t for scope in index.scopes if (t := index.resolve(name, scope)) is not None), None)
 
 
-class _Kin:
-    """Tensors that hold the same values, by name, in the model as it came and as prepared."""
-
-    def __init__(self, *indexes: GraphIndex) -> None:
-        # Name -> (name, operator between) of tensors that it is a copy of, and of its copies.
-        self._sources: dict[str, list[tuple[str, str]]] = {}
-        self._copies: dict[str, list[tuple[str, str]]] = {}
-        for index in indexes:
-            for node in index.nodes:
-                if _keeps_values(index, node):
-                    _add_step(self._sources, node.outputs[0], node.inputs[0], node.op_type)
-                    _add_step(self._copies, node.inputs[0], node.outputs[0], node.op_type)
-
-    def nearest(self, tensor: TensorId, known: Mapping[str, Entry]) -> tuple[Entry, str] | None:
-        """The entry of the tensor itself, else of the nearest tensor with the same values, and how it was found."""
-        # Breadth first, so that the fewest nodes stand between.
-        pending = deque([(tensor.name, "")])
-        seen = {tensor.name}
-        while pending:
-            name, op_type = pending.popleft()
-            if name in known:
-                return known[name], f"same values, by way of {op_type}" if op_type else ""
-            for other, step in (*self._sources.get(name, ()), *self._copies.get(name, ())):
-                if other not in seen:
-                    seen.add(other)
-                    pending.append((other, op_type or step))
-        return None
+# Tensor -> tensors with the same values that one node away hold them, each with the operator between.
+_Copies = dict[str, dict[tuple[str, str], None]]
 
 
-def _add_step(table: dict[str, list[tuple[str, str]]], key: str, value: str, op_type: str) -> None:
-    row = table.setdefault(key, [])
-    if (value, op_type) not in row:
-        row.append((value, op_type))
+def _list_copies(*indexes: GraphIndex) -> _Copies:
+    """Tensors that hold the same values; those that a tensor is a copy of come first."""
+    steps = [
+        (node.outputs[0], node.inputs[0], node.op_type)
+        for index in indexes
+        for node in index.nodes
+        if _keeps_values(index, node)
+    ]
+    copies: _Copies = {}
+    for result, source, op_type in steps:
+        copies.setdefault(result, {})[source, op_type] = None
+    for result, source, op_type in steps:
+        copies.setdefault(source, {})[result, op_type] = None
+    return copies
+
+
+def _find_nearest_entry(tensor: TensorId, by_name: Mapping[str, TensorScale], copies: _Copies) -> _Taken | None:
+    """The entry of the tensor itself, else of the nearest tensor with the same values, and how it was found."""
+    # Breadth first, so that the fewest nodes stand between.
+    pending = deque([(tensor.name, "")])
+    visited = {tensor.name}
+    while pending:
+        name, op_type = pending.popleft()
+        if name in by_name:
+            return by_name[name], f"same values, by way of {op_type}" if op_type else ""
+        for other, step in copies.get(name, ()):
+            if other not in visited:
+                visited.add(other)
+                pending.append((other, op_type or step))
+    return None
 
 
 def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
@@ -248,11 +318,11 @@ def list_consumers(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, st
 
     These are its readers, and its producer where the pair stands behind that.
     """
-    found: dict[str, str] = {}
+    tensors: dict[str, str] = {}
     for site in sites:
         tensor = site.quantized_tensor
         edges = index.consumers(tensor) if site.consumers is None else site.consumers
         maker = index.producer(tensor) if site.consumers is None else None
         for name in [edge.node for edge in edges] + ([maker.name] if maker is not None else []):
-            found.setdefault(name, tensor.name)
-    return found
+            tensors.setdefault(name, tensor.name)
+    return tensors

@@ -10,16 +10,15 @@ A scale is the dynamic range divided by 127, a float32 in big-endian hex; leadin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import CalibrationError
-from onnxq.files import find_calibrator, read_input
+from onnxq.files import find_calibrator
+from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -32,50 +31,18 @@ _AGAIN = "calibrate with TensorRT again, or quantize with samples"
 # The tool whose tables are taken for caches.
 _OTHER = "ONNX Runtime"
 _SAMPLES = "give `quantize` the samples that it was made of: it finds ranges of its own"
+# Bytes in which the header stands.
+_BEGINNING = 4096
 # Faults listed in an error.
 _SHOWN = 5
-# Bytes. A line stands for a tensor, and no network has a million.
-_MOST_BYTES = 64 * 2**20
+# Names that TensorRT gives to tensors of layers without an ONNX node.
+_OWN_NAMES = re.compile(r"\(Unnamed (Layer|ITensor)\* \d+\)")
 # Scales outside these bounds do not occur; with swapped bytes nearly all are outside.
 _PLAUSIBLE = (1e-12, 1e12)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line: a tensor of TensorRT's network and its scale."""
-
-    name: str
-    scale: np.float32
-    line: int
-
-
-@dataclass(frozen=True)
-class Cache:
-    """The content of a cache file. header: TensorRT's version and the calibrator, e.g. "TRT-8601-…"."""
-
-    source: str
-    header: str
-    entries: tuple[Entry, ...]
-
-
-def read_cache(source: str | Path) -> Cache:
-    """Read a cache file.
-
-    Raises CalibrationError, with line numbers, for a file that is no cache and for scales that no engine can use.
-    """
-    path = Path(source)
-    try:
-        data = read_input(path, CalibrationError, limit=_MOST_BYTES, pipes=True)
-    except OSError as error:
-        raise _fault(path, error.strerror or str(error), "name TensorRT's calibration cache") from error
-    try:
-        return parse_cache(data, source=str(path))
-    except CalibrationError as error:
-        raise error.name_file(path) from error
-
-
-def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
-    """The content of a cache file; see `read_cache`."""
+def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
+    """The content of a cache file. Raises CalibrationError with the numbers of wrong lines."""
     text = _decode_text(data, source)
     if find_calibrator(text) == _OTHER:
         raise _fault(source, f"is a calibration table of {_OTHER}, and no cache of TensorRT", _SAMPLES)
@@ -90,9 +57,14 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
         fix = "restore the first line of the file that TensorRT wrote, or name the right file"
         raise _fault(f"{source}:{number}", cause, fix, line=number)
     _check_order(lines[number:], source)
-    found = [_parse_entry(line, k) for k, line in enumerate(lines[number:], number + 1) if line.strip()]
-    entries = [entry for entry in found if isinstance(entry, Entry)]
-    faults = [fault for fault in found if isinstance(fault, str)]
+    entries: list[TensorScale] = []
+    faults: list[str] = []
+    for k, line in enumerate(lines[number:], number + 1):
+        if line.strip():
+            try:
+                entries.append(_parse_entry(line, k))
+            except ValueError as error:
+                faults.append(f"line {k}: {error}")
     faults += _find_repeated(entries)
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
@@ -103,7 +75,22 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
         )
     if not entries:
         raise _fault(source, "holds a header and no scales", _AGAIN)
-    return Cache(source, header, tuple(entries))
+    return ScaleTable(
+        source=source, header=header, entries=tuple(entries), tool="TensorRT", origin=ORIGIN, own_names=_OWN_NAMES
+    )
+
+
+def write_cache(scales: Mapping[str, np.float32]) -> bytes:
+    """A cache file with these scales by tensor, float32 bit for bit."""
+    lines = [f"{name}: {int(np.float32(scale).view(np.uint32)):08x}" for name, scale in scales.items()]
+    return "\n".join([HEADER, *lines, ""]).encode()
+
+
+def _recognize_cache(data: bytes) -> bool:
+    return find_calibrator(data[:_BEGINNING].decode("utf-8-sig", "replace")) == "TensorRT"
+
+
+TENSORRT_CACHE = ImportFormat("tensorrt-cache", _recognize_cache, parse_cache, write_cache)
 
 
 def _decode_text(data: bytes, source: str) -> str:
@@ -117,23 +104,25 @@ def _decode_text(data: bytes, source: str) -> str:
         raise _fault(source, binary, fix) from error
 
 
-def _parse_entry(line: str, number: int) -> Entry | str:
-    """The entry of a line, or its fault as text."""
+def _parse_entry(line: str, number: int) -> TensorScale:
+    """The entry of a line. Raises ValueError with its fault."""
     # Names hold colons and blanks ("onnx::MatMul_12"), scales do not: the last colon separates them.
     name, colon, digits = line.strip().rpartition(":")
     name, digits = name.strip(), digits.strip()
     if not colon or not name:
-        return f"line {number}: {_shorten(line.strip())} is not `tensor: scale`"
+        raise ValueError(f"{_shorten(line.strip())} is not `tensor: scale`")
     if not _HEX.fullmatch(digits):
-        return f"line {number}: {_shorten(digits)} of {name} is not a float32 in 8 hex digits"
+        raise ValueError(f"{_shorten(digits)} of {name} is not a float32 in 8 hex digits")
     scale = np.uint32(int(digits, 16)).view(np.float32)
-    if np.isnan(scale) or np.isinf(scale) or scale <= 0:
-        what = "0" if scale == 0 else "not a number" if np.isnan(scale) else "infinite" if scale > 0 else "negative"
-        return f"line {number}: the scale of {name} is {what}"
-    return Entry(name, scale, number)
+    if scale > 0 and np.isfinite(scale):
+        return TensorScale(name, scale, number)
+    if np.isnan(scale):
+        raise ValueError(f"the scale of {name} is not a number")
+    sign = "0" if scale == 0 else "infinite" if scale > 0 else "negative"
+    raise ValueError(f"the scale of {name} is {sign}")
 
 
-def _find_repeated(entries: list[Entry]) -> Iterator[str]:
+def _find_repeated(entries: list[TensorScale]) -> Iterator[str]:
     """The faults of tensors that stand in two lines."""
     first: dict[str, int] = {}
     for entry in entries:
@@ -144,7 +133,7 @@ def _find_repeated(entries: list[Entry]) -> Iterator[str]:
 def _check_order(lines: list[str], source: str) -> None:
     """Raise CalibrationError for a cache with swapped bytes, as some scripts write them."""
     digits = [line.rpartition(":")[2].strip() for line in lines if line.strip()]
-    words = np.array([int(one, 16) for one in digits if _HEX.fullmatch(one)], np.uint32)
+    words = np.array([int(word, 16) for word in digits if _HEX.fullmatch(word)], np.uint32)
     absurd, likely = ~_are_plausible(words), _are_plausible(words.byteswap())
     # More than half: a few implausible scales may also be right as they are.
     if (absurd & likely).sum() * 2 > len(digits):

@@ -1,35 +1,31 @@
 """The fake-quant kernels without torch: their argument, their sources, their builds.
 
-abi       the argument of every entry point
-layout    a tensor's memory as [outer, channels, inner]
+abi       the argument of every entry point; a tensor's memory as [outer, channels, inner]
 launch    choice of CUDA kernels and grids
-sources   cuda/ of a checkout or of an installed wheel
+sources   cuda/ of a checkout or of an installed wheel; compilers as child processes
 cache     compiled files per user, built once and checked before use
-compiler  runs compilers as child processes
 host      the CPU twin, compiled by the C++ compiler of this machine
-nvrtc     NVIDIA's run-time compiler
-device    code for a GPU, from a wheel, nvcc or NVRTC
+device    code for a GPU, from a wheel, nvcc, or NVRTC, NVIDIA's run-time compiler
 build     all kernels ahead of time
 """
 
-from onnxq.kernels.abi import Call, Divisor, DType, Flag
+from onnxq.kernels.abi import Divisor, DType, Flag, KernelCall, Layout, find_layout
 from onnxq.kernels.build import Built, build_kernels
 from onnxq.kernels.device import DeviceImage, device_image
 from onnxq.kernels.host import host_library, host_reason, load_host
-from onnxq.kernels.launch import THREADS, Launch, Plan, backward_plan, forward_plan
-from onnxq.kernels.layout import Layout, find_layout
+from onnxq.kernels.launch import THREADS, Launch, LaunchPlan, backward_plan, forward_plan
 
 __all__ = [
     "THREADS",
     "Built",
-    "Call",
     "DType",
     "DeviceImage",
     "Divisor",
     "Flag",
+    "KernelCall",
     "Launch",
+    "LaunchPlan",
     "Layout",
-    "Plan",
     "backward_plan",
     "build_kernels",
     "device_image",

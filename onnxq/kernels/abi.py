@@ -1,9 +1,15 @@
-"""cuda/fq_call.h for ctypes: the argument of the CPU twin, the CUDA kernels and their emulation."""
+"""The argument of the kernels, cuda/fq_call.h for ctypes, and a tensor's memory as [outer, channels, inner].
+
+The CPU twin, the CUDA kernels and their emulation take it, whatever the order of the tensor's dimensions.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from math import prod
 
 
 class DType(IntEnum):
@@ -24,14 +30,9 @@ class DType(IntEnum):
         """Bytes of an element."""
         return (4, 2, 2, 8)[self]
 
-    @property
-    def scale_size(self) -> int:
-        """Bytes of a scale: float, for double tensors double."""
-        return 8 if self is DType.F64 else 4
-
 
 class Flag(IntFlag):
-    """Variants of the arithmetic, as bits of `Call.flags`."""
+    """Variants of the arithmetic, as bits of `KernelCall.flags`."""
 
     # Gradients of clip, then round.
     EDGE_CLIP = 1
@@ -57,7 +58,7 @@ _GEOMETRY = ("count", "scales", "segments", "run", "runs", "splits", "partial_ou
 _DIVISORS = ("by_inner", "by_channels", "by_block", "by_blocks", "by_pieces")
 
 
-class Call(ctypes.Structure):
+class KernelCall(ctypes.Structure):
     """FqCall; cuda/fq_call.h documents the fields."""
 
     _fields_ = (
@@ -74,3 +75,56 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _GEOMETRY),
         *((name, Divisor) for name in _DIVISORS),
     )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """[outer, channels, inner] in memory order."""
+
+    outer: int
+    channels: int
+    inner: int
+    # Elements along channels that share a scale; 0: one scale per channel.
+    block: int = 0
+    # The tensor's dimensions from the slowest to the fastest in memory. A blocked scale must have the same layout:
+    # `scale.permute(order).contiguous()`.
+    order: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.outer * self.channels * self.inner
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks along the channels."""
+        return -(-self.channels // self.block) if self.block else 1
+
+    @property
+    def scales(self) -> int:
+        """Number of scales."""
+        return self.outer * self.blocks * self.inner if self.block else self.channels
+
+
+def find_layout(
+    shape: Sequence[int], strides: Sequence[int], axis: int | None = None, block_size: int = 0
+) -> Layout | None:
+    """Find the layout of a tensor; None if it is not dense (gaps, overlaps, expanded dimensions) and must be copied.
+
+    shape, strides: in elements. axis: None for per tensor. block_size: above 0 for blocks along `axis`.
+    """
+    rank = len(shape)
+    # Dimensions of size 1 may have any stride, so theirs is ignored.
+    order = tuple(sorted(range(rank), key=lambda dim: (-strides[dim] if shape[dim] > 1 else 0, dim)))
+    if prod(shape):
+        expected = 1
+        for dim in reversed(order):
+            if shape[dim] > 1 and strides[dim] != expected:
+                return None
+            expected *= shape[dim]
+    if axis is None:
+        return Layout(1, 1, prod(shape), 0, order)
+    place = order.index(axis % rank)
+    outer = prod(shape[dim] for dim in order[:place])
+    inner = prod(shape[dim] for dim in order[place + 1 :])
+    return Layout(outer, shape[axis], inner, block_size, order)

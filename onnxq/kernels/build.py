@@ -10,9 +10,8 @@ from pathlib import Path
 
 from onnxq.errors import MissingDependencyError, OutputError
 from onnxq.kernels import cache as store
-from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin
+from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin, find_nvrtc
 from onnxq.kernels.host import build_host, portable_march
-from onnxq.kernels.nvrtc import find_nvrtc
 from onnxq.progress import Progress, count_items, silent
 
 
@@ -46,7 +45,7 @@ def build_kernels(
     one. output: a folder to build into, for machines of the same kind, instead of this user's cache for this processor.
     Raises OutputError if the folder cannot be written, ConfigError for an unknown architecture.
     """
-    numbers = tuple(sorted({arch_number(arch) for arch in archs}))
+    chosen = tuple(sorted({arch_number(arch) for arch in archs}))
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -57,24 +56,29 @@ def build_kernels(
     with progress("compiling for the CPU, about a minute"):
         host = _time_build("CPU", lambda: build_host(output, march=march, force=force))
     with progress("compiling for GPUs with nvcc, some minutes"):
-        device = _time_build("CUDA", lambda: build_fatbin(numbers, output, force=force))
+        device = _time_build("CUDA", lambda: build_fatbin(chosen, output, force=force))
     compiler = find_nvrtc() if device.state == "missing" else None
     if compiler is None:
         return host, device
-    wanted = numbers or tuple(one for one in ARCHS if one in compiler.archs)
+    wanted = chosen or tuple(arch for arch in ARCHS if arch in compiler.archs)
     with progress("compiling for GPUs with NVRTC", len(wanted)) as task:
-        builds = [partial(build_cubin, compiler, one, output, force=force) for one in wanted]
+        builds = [partial(build_cubin, compiler, arch, output, force=force) for arch in wanted]
         return host, *(_time_build("CUDA", build) for build in count_items(builds, task))
 
 
-def _time_build(kernels: str, build: Callable[[], store.Entry]) -> Built:
+def _time_build(kernels: str, build: Callable[[], store.CacheEntry]) -> Built:
     start = time.perf_counter()
     try:
         entry = build()
     except MissingDependencyError as error:
         return Built(kernels, "missing", reason=f"{error.cause}; {error.fix}" if error.fix else error.cause)
-    archs = tuple(f"sm_{one}" for one in entry.key.get("archs", "").split(",") if one)
+    archs = tuple(f"sm_{arch}" for arch in entry.key.get("archs", "").split(",") if arch)
     return Built(
-        kernels, "built" if entry.fresh else "there", entry.key["compiler"], archs, str(entry.path),
-        entry.path.stat().st_size, time.perf_counter() - start,
-    )  # fmt: skip
+        kernels,
+        "built" if entry.fresh else "there",
+        entry.key["compiler"],
+        archs,
+        str(entry.path),
+        entry.path.stat().st_size,
+        time.perf_counter() - start,
+    )

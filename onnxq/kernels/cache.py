@@ -24,7 +24,7 @@ _FIX = "set ONNXQ_CACHE to a folder of yours"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A file that matches its note."""
 
     path: Path
@@ -52,15 +52,15 @@ def kernels_folder() -> Path:
     place = find_cache() / "kernels"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = place.stat()
+        status = place.stat()
     except OSError as error:
         raise OutputError(place, error.strerror or str(error), _FIX, code="Q605") from error
-    if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise OutputError(place, "others may write to it, and code is loaded from it", _FIX, code="Q605")
     return place
 
 
-def find_entry(place: Path, wanted: Callable[[Key], bool]) -> Entry | None:
+def find_entry(place: Path, wanted: Callable[[Key], bool]) -> CacheEntry | None:
     """Find an entry of `place` whose key satisfies `wanted` and whose file matches its note; None without any."""
     for note in sorted(place.glob("*.json")):
         entry = _read_valid(note.with_suffix(""), wanted)
@@ -69,7 +69,7 @@ def find_entry(place: Path, wanted: Callable[[Key], bool]) -> Entry | None:
     return None
 
 
-def fetch_entry(place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False) -> Entry:
+def fetch_entry(place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False) -> CacheEntry:
     """Return the entry of `key`; `build(path to write)` makes it unless it exists and is valid.
 
     name: file name with {} for a hash of the key: `lib{}.so`. force: build in any case.
@@ -78,8 +78,8 @@ def fetch_entry(place: Path, name: str, key: Key, build: Callable[[Path], None],
     identity = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
     path = place / name.format(identity)
 
-    def same(found: Key) -> bool:
-        return found == dict(key)
+    def same(other: Key) -> bool:
+        return other == dict(key)
 
     entry = None if force else _read_valid(path, same)
     if entry is not None:
@@ -93,7 +93,7 @@ def fetch_entry(place: Path, name: str, key: Key, build: Callable[[Path], None],
         raise OutputError(path, error.strerror or str(error), _FIX, code="Q605") from error
 
 
-def _read_valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:
+def _read_valid(path: Path, wanted: Callable[[Key], bool]) -> CacheEntry | None:
     try:
         note = json.loads(path.with_name(f"{path.name}.json").read_text("utf-8"))
         key = note["key"]
@@ -102,10 +102,10 @@ def _read_valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:
         fits = hashlib.sha256(path.read_bytes()).hexdigest() == note["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return Entry(path, key) if fits else None
+    return CacheEntry(path, key) if fits else None
 
 
-def _store_entry(path: Path, key: Key, build: Callable[[Path], None]) -> Entry:
+def _store_entry(path: Path, key: Key, build: Callable[[Path], None]) -> CacheEntry:
     # In the cache itself: builds are loaded once for a test, and /tmp may forbid execution.
     with ScratchFolder(path.parent) as work:
         build(work / path.name)
@@ -114,4 +114,4 @@ def _store_entry(path: Path, key: Key, build: Callable[[Path], None]) -> Entry:
     with replace_files([path.with_name(f"{path.name}.json"), path], overwrite=True) as (note_file, file):
         file.write(data)
         note_file.write(json.dumps(note, indent=1, sort_keys=True).encode())
-    return Entry(path, key, fresh=True)
+    return CacheEntry(path, key, fresh=True)

@@ -1,20 +1,160 @@
-"""Device code for a GPU: from a wheel, from the cache, or compiled on request; ahead of time by nvcc or NVRTC."""
+"""Device code for a GPU: from a wheel, from the cache, or compiled on request; ahead of time by nvcc or NVRTC.
+
+NVRTC, NVIDIA's run-time compiler, is called by ctypes. Every CUDA build of torch has it, and it needs neither GPU nor
+driver.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from onnxq.errors import ConfigError, MissingDependencyError
 from onnxq.kernels import cache as store
 from onnxq.kernels import sources
-from onnxq.kernels.compiler import run_compiler
-from onnxq.kernels.nvrtc import Nvrtc, find_nvrtc
+from onnxq.kernels.sources import run_compiler
+
+# torch's CUDA wheels and the extra `nvrtc` bring nvidia/cuda_nvrtc (CUDA 12) or nvidia/cu13 into site-packages.
+_WINDOWS = sys.platform == "win32"
+_LIBRARY, _BUILTINS = (
+    ("nvrtc64_*.dll", "nvrtc-builtins64_*.dll") if _WINDOWS else ("libnvrtc.so.*", "libnvrtc-builtins.so.*")
+)
+_FOLDERS = ("bin", "bin/x86_64") if _WINDOWS else ("lib", "lib64")
+# -default-device: functions without an annotation are device code.
+_OPTIONS = ("--std=c++17", "-default-device")
+
+
+@dataclass(frozen=True)
+class Nvrtc:
+    """A loaded NVRTC."""
+
+    path: Path
+    # E.g. "13.0".
+    version: str
+    # Compute capabilities it compiles for, as 75, 90, 120.
+    archs: tuple[int, ...]
+
+    def compile_source(self, name: str, source: str, headers: Mapping[str, str], arch: int) -> tuple[bytes, str]:
+        """Compile for `arch`: a cubin, or PTX for the driver to complete if this NVRTC is older than the GPU.
+
+        Returns the code and its kind, "cubin" or "ptx". Raises MissingDependencyError with the compiler's log.
+        """
+        known = max((supported for supported in self.archs if supported <= arch), default=None)
+        if known is None:
+            raise MissingDependencyError(
+                f"sm_{arch}",
+                f"NVRTC {self.version} compiles for {', '.join(map(str, self.archs))}",
+                "install another",
+                code="Q808",
+            )
+        # Code for a lower minor number runs on a higher one; a new major number needs PTX.
+        kind = "cubin" if known // 10 == arch // 10 else "ptx"
+        target = f"sm_{known}" if kind == "cubin" else f"compute_{known}"
+        return self._run_program(name, source, headers, (f"--gpu-architecture={target}", *_OPTIONS), kind), kind
+
+    def _run_program(
+        self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str], kind: str
+    ) -> bytes:
+        library, program = _load_library(self.path), ctypes.c_void_p()
+        _check_code(
+            library,
+            library.nvrtcCreateProgram(
+                ctypes.byref(program),
+                source.encode(),
+                name.encode(),
+                len(headers),
+                _to_c_strings(headers.values()),
+                _to_c_strings(headers),
+            ),
+        )
+        try:
+            code = library.nvrtcCompileProgram(program, len(options), _to_c_strings(options))
+            if code:
+                log = _read_output(library, "nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace")
+                raise MissingDependencyError(
+                    "CUDA kernels", f"NVRTC {self.version} failed: {log}", "install another", code="Q807"
+                )
+            return _read_output(library, "nvrtcGetCUBIN" if kind == "cubin" else "nvrtcGetPTX", program)
+        finally:
+            library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def find_nvrtc(extra: Sequence[Path] = ()) -> Nvrtc | None:
+    """Find the first NVRTC that loads: $ONNXQ_NVRTC, `extra` (files or folders), site-packages, the CUDA toolkit."""
+    for path in _list_candidates(extra):
+        try:
+            return _describe_library(path)
+        except (OSError, AttributeError, MissingDependencyError):
+            continue
+    return None
+
+
+def _list_candidates(extra: Sequence[Path]) -> Iterator[Path]:
+    named = os.environ.get("ONNXQ_NVRTC")
+    for place in (*((Path(named),) if named else ()), *extra):
+        yield from _in_folder(place) if place.is_dir() else (place,)
+    for entry in map(Path, sys.path):
+        for folder in _FOLDERS:
+            for place in sorted(entry.glob(f"nvidia/*/{folder}"), reverse=True):
+                yield from _in_folder(place)
+    for toolkit in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        for folder in _FOLDERS if toolkit else ():
+            yield from _in_folder(Path(str(toolkit)) / folder)
+
+
+def _in_folder(place: Path) -> list[Path]:
+    # The newest version first; ".alt." libraries are variants of the usual one.
+    return sorted((path for path in place.glob(_LIBRARY) if ".alt." not in path.name), reverse=True)
+
+
+@cache
+def _load_library(path: Path) -> Any:
+    # NVRTC opens its builtins by name only, and the loader does not search a wheel's folder: open them before.
+    for builtins in sorted(path.parent.glob(_BUILTINS)):
+        if ".alt." not in builtins.name:
+            ctypes.CDLL(str(builtins), mode=getattr(ctypes, "RTLD_GLOBAL", 0))
+    library = ctypes.CDLL(str(path))
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+@cache
+def _describe_library(path: Path) -> Nvrtc:
+    library, major, minor, count = _load_library(path), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    _check_code(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    _check_code(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    archs = (ctypes.c_int * count.value)()
+    _check_code(library, library.nvrtcGetSupportedArchs(archs))
+    return Nvrtc(path, f"{major.value}.{minor.value}", tuple(sorted(archs)))
+
+
+def _read_output(library: Any, function: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check_code(library, getattr(library, f"{function}Size")(program, ctypes.byref(size)))
+    text = ctypes.create_string_buffer(size.value)
+    _check_code(library, getattr(library, function)(program, text))
+    return text.raw
+
+
+def _to_c_strings(texts: Any) -> Any:
+    encoded = [text.encode() for text in texts]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _check_code(library: Any, code: int) -> None:
+    if code:
+        raise MissingDependencyError(
+            "NVRTC", library.nvrtcGetErrorString(code).decode(), "install another", code="Q807"
+        )
+
 
 # Default architectures of a fatbin, as far as the compiler supports them: Turing to Blackwell.
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
@@ -55,33 +195,33 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
 
 def arch_number(arch: str) -> int:
     """Parse "sm_90", "90", "9.0" or "compute_90" as 90. Raises ConfigError for anything else."""
-    found = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)[af]?", arch.strip())
-    if found is None:
+    match = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)[af]?", arch.strip())
+    if match is None:
         raise ConfigError(f"architecture {arch!r}", "is not one", "write it as sm_90 or 9.0", code="Q304")
-    return int(found[1] + found[2])
+    return int(match[1] + match[2])
 
 
-def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force: bool = False) -> store.Entry:
+def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force: bool = False) -> store.CacheEntry:
     """Compile for one GPU by NVRTC, into the cache or another folder. Raises OnnxqError on failure."""
     key = {**_make_key(f"NVRTC {compiler.version}"), "archs": str(arch)}
 
     def build(path: Path) -> None:
         texts = sources.read_sources(sources.DEVICE)
         headers = {name: texts[name] for name in sources.HEADERS}
-        data, _ = compiler.compile(sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch)
+        data, _ = compiler.compile_source(sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch)
         path.write_bytes(data)
 
     return store.fetch_entry(place or store.kernels_folder(), f"fq-sm_{arch}-{{}}.cubin", key, build, force=force)
 
 
-def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force: bool = False) -> store.Entry:
+def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force: bool = False) -> store.CacheEntry:
     """Compile for many GPUs by nvcc, into the cache or another folder.
 
     archs: as 75, 90; none: those of ARCHS that this nvcc supports. Raises OnnxqError without nvcc or if it fails.
     """
     compiler, version, known = find_nvcc()
-    chosen = tuple(archs) or tuple(one for one in ARCHS if one in known)
-    unknown = [str(one) for one in chosen if one not in known]
+    chosen = tuple(archs) or tuple(number for number in ARCHS if number in known)
+    unknown = [str(number) for number in chosen if number not in known]
     if unknown:
         raise ConfigError(
             f"architecture {', '.join(unknown)}",
@@ -92,7 +232,7 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
     key = {**_make_key(version), "archs": ",".join(map(str, sorted(chosen)))}
 
     def build(path: Path) -> None:
-        codes = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in sorted(chosen)]
+        codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in sorted(chosen)]
         source = str(sources.find_folder() / sources.DEVICE[0])
         _run([compiler, "-fatbin", "-std=c++17", "--threads=0", *codes, "-x", "cu", source, "-o", str(path)])
 
@@ -104,14 +244,14 @@ def find_nvcc() -> tuple[str, str, tuple[int, ...]]:
     """Find nvcc: its path, its version, its architectures. Raises MissingDependencyError without one."""
     toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     named = os.environ.get("ONNXQ_NVCC")
-    beside = [shutil.which("nvcc", path=os.path.join(one, "bin")) for one in toolkits if one]
+    beside = [shutil.which("nvcc", path=os.path.join(item, "bin")) for item in toolkits if item]
     path = shutil.which(named) if named else next(filter(None, (shutil.which("nvcc"), *beside)), None)
     if path is None:
         raise MissingDependencyError(
             "CUDA kernels", f"there is no {named or 'nvcc'}", "install the CUDA toolkit", code="Q806"
         )
     release = re.search(r"release (\S+),", _run([path, "--version"]))
-    known = sorted(int(one) for one in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE))
+    known = sorted(int(item) for item in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE))
     return path, f"nvcc {release[1] if release else 'unknown'}", tuple(known)
 
 
@@ -119,13 +259,13 @@ def _has_source(key: store.Key) -> bool:
     return key.get("kind") == "device" and key.get("source") == sources.hash_sources(sources.DEVICE)
 
 
-def _find_prebuilt(arch: int) -> store.Entry | None:
+def _find_prebuilt(arch: int) -> store.CacheEntry | None:
     """Find code of a wheel, or built by nvcc here. NVRTC's code is found by its version, which may suit the driver."""
 
     def wanted(key: store.Key) -> bool:
         # Code for a lower minor number of the same major number runs, too.
-        archs = [int(one) for one in key.get("archs", "").split(",") if one.isdigit()]
-        return _has_source(key) and any(one // 10 == arch // 10 and one <= arch for one in archs)
+        archs = [int(number) for number in key.get("archs", "").split(",") if number.isdigit()]
+        return _has_source(key) and any(number // 10 == arch // 10 and number <= arch for number in archs)
 
     shipped = store.find_entry(sources.find_folder() / sources.PREBUILT, wanted)
     if shipped is not None:

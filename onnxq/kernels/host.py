@@ -17,8 +17,8 @@ from pathlib import Path
 from onnxq.errors import MissingDependencyError, OnnxqError, OutputError
 from onnxq.kernels import cache as store
 from onnxq.kernels import sources
-from onnxq.kernels.abi import Call
-from onnxq.kernels.compiler import run_compiler
+from onnxq.kernels.abi import KernelCall
+from onnxq.kernels.sources import run_compiler
 
 # -ffp-contract=off: a fused multiply-add rounds once instead of twice, and results must be the same bits everywhere.
 # The other floating-point flags change no result; without them loops do not vectorise.
@@ -51,16 +51,21 @@ def load_host() -> ctypes.CDLL | None:
     return None if path is None else _load_library(path)
 
 
-def build_host(place: Path | None = None, *, march: str = "native", force: bool = False) -> store.Entry:
+def build_host(place: Path | None = None, *, march: str = "native", force: bool = False) -> store.CacheEntry:
     """Compile the CPU twin into the cache, or for `march` (`portable_march` for a wheel) into another folder.
 
     Raises OnnxqError on failure.
     """
     compiler, version = _find_compiler()
     key = {
-        "kind": "host", "source": sources.hash_sources(sources.HOST), "machine": platform.machine(), "march": march,
-        "cpu": _hash_cpu() if march == "native" else "", "compiler": version, "flags": " ".join(_choose_flags(march)),
-    }  # fmt: skip
+        "kind": "host",
+        "source": sources.hash_sources(sources.HOST),
+        "machine": platform.machine(),
+        "march": march,
+        "cpu": _hash_cpu() if march == "native" else "",
+        "compiler": version,
+        "flags": " ".join(_choose_flags(march)),
+    }
 
     def build(path: Path) -> None:
         _compile_library(compiler, path, march)
@@ -154,10 +159,10 @@ def _load_library(path: Path) -> ctypes.CDLL:
     except OSError as error:
         raise MissingDependencyError("CPU kernels", str(error), "set CXX to another compiler", code="Q807") from error
     for name in ("fq_cpu_forward", "fq_cpu_backward"):
-        getattr(library, name).argtypes = (ctypes.POINTER(Call),)
+        getattr(library, name).argtypes = (ctypes.POINTER(KernelCall),)
         getattr(library, name).restype = ctypes.c_int
     # The size of the struct: another one means sources of another version or another alignment.
-    if library.fq_cpu_abi() != ctypes.sizeof(Call):
+    if library.fq_cpu_abi() != ctypes.sizeof(KernelCall):
         raise MissingDependencyError(
             path, "has another layout of its argument", "report this, with the compiler", code="Q807"
         )

@@ -4,7 +4,7 @@ call = Call(x=…, y=…, scale=…, qmin=…, qmax=…, flags=…)
 plan = backward_plan(layout, DType.F16, parameters=True)
 call.partial = scratch of plan.partial_bytes (0: leave it null)
 for launch in plan.launches:
-    kernel launch.kernel with launch.grid blocks of THREADS threads, argument launch.fill(call)
+    kernel launch.kernel with launch.grid blocks of THREADS threads, argument launch.fill_call(call)
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxq.kernels.abi import Call, Divisor, DType
-from onnxq.kernels.layout import Layout
+from onnxq.kernels.abi import Divisor, DType, KernelCall, Layout
 
 # Per block; FQ_THREADS of cuda/fq_kernels.cuh.
 THREADS = 256
@@ -47,10 +46,10 @@ class Launch:
     # Pieces of a row, or tiles of a strip: the segments of one scale.
     pieces: int = 1
 
-    def fill(self, call: Call) -> Call:
+    def fill_call(self, call: KernelCall) -> KernelCall:
         """Copy `call` (pointers, qmin, qmax, flags, gradient scales) and fill in type, shape and geometry."""
         shape = self.layout
-        done = Call.from_buffer_copy(call)
+        done = KernelCall.from_buffer_copy(call)
         done.dtype = self.dtype
         done.outer, done.channels, done.inner, done.block = shape.outer, shape.channels, shape.inner, shape.block
         done.count, done.scales = shape.count, shape.scales
@@ -65,7 +64,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """Launches in order."""
 
     launches: tuple[Launch, ...]
@@ -73,12 +72,12 @@ class Plan:
     partial_bytes: int = 0
 
 
-def forward_plan(layout: Layout, dtype: DType) -> Plan:
+def forward_plan(layout: Layout, dtype: DType) -> LaunchPlan:
     """Plan x -> y; no launch for an empty tensor."""
     return _launch_elementwise("fq_forward", layout, dtype)
 
 
-def backward_plan(layout: Layout, dtype: DType, *, parameters: bool) -> Plan:
+def backward_plan(layout: Layout, dtype: DType, *, parameters: bool) -> LaunchPlan:
     """Plan x, dy -> dx and, with `parameters`, dscale and dzero_point (each may still be null in the call).
 
     For an empty tensor only zeros are written, to dscale and dzero_point.
@@ -86,20 +85,20 @@ def backward_plan(layout: Layout, dtype: DType, *, parameters: bool) -> Plan:
     if not parameters:
         return _launch_elementwise("fq_dx", layout, dtype)
     if layout.count == 0:
-        return Plan((_launch_finish(layout, dtype, 0, 1),) if layout.scales else ())
+        return LaunchPlan((_launch_finish(layout, dtype, 0, 1),) if layout.scales else ())
     launch = _launch_columns(layout, dtype) if _by_columns(layout, dtype) else _launch_rows(layout, dtype)
     geometry = launch.geometry
     splits, inner = geometry["partial_outer"], geometry["partial_inner"]
     if splits * inner == 1:  # every scale has one sum, which the kernel writes itself
-        return Plan((launch,))
-    return Plan((launch, _launch_finish(layout, dtype, splits, inner)), splits * inner * layout.scales * _SUMS)
+        return LaunchPlan((launch,))
+    return LaunchPlan((launch, _launch_finish(layout, dtype, splits, inner)), splits * inner * layout.scales * _SUMS)
 
 
-def _launch_elementwise(kernel: str, layout: Layout, dtype: DType) -> Plan:
+def _launch_elementwise(kernel: str, layout: Layout, dtype: DType) -> LaunchPlan:
     if layout.count == 0:
-        return Plan(())
+        return LaunchPlan(())
     grid = -(-layout.count // (THREADS * _VECTORS * (16 // dtype.size)))
-    return Plan((Launch(f"{kernel}_{dtype.suffix}", grid, layout, dtype),))
+    return LaunchPlan((Launch(f"{kernel}_{dtype.suffix}", grid, layout, dtype),))
 
 
 def _by_columns(layout: Layout, dtype: DType) -> bool:
@@ -125,9 +124,14 @@ def _launch_rows(layout: Layout, dtype: DType) -> Launch:
         segments = splits * layout.channels
     lanes = _round_to_power(-(-run * runs // (16 // dtype.size)), THREADS)
     geometry = {
-        "lanes": lanes, "segments": segments, "run": run, "runs": runs, "splits": splits,
-        "partial_outer": 1, "partial_inner": splits,
-    }  # fmt: skip
+        "lanes": lanes,
+        "segments": segments,
+        "run": run,
+        "runs": runs,
+        "splits": splits,
+        "partial_outer": 1,
+        "partial_inner": splits,
+    }
     grid = -(-segments // (THREADS // lanes))
     return Launch(f"fq_rows_{dtype.suffix}", grid, layout, dtype, geometry, pieces)
 
@@ -145,9 +149,14 @@ def _launch_columns(layout: Layout, dtype: DType) -> Launch:
         strips = splits = -(-layout.outer // runs)
         inner = layout.inner
     geometry = {
-        "lanes": lanes, "segments": strips * tiles, "run": width, "runs": runs, "splits": splits,
-        "partial_outer": splits, "partial_inner": inner,
-    }  # fmt: skip
+        "lanes": lanes,
+        "segments": strips * tiles,
+        "run": width,
+        "runs": runs,
+        "splits": splits,
+        "partial_outer": splits,
+        "partial_inner": inner,
+    }
     return Launch(f"fq_cols_{dtype.suffix}", strips * tiles, layout, dtype, geometry, tiles)
 
 

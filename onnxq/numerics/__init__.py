@@ -1,18 +1,32 @@
 """Quantization arithmetic in plain numpy. All rounding of onnxq is here.
 
-rounding   quantize, dequantize, fake_quant, bit-identical to ONNX Runtime
-dynamic    scale and zero point computed at each run
-ranges     [lo, hi] -> scale and zero point; the float Clip that enforces a narrow bit width
+rounding   quantize, dequantize, fake_quant, also on scales of each run, bit-identical to ONNX Runtime
+ranges     [lo, hi] -> scale and zero point; the float Clip that enforces a narrow bit width; int32 biases that cannot
+           overflow, with scale s_x * s_w
 weights    ranges of constants, per tensor, channel or block
 saturation weights whose products a kernel adds in 16 bits
-bias       int32 biases with scale s_x * s_w that cannot overflow
-blas       number of threads of matrix products
+threads    parts of large arrays on all cores; number of threads of matrix products
 """
 
-from onnxq.numerics.bias import bias_qparams, floor_weight_scale
-from onnxq.numerics.dynamic import choose_dynamic_qparams, fake_quant_dynamic, quantize_dynamic
-from onnxq.numerics.ranges import clip_bounds, qparams_from_range, scale_floor, symmetric_steps
-from onnxq.numerics.rounding import align_qparams, cast_scale, dequantize, fake_quant, list_quantized_values, quantize
+from onnxq.numerics.ranges import (
+    bias_qparams,
+    clip_bounds,
+    floor_weight_scale,
+    qparams_from_range,
+    scale_floor,
+    symmetric_steps,
+)
+from onnxq.numerics.rounding import (
+    align_qparams,
+    cast_scale,
+    choose_dynamic_qparams,
+    dequantize,
+    fake_quant,
+    fake_quant_dynamic,
+    list_quantized_values,
+    quantize,
+    quantize_dynamic,
+)
 from onnxq.numerics.saturation import (
     SumOrder,
     choose_widening,

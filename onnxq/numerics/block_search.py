@@ -66,18 +66,18 @@ def search_numbers(
     arrange = np.ascontiguousarray if length <= _SHORT else np.asarray
 
     def search(part: slice) -> None:
-        given = None if weighting is None else arrange(weighting[part].T)
-        columns, held = arrange(groups[part].T), (scale[part], zero[part])
-        tried = [_search_columns(columns, spec, given)]
+        weights = None if weighting is None else arrange(weighting[part].T)
+        columns, best = arrange(groups[part].T), (scale[part], zero[part])
+        tried = [_search_columns(columns, spec, weights)]
         if signed_scales and spec.symmetric:
-            mirrored, middle = _search_columns(-columns, spec, given)
+            mirrored, middle = _search_columns(-columns, spec, weights)
             tried.append((-mirrored, middle))
-        least = _measure_error(groups[part], QParams(*held), spec, given)
-        for found in tried:
-            error = _measure_error(groups[part], QParams(*found), spec, given)
-            held = (np.where(error < least, found[0], held[0]), np.where(error < least, found[1], held[1]))
+        least = _measure_error(groups[part], QParams(*best), spec, weights)
+        for candidate in tried:
+            error = _measure_error(groups[part], QParams(*candidate), spec, weights)
+            best = (np.where(error < least, candidate[0], best[0]), np.where(error < least, candidate[1], best[1]))
             least = np.minimum(error, least)
-        scale[part], zero[part] = held
+        scale[part], zero[part] = best
 
     map_parts(search, count, rows, elements=groups.size)
     return replace(start, scale=scale, zero_point=zero)
@@ -104,10 +104,10 @@ def _search_wide(groups: NDArray[np.float32], spec: QuantSpec, start: QParams) -
 
 
 def _measure_error(
-    rows: Array, numbers: QParams, spec: QuantSpec, u: Array | None = None, sums: type[np.floating[Any]] = np.float64
+    rows: Array, qparams: QParams, spec: QuantSpec, u: Array | None = None, sums: type[np.floating[Any]] = np.float64
 ) -> Array:
     """Measure the squared error of each row, in `sums`; u: its weighting, [values, rows]."""
-    gap = fake_quant(rows, numbers, spec)
+    gap = fake_quant(rows, qparams, spec)
     gap -= rows
     return np.asarray(np.einsum("rk,rk->r", gap, gap if u is None else gap * u.T, dtype=sums))
 
@@ -126,19 +126,19 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
         for share in (1.0, *shares):
             if spec.symmetric:
                 step = np.full(low.shape, share / steps, np.float32)
-                missed = 0 if best.attempt(step, np.full(low.shape, spec.qmax - steps)) else missed + 1
+                missed = 0 if best.try_step(step, np.full(low.shape, spec.qmax - steps)) else missed + 1
                 # Behind the best of each column, errors only grow.
                 if missed == _MISSES:
                     break
                 continue
             for left, right in dict.fromkeys([(share, share), (1.0, share), (share, 1.0)]):
                 step = np.maximum(high * right - low * left, 1e-6) / (spec.qmax - spec.qmin)
-                best.attempt(step, spec.qmin - np.rint(low * left / step))
+                best.try_step(step, spec.qmin - np.rint(low * left / step))
         for ratio in _NEIGHBOURS:
             for shift in (0,) if spec.symmetric else (0, -1, 1):
-                best.attempt(best.scale * ratio, best.zero + shift)
+                best.try_step(best.scale * ratio, best.zero + shift)
         for _ in range(_ROUNDS):
-            best.attempt(best.scale, best.zero)
+            best.try_step(best.scale, best.zero)
     return np.maximum(best.scale * unit, np.float32(scale_floor(spec))), best.zero.astype(np.int32)
 
 
@@ -165,7 +165,7 @@ class _Best:
         )
         self._q, self._product = np.empty_like(w), np.empty_like(w)
 
-    def attempt(self, step: Array, zero: Array) -> bool:
+    def try_step(self, step: Array, zero: Array) -> bool:
         """Round to steps of this size, with this zero point, and keep the scales of columns that explain more.
 
         True where there are any.

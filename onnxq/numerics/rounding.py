@@ -12,6 +12,12 @@ ONNX standard says. Before 1.30 its float16 kernel truncates x / scale towards z
 here it is rounded.
 A spec narrower than its storage saturates at its own qmin and qmax; in the emitted model a float Clip with
 `clip_bounds` in front of QuantizeLinear does the same.
+
+DynamicQuantizeLinear, bit-identical to ONNX Runtime's, has uint8 on a scale that the values give:
+
+    scale = (max(x, 0) - min(x, 0)) / 255      zero_point = saturate(rint(-min(x, 0) / scale), 0, 255)
+
+in float32, rint to even. Values of 0 alone get scale 1, as in ONNX Runtime; the standard leaves them open.
 """
 
 from __future__ import annotations
@@ -44,15 +50,15 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     scale, zero = align_qparams(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
     if values.size <= _SLAB or not values.ndim:
         return _quantize(values, scale, zero, spec)
-    levels = np.empty(values.shape, _find_type(spec))
+    codes = np.empty(values.shape, _find_type(spec))
 
     def work(part: slice) -> None:
         rows = part if scale.ndim and len(scale) == len(values) else slice(None)
         own = (scale[rows], zero[rows]) if scale.ndim else (scale, zero)
-        levels[part] = _quantize(values[part], *own, spec)
+        codes[part] = _quantize(values[part], *own, spec)
 
     map_parts(work, len(values), max(1, _SLAB * len(values) // values.size), elements=values.size)
-    return levels
+    return codes
 
 
 def _quantize(
@@ -207,3 +213,29 @@ def _shape_to_broadcast(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, 
 def compute_block_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     """Compute the shape of scale and zero point of a tensor in blocks of `size` along `axis`."""
     return tuple(-(-dim // size) if k == axis else dim for k, dim in enumerate(shape))
+
+
+# The only spec that the operator has.
+DYNAMIC = QuantSpec(signed=False, symmetric=False, dynamic=True)
+
+
+def choose_dynamic_qparams(x: ArrayLike) -> QParams:
+    """Scale and zero point that a run with these values, float32 and finite, computes."""
+    values = np.asarray(x, np.float32)
+    low = np.minimum(values.min(initial=0.0), np.float32(0))
+    high = np.maximum(values.max(initial=0.0), np.float32(0))
+    with np.errstate(over="ignore"):
+        scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(DYNAMIC.qmax))
+        zero = np.rint(np.clip(-low / scale, DYNAMIC.qmin, DYNAMIC.qmax))
+    return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), "this run")
+
+
+def quantize_dynamic(x: ArrayLike) -> tuple[NDArray[np.uint8], QParams]:
+    """Quantize float32 values on the scale that they give. Returns the integers, and the scale and zero point."""
+    qparams = choose_dynamic_qparams(x)
+    return quantize(np.asarray(x, np.float32), qparams, DYNAMIC), qparams
+
+
+def fake_quant_dynamic(x: ArrayLike) -> NDArray[Any]:
+    """Quantize float32 values on the scale that they give, then dequantize."""
+    return dequantize(*quantize_dynamic(x), DYNAMIC)

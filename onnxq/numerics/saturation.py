@@ -57,9 +57,9 @@ def find_partners(shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
     # Counted from 1: 0 stands beside those that are alone.
     places = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int64).reshape(shape)
     two = pair_neighbours(places, order)
-    found = np.zeros(places.size + 1, np.int64)
-    found[two] = two[..., ::-1]
-    return found[places] - 1
+    partners = np.zeros(places.size + 1, np.int64)
+    partners[two] = two[..., ::-1]
+    return partners[places] - 1
 
 
 def needs_bound(spec: QuantSpec) -> bool:
@@ -68,29 +68,29 @@ def needs_bound(spec: QuantSpec) -> bool:
 
 
 def quantize_weight(
-    w: ArrayLike, numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
+    w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
 ) -> NDArray[np.generic]:
     """Quantize to the nearest integers, sum by sum, with which every sum of `orders` fits into 16 bits.
 
     w: as for `quantize`. orders: several if different readers of one weight add differently; all are satisfied.
     """
     values = np.asarray(w)
-    found = quantize(values, numbers, spec)
+    codes = quantize(values, qparams, spec)
     if not orders or not needs_bound(spec):
-        return found
-    scale, zero = align_qparams(numbers, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
-    return limit_sums(found, values.astype(np.float32) / scale + zero, orders)
+        return codes
+    scale, zero = align_qparams(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
+    return limit_sums(codes, values.astype(np.float32) / scale + zero, orders)
 
 
 def fake_quant_weight(
-    w: ArrayLike, numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
+    w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
 ) -> NDArray[np.floating[Any]]:
     """Apply `quantize_weight`, then `dequantize`. Returns float16 for float16, else float32."""
     values = np.asarray(w)
     if not orders or not needs_bound(spec):
-        return fake_quant(values, numbers, spec)
+        return fake_quant(values, qparams, spec)
     dtype = np.float16 if values.dtype == np.float16 else np.float32
-    return dequantize(quantize_weight(values, numbers, spec, orders), numbers, spec, dtype)
+    return dequantize(quantize_weight(values, qparams, spec, orders), qparams, spec, dtype)
 
 
 def limit_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrder]) -> NDArray[Any]:
@@ -100,15 +100,15 @@ def limit_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrde
     sum, those nearest to `wanted` (least squares) are taken, so that both neighbours change alike. No magnitude grows,
     so satisfying one order never breaks another.
     """
-    found = np.array(values)
+    codes = np.array(values)
     for order in orders:
         # Reshaping copies unless the order is that in memory; hence an explicit copy, written back below.
-        rows, aims = _to_rows(found, order).copy(), _to_rows(np.asarray(wanted, np.float32), order)
+        rows, aims = _to_rows(codes, order).copy(), _to_rows(np.asarray(wanted, np.float32), order)
         even = rows.shape[1] // 2 * 2
         first, second = rows[:, 0:even:2], rows[:, 1:even:2]
         first[:], second[:] = round_within_sum(first, second, aims[:, 0:even:2], aims[:, 1:even:2])
-        found = _from_rows(rows, found.shape, order)
-    return np.asarray(found)
+        codes = _from_rows(rows, codes.shape, order)
+    return np.asarray(codes)
 
 
 def choose_widening(
@@ -149,20 +149,20 @@ def round_within_sum(
 
     first, second: integers. aim, other: their unrounded values.
     """
-    one, two = np.array(first), np.array(second)
-    wide = one.astype(np.int32), two.astype(np.int32)
+    moved_first, moved_second = np.array(first), np.array(second)
+    wide = moved_first.astype(np.int32), moved_second.astype(np.int32)
     # Only weights of one sign overflow together, and then the plain sum counts.
     over = (abs(wide[0] + wide[1]) > MOST) & ((wide[0] > 0) == (wide[1] > 0))
     if not over.any():
-        return one, two
+        return moved_first, moved_second
     sign = np.where(wide[0][over] > 0, 1, -1)
     most = wide[0][over] * sign, wide[1][over] * sign
     aims = [np.clip(np.asarray(wanted, np.float32)[over] * sign, 0, -_INT8.min) for wanted in (aim, other)]
     # The point of the line first + second = MOST nearest to (aim, other).
     share = np.rint((aims[0] - aims[1] + MOST) / 2).astype(np.int32)
     share = np.minimum(np.maximum(share, MOST - most[1]), most[0])
-    one[over], two[over] = share * sign, np.minimum(MOST - share, most[1]) * sign
-    return one, two
+    moved_first[over], moved_second[over] = share * sign, np.minimum(MOST - share, most[1]) * sign
+    return moved_first, moved_second
 
 
 def find_channel_axis(order: SumOrder) -> int:
@@ -172,7 +172,7 @@ def find_channel_axis(order: SumOrder) -> int:
 
 def _split_axes(order: SumOrder) -> tuple[list[int], int]:
     """The axes in order, and the number of those that no sum crosses."""
-    axes = [list(one) if isinstance(one, tuple) else [one] for one in order]
+    axes = [list(axis) if isinstance(axis, tuple) else [axis] for axis in order]
     return [axis for group in axes for axis in group], len(axes[0])
 
 

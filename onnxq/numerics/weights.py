@@ -49,18 +49,18 @@ def weight_qparams(
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
     if name == "minmax" and not isinstance(spec.granularity, PerBlock):  # `widest` is the answer
-        numbers = qparams_from_range(*widest, spec, origin=f"weights, {name}")
-        return _widen_scales(values, numbers, spec, orders)
+        qparams = qparams_from_range(*widest, spec, origin=f"weights, {name}")
+        return _widen_scales(values, qparams, spec, orders)
     groups, shape = _group_values(values, spec)
     ends = groups.min(axis=1, initial=0.0), groups.max(axis=1, initial=0.0)
-    numbers = qparams_from_range(*ends, spec, origin=f"weights, {name}")
+    qparams = qparams_from_range(*ends, spec, origin=f"weights, {name}")
     if name == "mse" and not spec.is_float:
-        given = None if importance is None else np.broadcast_to(np.asarray(importance, np.float32), values.shape)
-        weighting = None if given is None else _group_values(given, spec)[0]
+        spread = None if importance is None else np.broadcast_to(np.asarray(importance, np.float32), values.shape)
+        weighting = None if spread is None else _group_values(spread, spec)[0]
         signed, rows = bool(options.get("signed_scales", False)), replace(spec, granularity=PerChannel(0))
-        numbers = search_numbers(groups, rows, numbers, weighting, signed_scales=signed)
-    numbers = replace(numbers, scale=numbers.scale.reshape(shape), zero_point=numbers.zero_point.reshape(shape))
-    return _widen_scales(values, numbers, spec, orders)
+        qparams = search_numbers(groups, rows, qparams, weighting, signed_scales=signed)
+    qparams = replace(qparams, scale=qparams.scale.reshape(shape), zero_point=qparams.zero_point.reshape(shape))
+    return _widen_scales(values, qparams, spec, orders)
 
 
 def check_weight_observer(observer: ObserverSpec) -> None:
@@ -78,23 +78,23 @@ def check_weight_observer(observer: ObserverSpec) -> None:
 
 
 def _widen_scales(
-    values: NDArray[np.float32], numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder]
+    values: NDArray[np.float32], qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder]
 ) -> QParams:
     """Widen the scales for weights that share a 16-bit sum, by expected squared error."""
     grain = spec.granularity
     if not orders or not needs_bound(spec) or isinstance(grain, PerBlock):
-        return numbers
-    factors = np.ones(numbers.scale.shape, np.float32)
+        return qparams
+    factors = np.ones(qparams.scale.shape, np.float32)
     for order in orders:
-        two, scale = pair_neighbours(values, order), numbers.scale
+        two, scale = pair_neighbours(values, order), qparams.scale
         if isinstance(grain, PerTensor):
             two, scale = two.reshape(1, -1, 2), scale.reshape(1)
         elif grain.axis % values.ndim != find_channel_axis(order):
             continue  # a row of sums has no scale of its own
         # Both neighbours change by half the excess, so a sum costs half its square.
-        found = choose_widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)
-        factors = np.maximum(factors, found.reshape(factors.shape))
-    return replace(numbers, scale=np.asarray(numbers.scale * factors, np.float32))
+        wider = choose_widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)
+        factors = np.maximum(factors, wider.reshape(factors.shape))
+    return replace(qparams, scale=np.asarray(qparams.scale * factors, np.float32))
 
 
 def _group_values(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.float32], tuple[int, ...]]:
@@ -105,11 +105,7 @@ def _group_values(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray
     grain = spec.granularity
     if not isinstance(grain, (PerChannel, PerBlock)):
         return values.reshape(1, -1), ()
-    if not -values.ndim <= grain.axis < values.ndim:
-        raise ConfigError(
-            f"axis {grain.axis}", f"is outside a weight of shape {values.shape}", "use an axis it has", code="Q313"
-        )
-    axis = grain.axis % values.ndim
+    axis = _find_axis(values, grain)
     if isinstance(grain, PerChannel):
         count = values.shape[axis]
         return np.moveaxis(values, axis, 0).reshape(count, values.size // max(count, 1)), (count,)
@@ -121,11 +117,17 @@ def _group_values(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray
 
 def _find_ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
     """Find the smallest and largest value, or 0, of each channel; of all values for blocks. NaN propagates."""
-    axis = spec.granularity.axis if isinstance(spec.granularity, PerChannel) else None
-    if axis is not None and not -values.ndim <= axis < values.ndim:
-        raise ConfigError(
-            f"axis {axis}", f"is outside a weight of shape {values.shape}", "use an axis it has", code="Q313"
-        )
-    others = None if axis is None else tuple(k for k in range(values.ndim) if k != axis % values.ndim)
+    others = None
+    if isinstance(spec.granularity, PerChannel):
+        axis = _find_axis(values, spec.granularity)
+        others = tuple(k for k in range(values.ndim) if k != axis)
     low, high = values.min(axis=others, initial=0.0), values.max(axis=others, initial=0.0)
     return np.asarray(low, np.float64), np.asarray(high, np.float64)
+
+
+def _find_axis(values: NDArray[np.float32], grain: PerChannel | PerBlock) -> int:
+    """The axis of channels or blocks, counted from 0. Raises ConfigError where the values have no such axis."""
+    if not -values.ndim <= grain.axis < values.ndim:
+        cause = f"is outside a weight of shape {values.shape}"
+        raise ConfigError(f"axis {grain.axis}", cause, "use an axis it has", code="Q313")
+    return grain.axis % values.ndim

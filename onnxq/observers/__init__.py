@@ -14,23 +14,29 @@ Register further ones by `@register_observer("name")`.
 """
 
 from onnxq.observers.aciq import Aciq, aciq_alpha
-from onnxq.observers.base import Observer, check_observers, create_observer, list_observers, register_observer
+from onnxq.observers.base import (
+    MinMax,
+    MovingAverage,
+    Observer,
+    check_observers,
+    create_observer,
+    list_observers,
+    register_observer,
+)
 from onnxq.observers.entropy import Entropy
-from onnxq.observers.histogram import Histogram, View
-from onnxq.observers.minmax import MinMax, MovingAverage
+from onnxq.observers.histogram import Histogram, HistogramView, Percentile
 from onnxq.observers.mse import Mse
-from onnxq.observers.percentile import Percentile
 
 __all__ = [
     "Aciq",
     "Entropy",
     "Histogram",
+    "HistogramView",
     "MinMax",
     "MovingAverage",
     "Mse",
     "Observer",
     "Percentile",
-    "View",
     "aciq_alpha",
     "check_observers",
     "create_observer",

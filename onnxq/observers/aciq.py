@@ -13,24 +13,13 @@ symmetric; the difference matters at 2 to 4 bits.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import symmetric_steps
-from onnxq.observers.base import (
-    Range,
-    Values,
-    check_same_kind,
-    flatten_values,
-    make_empty_error,
-    make_range,
-    register_observer,
-    require_even_steps,
-)
+from onnxq.observers.base import MinMax, Values, register_observer, require_even_steps
 from onnxq.spec import QuantSpec
 
 DISTRIBUTIONS = ("auto", "gaussian", "laplace")
@@ -55,15 +44,14 @@ def aciq_alpha(distribution: str, steps: float) -> float:
 
 
 @register_observer("aciq")
-class Aciq:
+class Aciq(MinMax):
     """Optimal clipping of a Gaussian or Laplacian with the data's moments; never beyond the range of the data.
 
     distribution: "gaussian", "laplace", or "auto" for the one whose mean |x| / sigma is nearer.
     One-sided data (Relu) are treated as half of a distribution around 0, without the zeros.
     """
 
-    per_sample = False
-    infinite = False
+    name = "aciq"
 
     def __init__(self, quant: QuantSpec, *, distribution: str = "auto") -> None:
         require_even_steps("aciq", quant)
@@ -74,34 +62,24 @@ class Aciq:
                 suggest_names(distribution, DISTRIBUTIONS),
                 code="Q311",
             )
-        self.quant, self.distribution = quant, distribution
-        self.minimum, self.maximum = math.inf, -math.inf
-        self._moments = Moments()
+        super().__init__(quant)
+        self.distribution = distribution
+        self._moments = ValueMoments()
 
-    @property
-    def count(self) -> int:
-        """Number of values seen."""
-        return self._moments.count
+    def add_values(self, values: Values) -> None:
+        """Count the values."""
+        super().add_values(values)
+        self._moments.count_values(values)
 
-    def update(self, x: NDArray[Any]) -> None:
-        """Observe an array. Raises CalibrationError on NaN or inf."""
-        values = flatten_values(x)
-        if values is not None:
-            self.minimum, self.maximum = min(self.minimum, values.low), max(self.maximum, values.high)
-            self._moments.update(values)
+    def add_observed(self, other: Aciq) -> None:  # type: ignore[override]
+        """Add the counts."""
+        super().add_observed(other)
+        self._moments.add_counts(other._moments)
 
-    def merge(self, other: Aciq) -> None:
-        """Add the values that `other` has observed."""
-        check_same_kind(self, other)
-        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
-        self._moments.merge(other._moments)
-
-    def range(self) -> Range:
-        """Return lo, hi. Raises CalibrationError without values."""
-        if not self.count:
-            raise make_empty_error("aciq")
+    def choose_range(self) -> tuple[float, float]:
+        """Choose the range by the moments."""
         one_sided = self.minimum >= 0.0 or self.maximum <= 0.0
-        center, mean_abs, sigma = self._moments.spread(one_sided)
+        center, mean_abs, sigma = self._moments.compute_spread(one_sided)
         if self.quant.symmetric:
             steps = 2.0 * symmetric_steps(self.quant)
         else:
@@ -111,10 +89,10 @@ class Aciq:
         if kind == "auto":
             kind = "gaussian" if mean_abs > _BETWEEN * sigma else "laplace"
         reach = aciq_alpha(kind, steps) * (sigma if kind == "gaussian" else mean_abs)
-        return make_range(*np.clip((center - reach, center + reach), self.minimum, self.maximum))
+        return center - reach, center + reach
 
 
-class Moments:
+class ValueMoments:
     """Mean, mean absolute deviation and standard deviation, independent of the order of the values.
 
     Floating-point sums depend on it, so values are counted by sign, exponent and first 7 bits of the mantissa (the
@@ -127,22 +105,17 @@ class Moments:
     def __init__(self) -> None:
         self._counts = np.zeros(1 << 16, np.int64)
 
-    @property
-    def count(self) -> int:
-        """Number of values seen."""
-        return int(self._counts.sum())
-
-    def update(self, values: Values) -> None:
+    def count_values(self, values: Values) -> None:
         """Count validated values."""
         for start in range(0, values.flat.size, self._CHUNK):
             chunk = np.ascontiguousarray(values.flat[start : start + self._CHUNK])
             self._counts += np.bincount(chunk.view(np.uint32) >> np.uint32(16), minlength=1 << 16)
 
-    def merge(self, other: Moments) -> None:
+    def add_counts(self, other: ValueMoments) -> None:
         """Add another's counts."""
         self._counts += other._counts
 
-    def spread(self, one_sided: bool) -> tuple[float, float, float]:
+    def compute_spread(self, one_sided: bool) -> tuple[float, float, float]:
         """Return center, mean |x - center| and sigma. one_sided: around 0, without zeros and denormals."""
         used = np.flatnonzero(self._counts)
         # The middle of the floats with this upper half.

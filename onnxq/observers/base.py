@@ -1,9 +1,11 @@
-"""The protocol of observers, their registry by name, and the validation of observed values."""
+"""The protocol of observers, their registry by name, the validation of observed values, and ranges without clipping."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -65,11 +67,11 @@ def register_observer(name: str) -> Callable[[_Made], _Made]:
     have the type of its default. Raises ConfigError if the name is taken.
     """
 
-    def put(made: _Made) -> _Made:
+    def put(observer: _Made) -> _Made:
         if name in _REGISTRY:
             raise ConfigError(f"observer {name!r}", "is registered already", "choose another name", code="Q310")
-        _REGISTRY[name] = made
-        return made
+        _REGISTRY[name] = observer
+        return observer
 
     return put
 
@@ -97,10 +99,11 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
             raise ConfigError(
                 f"observer {spec.name!r}", f"has no option {key!r}", suggest_names(key, known), code="Q311"
             )
-        _check_type(spec.name, key, value, known[key])
-    made: Observer = factory(quant, **dict(spec.options))
-    made.infinite = False
-    return made
+        if known[key] is not inspect.Parameter.empty:
+            check_option_type(f"observer {spec.name!r}", key, value, known[key])
+    observer: Observer = factory(quant, **dict(spec.options))
+    observer.infinite = False
+    return observer
 
 
 def check_observers(config: Config) -> None:
@@ -126,18 +129,13 @@ def check_observers(config: Config) -> None:
             raise config.locate_error(f"{section}.observer", error) from error
 
 
-def _check_type(observer: str, key: str, value: object, default: object) -> None:
-    if default is inspect.Parameter.empty:
-        return
+def check_option_type(subject: str, key: str, value: object, default: object) -> None:
+    """Raise ConfigError about `subject` for an option that is not of the type of its default."""
     wanted: tuple[type, ...] = (float, int) if isinstance(default, float) else (type(default),)
     # In Python True is an int.
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise ConfigError(
-            f"observer {observer!r}",
-            f"{key}={value!r} is not a {wanted[0].__name__}",
-            f"default: {default!r}",
-            code="Q311",
-        )
+        cause = f"{key}={value!r} is not a {wanted[0].__name__}"
+        raise ConfigError(subject, cause, f"default: {default!r}", code="Q311")
 
 
 def flatten_values(x: ArrayLike) -> Values | None:
@@ -179,12 +177,110 @@ def make_empty_error(name: str) -> CalibrationError:
     )
 
 
-def check_same_kind(one: object, other: object) -> None:
-    """Raise TypeError unless two observers may be merged."""
-    if type(one) is not type(other):
-        raise TypeError(f"cannot merge {type(other).__name__} into {type(one).__name__}")
+class ValueObserver:
+    """An observer of finite values, which knows their number and extremes; its range lies inside these."""
+
+    name = ""
+    per_sample = False
+    infinite = False
+    count: int
+    minimum: float
+    maximum: float
+
+    def __init__(self, quant: QuantSpec) -> None:
+        self.quant = quant
+
+    def update(self, x: NDArray[Any]) -> None:
+        """Observe an array. Raises CalibrationError on NaN or inf."""
+        values = flatten_values(x)
+        if values is not None:
+            self.add_values(values)
+
+    def merge(self, other: ValueObserver) -> None:
+        """Add the values observed by `other`, which must have the same kind and options."""
+        if type(self) is not type(other):
+            raise TypeError(f"cannot merge {type(other).__name__} into {type(self).__name__}")
+        self.add_observed(other)
+
+    def range(self) -> Range:
+        """Return lo, hi, inside the range of the data. Raises CalibrationError without values."""
+        if not self.count:
+            raise make_empty_error(self.name)
+        low, high = np.clip(self.choose_range(), self.minimum, self.maximum)
+        return np.asarray(low, np.float64), np.asarray(high, np.float64)
+
+    def add_values(self, values: Values) -> None:
+        """Add the values of an array."""
+        raise NotImplementedError
+
+    def add_observed(self, other: Any) -> None:
+        """Add what an observer of the same kind keeps of its values."""
+        raise NotImplementedError
+
+    def choose_range(self) -> tuple[float, float]:
+        """Choose lo, hi where there are values."""
+        raise NotImplementedError
 
 
-def make_range(low: float, high: float) -> Range:
-    """Convert two floats to the arrays that `Observer.range` returns."""
-    return np.asarray(low, np.float64), np.asarray(high, np.float64)
+@register_observer("minmax")
+class MinMax(ValueObserver):
+    """The smallest and the largest value observed."""
+
+    name = "minmax"
+
+    def __init__(self, quant: QuantSpec) -> None:
+        super().__init__(quant)
+        self.count = 0
+        self.minimum, self.maximum = math.inf, -math.inf
+
+    def add_values(self, values: Values) -> None:
+        """Count the values, and extend the range to them."""
+        self._extend_range(values.flat.size, values.low, values.high)
+
+    def add_observed(self, other: MinMax) -> None:
+        """Add the count, and extend the range."""
+        self._extend_range(other.count, other.minimum, other.maximum)
+
+    def _extend_range(self, count: int, low: float, high: float) -> None:
+        self.count += count
+        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+
+    def choose_range(self) -> tuple[float, float]:
+        """The extremes."""
+        return self.minimum, self.maximum
+
+
+@register_observer("moving_average")
+class MovingAverage(MinMax):
+    """The mean of the samples' minima and the mean of their maxima.
+
+    The name comes from an exponential average, which depends on the order of the samples; the plain mean does not.
+    """
+
+    name = "moving_average"
+    per_sample = True
+
+    def __init__(self, quant: QuantSpec) -> None:
+        super().__init__(quant)
+        self._samples = 0
+        # Exact sums of floats: rounding would depend on the order.
+        self._low, self._high = Fraction(0), Fraction(0)
+
+    def add_values(self, values: Values) -> None:
+        """Add the extremes of one sample."""
+        super().add_values(values)
+        self._add_sums(1, Fraction(values.low), Fraction(values.high))
+
+    def add_observed(self, other: MovingAverage) -> None:  # type: ignore[override]
+        """Add the sums of the samples' extremes."""
+        super().add_observed(other)
+        self._add_sums(other._samples, other._low, other._high)
+
+    def choose_range(self) -> tuple[float, float]:
+        """The means of the samples' extremes."""
+        return float(self._low / self._samples), float(self._high / self._samples)
+
+    def _add_sums(self, samples: int, low: Fraction, high: Fraction) -> None:
+        self._samples += samples
+        self._low += low
+        self._high += high

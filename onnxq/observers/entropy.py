@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import register_observer, require_even_steps
-from onnxq.observers.histogram import MIN_BINS, HistogramObserver, View
-from onnxq.observers.search import find_best_range
+from onnxq.observers.histogram import MIN_BINS, HistogramObserver, HistogramView, find_best_range
 from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
@@ -39,25 +38,25 @@ class Entropy(HistogramObserver):
         require_even_steps(self.name, quant)
         super().__init__(quant, bins)
 
-    def reference(self) -> View:
+    def make_reference(self) -> HistogramView:
         """Return the histogram to be compared: of |x| for symmetric specs, in 2048 to 4095 bins."""
-        view = self.histogram.view()
-        return (view.absolute() if self.quant.symmetric else view).coarse(MIN_BINS)
+        view = self.histogram.make_view()
+        return (view.make_absolute() if self.quant.symmetric else view).merge_bins(MIN_BINS)
 
     def choose_range(self) -> tuple[float, float]:
         """Choose the range of least divergence; the whole range if only zeros were observed."""
-        view = self.reference()
+        view = self.make_reference()
         if not view.counts.any():
             return view.minimum, view.maximum
-        divergence = Divergence(view, self.quant)
-        levels = 1 + (symmetric_steps(self.quant) if self.quant.symmetric else self.quant.qmax - self.quant.qmin)
+        divergence = KullbackLeibler(view, self.quant)
+        steps = 1 + (symmetric_steps(self.quant) if self.quant.symmetric else self.quant.qmax - self.quant.qmin)
         # With as many bins as levels no bins share a level: narrower ranges lose nothing to rounding.
-        least = min(0.5, max(2.0**-10, levels / view.counts.size))
+        least = min(0.5, max(2.0**-10, steps / view.counts.size))
         ends = self.histogram.minimum, self.histogram.maximum
         return find_best_range(*ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,))
 
 
-class Divergence:
+class KullbackLeibler:
     """lo [n], hi [n] -> D(P || Q) in nats over the non-empty bins of a histogram; inf for a range without values.
 
     Q is constant inside a level, so sum(p log(p / q)) needs sums over levels only. With reference counts r of sum R,
@@ -65,7 +64,7 @@ class Divergence:
     (sum(r log r) - sum(K log(k / n))) / R - log(R / sum(k)).
     """
 
-    def __init__(self, view: View, spec: QuantSpec) -> None:
+    def __init__(self, view: HistogramView, spec: QuantSpec) -> None:
         full = view.counts > 0
         edges = view.edges
         # float32, as the quantizer sees values.
@@ -76,33 +75,34 @@ class Divergence:
         self._spec = replace(spec, granularity=PerChannel(0))
 
     def __call__(self, low: Array, high: Array) -> Array:
+        """The divergence of each range."""
         first = np.searchsorted(self._centers, low, "left")
         last = np.searchsorted(self._centers, high, "right")
         costs = np.full(low.shape, np.inf)
         some = np.flatnonzero(first < last)
         if some.size:
-            costs[some] = self._costs(low[some], high[some], first[some], last[some])
+            costs[some] = self._compute_costs(low[some], high[some], first[some], last[some])
         return costs
 
-    def _costs(self, low: Array, high: Array, first: Places, last: Places) -> Array:
+    def _compute_costs(self, low: Array, high: Array, first: Places, last: Places) -> Array:
         """Compute the divergences of ranges that contain the bins first .. last-1, at least one each."""
         # The bins of all ranges one after another: `begin` is where each range starts, `places` the bins' numbers.
         sizes = last - first
         begin = np.concatenate(([0], np.cumsum(sizes)[:-1]))
         places = np.arange(int(sizes.sum())) + np.repeat(first - begin, sizes)
-        numbers = qparams_from_range(low, high, self._spec)
-        scale, zero = (np.repeat(one, sizes).astype(np.float32) for one in (numbers.scale, numbers.zero_point))
+        qparams = qparams_from_range(low, high, self._spec)
+        scale, zero = (np.repeat(values, sizes).astype(np.float32) for values in (qparams.scale, qparams.zero_point))
         # As the quantizer rounds, except for the zero point, which shifts all levels of a range equally.
-        levels = np.rint(self._centers[places] / scale)
-        levels = np.clip(levels, np.float32(self._spec.qmin) - zero, np.float32(self._spec.qmax) - zero, out=levels)
+        codes = np.rint(self._centers[places] / scale)
+        codes = np.clip(codes, np.float32(self._spec.qmin) - zero, np.float32(self._spec.qmax) - zero, out=codes)
         # A level is a run of bins, because levels ascend with their bins.
-        new = np.concatenate(([True], levels[1:] != levels[:-1]))
+        new = np.concatenate(([True], codes[1:] != codes[:-1]))
         new[begin] = True
         starts = np.flatnonzero(new)
         bins = np.diff(np.append(starts, places.size))
-        kept = self._below[places[starts] + bins] - self._below[places[starts]]
+        mass = self._below[places[starts] + bins] - self._below[places[starts]]
         left, right = self._below[first], self._below[-1] - self._below[last]
-        whole = kept.copy()
+        whole = mass.copy()
         run = np.searchsorted(starts, begin)
         ends = np.append(run[1:], starts.size) - 1
         # Values outside are clipped to the outermost levels.
@@ -110,12 +110,12 @@ class Divergence:
         np.add.at(whole, ends, right)
         own = self._below[last] - self._below[first]
         return np.asarray(
-            (self._entropy(first, last, left, right) - np.add.reduceat(whole * np.log(kept / bins), run))
+            (self._compute_entropy(first, last, left, right) - np.add.reduceat(whole * np.log(mass / bins), run))
             / self._below[-1]
             - np.log(self._below[-1] / own)
         )
 
-    def _entropy(self, first: Places, last: Places, left: Array, right: Array) -> Array:
+    def _compute_entropy(self, first: Places, last: Places, left: Array, right: Array) -> Array:
         """Compute sum(r log r) of the reference: the bins inside, with counts outside added to the outermost two."""
         inside = self._logs[last] - self._logs[first]
         a, b = self._counts[first], self._counts[last - 1]

@@ -7,19 +7,21 @@ counts are a function of the set of values alone. Scaling by a power of two is e
 floor, is not affected by denormals that underflow to -0. Bin 0, from -2**e to 2**e, is twice as wide.
 
 Bins cover [min, max] only, and exact zeros are counted apart, so one-sided and zero-heavy data (Relu) waste no bins.
+
+Observers that minimise a cost search here for the part of a range whose quantization costs least.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import ConfigError
-from onnxq.observers.base import Range, Values, check_same_kind, flatten_values, make_empty_error, make_range
+from onnxq.observers.base import ValueObserver, Values, register_observer
 from onnxq.spec import QuantSpec
 
 Counts = NDArray[np.int64]
@@ -36,7 +38,7 @@ _CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class HistogramView:
     """The contents of a histogram."""
 
     # Number of the first bin.
@@ -66,23 +68,23 @@ class View:
         edges[0], edges[-1] = self.minimum, self.maximum
         return edges
 
-    def absolute(self) -> View:
+    def make_absolute(self) -> HistogramView:
         """Make the histogram of |x|."""
-        numbers = np.abs(np.arange(self.first, self.first + self.counts.size))
-        first = int(numbers.min())
-        counts = np.zeros(int(numbers.max()) - first + 1, np.int64)
-        np.add.at(counts, numbers - first, self.counts)
+        bins = np.abs(np.arange(self.first, self.first + self.counts.size))
+        first = int(bins.min())
+        counts = np.zeros(int(bins.max()) - first + 1, np.int64)
+        np.add.at(counts, bins - first, self.counts)
         ends = sorted((abs(self.minimum), abs(self.maximum)))
         low = 0.0 if self.minimum <= 0.0 <= self.maximum else ends[0]
-        return View(first, self.exponent, counts, self.zeros, low, ends[1])
+        return HistogramView(first, self.exponent, counts, self.zeros, low, ends[1])
 
-    def coarse(self, bins: int) -> View:
+    def merge_bins(self, bins: int) -> HistogramView:
         """Merge neighbouring bins as often as at least `bins` remain."""
         shift = max(0, (self.counts.size // bins).bit_length() - 1)
         first, counts = _merge_bins(self.first, self.counts, shift)
-        return View(first, self.exponent + shift, counts, self.zeros, self.minimum, self.maximum)
+        return HistogramView(first, self.exponent + shift, counts, self.zeros, self.minimum, self.maximum)
 
-    def quantile(self, below: float, above: float) -> float:
+    def find_quantile(self, below: float, above: float) -> float:
         """Find the value with `below` values under it and `above` over it (`count` together), linear inside bins."""
         if below <= 0 or above <= 0:
             return self.minimum if below <= 0 else self.maximum
@@ -125,9 +127,9 @@ class Histogram:
         """Number of values observed."""
         return int(self._counts.sum()) + self.zeros
 
-    def update(self, values: Values) -> None:
+    def count_values(self, values: Values) -> None:
         """Count validated values."""
-        self._cover(values.low, values.high)
+        self._extend_range(values.low, values.high)
         scale = np.float32(2.0**-self._exponent)
         size = min(_CHUNK, values.flat.size)
         scaled, index = np.empty(size, np.float32), np.empty(size, np.int32)
@@ -148,22 +150,22 @@ class Histogram:
                 self.zeros += zeros
                 self._counts[-self._first] -= zeros
 
-    def merge(self, other: Histogram) -> None:
+    def add_histogram(self, other: Histogram) -> None:
         """Add another histogram's counts. Raises ValueError if it has another number of bins."""
         if self.bins != other.bins:
             raise ValueError(f"cannot merge {other.bins} bins into {self.bins}")
         if other.minimum > other.maximum:  # empty
             return
-        self._cover(other.minimum, other.maximum)
+        self._extend_range(other.minimum, other.maximum)
         first, counts = _merge_bins(other._first, other._counts, self._exponent - other._exponent)
         self._counts[first - self._first : first - self._first + counts.size] += counts
         self.zeros += other.zeros
 
-    def view(self) -> View:
+    def make_view(self) -> HistogramView:
         """Copy the counts so far."""
-        return View(self._first, self._exponent, self._counts.copy(), self.zeros, self.minimum, self.maximum)
+        return HistogramView(self._first, self._exponent, self._counts.copy(), self.zeros, self.minimum, self.maximum)
 
-    def _cover(self, low: float, high: float) -> None:
+    def _extend_range(self, low: float, high: float) -> None:
         """Extend the range to [low, high], merging bins as far as necessary."""
         if low >= self.minimum and high <= self.maximum:
             return
@@ -171,8 +173,8 @@ class Histogram:
         exponent, first, last = _choose_layout(self.minimum, self.maximum, 2 * self.bins)
         counts = np.zeros(last - first + 1, np.int64)
         if self._counts.size:
-            start, kept = _merge_bins(self._first, self._counts, exponent - self._exponent)
-            counts[start - first : start - first + kept.size] = kept
+            start, merged = _merge_bins(self._first, self._counts, exponent - self._exponent)
+            counts[start - first : start - first + merged.size] = merged
         self._exponent, self._first, self._counts = exponent, first, counts
 
 
@@ -193,55 +195,115 @@ def _merge_bins(first: int, counts: Counts, shift: int) -> tuple[int, Counts]:
     """Halve the resolution `shift` times; return the first bin number and the counts."""
     if shift == 0 or not counts.size:
         return first, counts
-    numbers = np.arange(first, first + counts.size)
+    bins = np.arange(first, first + counts.size)
     # Towards 0, as the bins were made; a plain shift of a negative number goes down.
-    coarse = np.where(numbers < 0, -(-numbers >> shift), numbers >> shift)
+    coarse = np.where(bins < 0, -(-bins >> shift), bins >> shift)
     merged = np.zeros(int(coarse[-1] - coarse[0]) + 1, np.int64)
     np.add.at(merged, coarse - coarse[0], counts)
     return int(coarse[0]), merged
 
 
-class HistogramObserver:
+class HistogramObserver(ValueObserver):
     """Collects a histogram of at least `bins` bins over the range of the data; subclasses choose the range from it."""
-
-    per_sample = False
-    infinite = False
-    name = ""
 
     def __init__(self, quant: QuantSpec, bins: int) -> None:
         if not MIN_BINS <= bins <= MAX_BINS:
-            raise ConfigError(
-                f"observer {self.name!r}",
-                f"bins={bins} is outside {MIN_BINS} … {MAX_BINS}",
-                "default: 4096",
-                code="Q311",
-            )
-        self.quant = quant
+            cause = f"bins={bins} is outside {MIN_BINS} … {MAX_BINS}"
+            raise ConfigError(f"observer {self.name!r}", cause, "default: 4096", code="Q311")
+        super().__init__(quant)
         self.histogram = Histogram(bins)
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         """Number of values observed."""
         return self.histogram.count
 
-    def update(self, x: NDArray[Any]) -> None:
-        """Observe an array. Raises CalibrationError on NaN or inf."""
-        values = flatten_values(x)
-        if values is not None:
-            self.histogram.update(values)
+    @property
+    def minimum(self) -> float:  # type: ignore[override]
+        """The smallest of them."""
+        return self.histogram.minimum
 
-    def merge(self, other: HistogramObserver) -> None:
-        """Add the values observed by `other`, which must have the same kind and number of bins."""
-        check_same_kind(self, other)
-        self.histogram.merge(other.histogram)
+    @property
+    def maximum(self) -> float:  # type: ignore[override]
+        """The largest of them."""
+        return self.histogram.maximum
 
-    def range(self) -> Range:
-        """Return lo, hi, inside the range of the data. Raises CalibrationError without values."""
-        if not self.count:
-            raise make_empty_error(self.name)
-        low, high = self.choose_range()
-        return make_range(*np.clip((low, high), self.histogram.minimum, self.histogram.maximum))
+    def add_values(self, values: Values) -> None:
+        """Count the values."""
+        self.histogram.count_values(values)
+
+    def add_observed(self, other: HistogramObserver) -> None:
+        """Add the histogram, which must have the same number of bins."""
+        self.histogram.add_histogram(other.histogram)
+
+
+Array = NDArray[np.float64]
+Cost = Callable[[Array, Array], Array]
+
+
+def find_best_range(
+    low: float, high: float, symmetric: bool, cost: Cost, *, least: float, coarse: int, fine: Sequence[int]
+) -> tuple[float, float]:
+    """Find the [lo, hi] of least cost inside [low, high] extended to contain 0; among equals the widest.
+
+    cost: lo [n], hi [n] -> [n]. symmetric: ranges are [-t, t]. Otherwise both ends first shrink by the same factor,
+    then each by itself, in turns; an end at 0 (one-sided data) stays.
+    least: smallest factor tried. coarse: number of factors from 1 to it, in equal ratios. fine: for each round of
+    refinement the number of factors between the neighbours of the best one.
+    """
+    top = max(-low, high)
+    low, high = (-top, top) if symmetric else (min(low, 0.0), max(high, 0.0))
+    steps = np.geomspace(1.0, least, coarse)
+    ratio = float(steps[0] / steps[1])
+    free = np.array([low < 0.0, high > 0.0])
+    widest = np.array([low, high])
+    # Each end twice: the best low end depends on the high one.
+    turns = [free]
+    if not symmetric and free.all():
+        turns += [np.array([True, False]), np.array([False, True])] * 2
+    ends, least_cost = widest, float(cost(widest[:1], widest[1:])[0])
+    for which in turns:
+        ends, least_cost = _keep_better(np.where(which, steps[:, None] * widest, ends), ends, least_cost, cost)
+    for count in fine:
+        near = np.geomspace(ratio, 1 / ratio, count)
+        for which in turns[:1] if len(turns) == 1 else turns[1:3]:
+            tried = np.clip(np.where(which, near[:, None] * ends, ends), widest[0], widest[1])
+            ends, least_cost = _keep_better(tried, ends, least_cost, cost)
+        # The next round searches between the neighbours of the best factor.
+        ratio **= 2.0 / (count - 1)
+    return float(ends[0]), float(ends[1])
+
+
+def _keep_better(tried: Array, ends: Array, least_cost: float, cost: Cost) -> tuple[Array, float]:
+    costs = cost(tried[:, 0], tried[:, 1])
+    best = int(np.argmin(costs))
+    return (tried[best], float(costs[best])) if costs[best] < least_cost else (ends, least_cost)
+
+
+@register_observer("percentile")
+class Percentile(HistogramObserver):
+    """Keeps `percentile` % of all values, zeros included.
+
+    Symmetric specs exclude the largest magnitudes, asymmetric ones half of the rest at each end. Inside a bin values
+    are assumed to be evenly spread. The range never exceeds the exact minimum and maximum, given by percentile=100.
+    """
+
+    name = "percentile"
+
+    def __init__(self, quant: QuantSpec, *, percentile: float = 99.999, bins: int = 4096) -> None:
+        if not 50.0 < percentile <= 100.0:
+            raise ConfigError(
+                "observer 'percentile'", f"percentile={percentile} is outside (50, 100]", "default: 99.999", code="Q311"
+            )
+        super().__init__(quant, bins)
+        self.percentile = percentile
 
     def choose_range(self) -> tuple[float, float]:
-        """Choose lo, hi by the histogram, which holds values."""
-        raise NotImplementedError
+        """Find the quantiles at both ends."""
+        view = self.histogram.make_view()
+        out = view.count * ((100.0 - self.percentile) / 100.0)
+        if self.quant.symmetric:
+            top = view.make_absolute().find_quantile(view.count - out, out)
+            return -top, top
+        rest = view.count - out / 2
+        return view.find_quantile(out / 2, rest), view.find_quantile(rest, out / 2)

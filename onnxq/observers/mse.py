@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
-from onnxq.observers.histogram import HistogramObserver, View
-from onnxq.observers.search import find_best_range
+from onnxq.observers.histogram import HistogramObserver, HistogramView, find_best_range
 from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
@@ -30,7 +29,7 @@ class Mse(HistogramObserver):
 
     def choose_range(self) -> tuple[float, float]:
         """Choose the best range, to a quarter of a percent of its width."""
-        error = SquaredError(self.histogram.view(), self.quant)
+        error = SquaredError(self.histogram.make_view(), self.quant)
         ends = self.histogram.minimum, self.histogram.maximum
         return find_best_range(*ends, self.quant.symmetric, error, least=2.0**-10, coarse=97, fine=(17, 9))
 
@@ -48,7 +47,7 @@ class SquaredError:
     exact for the density that the histogram stands for. Zeros cost nothing.
     """
 
-    def __init__(self, view: View, spec: QuantSpec) -> None:
+    def __init__(self, view: HistogramView, spec: QuantSpec) -> None:
         self._spec = replace(spec, granularity=PerChannel(0))
         self._levels = list_quantized_values(spec)
         edges = view.edges
@@ -66,13 +65,14 @@ class SquaredError:
         self._all = [float(part[-1]) for part in self._below]
 
     def __call__(self, low: Array, high: Array) -> Array:
-        numbers = qparams_from_range(low, high, self._spec)
-        scale, zero = numbers.scale.astype(np.float64)[:, None], numbers.zero_point[:, None]
+        """The mean squared error of each range."""
+        qparams = qparams_from_range(low, high, self._spec)
+        scale, zero = qparams.scale.astype(np.float64)[:, None], qparams.zero_point[:, None]
         if self._levels.size > _MOST_LEVELS:
             return self._outside_and_rounded((self._levels[[0, -1]] - zero) * scale, scale[:, 0])
         values = (self._levels - zero) * scale
         points = (values[:, 1:] + values[:, :-1]) / 2
-        bins = self._bins(points)
+        bins = self._find_bins(points)
         m0, m1 = self._below[0][bins], self._below[1][bins]
         inside = np.maximum(points, self._least) - self._start[bins]
         short = m1 - points * m0 - self._half[bins] * inside * inside
@@ -81,7 +81,7 @@ class SquaredError:
 
     def _outside_and_rounded(self, ends: Array, scale: Array) -> Array:
         """Sum the cost of clipping to `ends` [n, 2], and s^2 / 12 for each value between them."""
-        bins = self._bins(ends)
+        bins = self._find_bins(ends)
         a = self._start[bins]
         t = np.maximum(ends, self._least)
         powers = (t - a, (t * t - a * a) / 2, (t**3 - a**3) / 3)
@@ -91,10 +91,10 @@ class SquaredError:
         outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
         return np.asarray(outside + (below[0][:, 1] - below[0][:, 0]) * scale**2 / 12)
 
-    def _bins(self, points: Array) -> NDArray[np.intp]:
+    def _find_bins(self, points: Array) -> NDArray[np.intp]:
         """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""
         count = self._half.size - 1
-        numbers = np.trunc(points * self._per_width)
-        bins = np.clip(numbers, self._first, self._first + count - 1, out=numbers).astype(np.intp) - self._first
+        places = np.trunc(points * self._per_width)
+        bins = np.clip(places, self._first, self._first + count - 1, out=places).astype(np.intp) - self._first
         bins[points >= self._most] = count
         return bins

@@ -52,7 +52,7 @@ class Edit:
                     del node.input[-1]
         return proto
 
-    def finish(
+    def finish_pass(
         self, state: StateT, name: str, changed: Sequence[str], skipped: Sequence[Refusal] = ()
     ) -> tuple[StateT, PassReport]:
         """The state with the edited model, or as it was where nothing changed, and the report of the pass.
@@ -62,19 +62,19 @@ class Edit:
         model = self.export() if changed else self._proto
         return replace(state, model=model), PassReport(name, tuple(changed), tuple(skipped))
 
-    def become(
+    def replace_node(
         self, node: NodeRef, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any], domain: str = ""
     ) -> None:
         """Make a node another operation with these inputs and attributes only; name and outputs stay."""
         self._editor.set_op(node.name, op_type, domain)
         for name in node.attrs:
             self._editor.set_attr(node.name, name, None)
-        self.attrs(node, attrs)
+        self.set_attrs(node, attrs)
         for k in range(max(len(inputs), len(node.inputs))):
             self._editor.replace_input(Edge(node.name, k, node.scope), inputs[k] if k < len(inputs) else "")
         self._rewritten.add(node.name)
 
-    def attrs(self, node: NodeRef, attrs: Mapping[str, Any]) -> None:
+    def set_attrs(self, node: NodeRef, attrs: Mapping[str, Any]) -> None:
         """Set attributes; None takes one away."""
         for name, value in attrs.items():
             self._editor.set_attr(node.name, name, value)
@@ -83,7 +83,7 @@ class Edit:
         """Let one input read another tensor."""
         self._editor.replace_input(edge, tensor)
 
-    def absorb(self, node: NodeRef, chain: Sequence[NodeRef]) -> None:
+    def absorb_chain(self, node: NodeRef, chain: Sequence[NodeRef]) -> None:
         """Take out a chain of nodes behind `node`, which from now on writes the output of the last of them.
 
         The tensor keeps the name that had this value before: the last one's.
@@ -96,12 +96,12 @@ class Edit:
         for edge in readers:
             self._editor.replace_input(edge, final.name)
 
-    def bypass(self, node: NodeRef, source: TensorId) -> None:
+    def bypass_node(self, node: NodeRef, source: TensorId) -> None:
         """Take out a node that merely repeats `source`: its readers read that."""
         self._editor.rewire(node.result, source.name)
         self._editor.remove_node(node.name)
 
-    def remove(self, node: NodeRef) -> None:
+    def remove_node(self, node: NodeRef) -> None:
         """Take out a node nobody reads any more."""
         self._editor.remove_node(node.name)
 
@@ -189,9 +189,9 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
         last = match.last
         made = (edit.constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
         inputs = [*(tensor.name for tensor in match.inputs), *made]
-        edit.become(last, match.op_type, inputs, match.attrs, match.domain)
+        edit.replace_node(last, match.op_type, inputs, match.attrs, match.domain)
         changed.append(f"{last.name}: {match.op_type} instead of {len(match.nodes)} nodes")
-    return edit.finish(state, name, changed, skipped)
+    return edit.finish_pass(state, name, changed, skipped)
 
 
 def _raise_opset(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLike, str]:

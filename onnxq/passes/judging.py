@@ -63,8 +63,8 @@ class Evaluator:
         if key not in self._errors:
             with progress("judging", len(self.samples)) as task:
                 floats = self.float_outputs(state.model)
-                (found,) = measure_models([make_trial(state, plan)], floats, self.crew, task)
-            self._errors[key] = (state.model, plan, found.results())
+                (errors,) = measure_models([make_trial(state, plan)], floats, self.crew, task)
+            self._errors[key] = (state.model, plan, errors.results())
             # Each holds a model and a plan with all its integers.
             if len(self._errors) > _PLANS:
                 self._errors.popitem(last=False)
@@ -75,8 +75,8 @@ class Evaluator:
     ) -> list[tuple[OutputAccuracy, ...]]:
         """`measure` of each sample alone, in their order."""
         with progress("judging sample by sample", len(self.samples)) as task:
-            found = measure_each(make_trial(state, plan), self.float_outputs(state.model), self.crew, task)
-        return [one.results() for one in found]
+            samples = measure_each(make_trial(state, plan), self.float_outputs(state.model), self.crew, task)
+        return [errors.results() for errors in samples]
 
     def score(self, state: FloatState, plan: Plan, *, progress: Progress = silent) -> float:
         """Mean SQNR in dB over the outputs of the model that the plan gives."""
@@ -88,8 +88,8 @@ class Evaluator:
         `score` may hang on one sample alone: one letter of a line of text that is read otherwise.
         """
         # Both on each sample, so that hard and easy ones count alike: only the differences have a spread.
-        each = [self.measure_each(state, one, progress=progress) for one in (plan, than)]
-        gains = [_mean_db(one) - _mean_db(other) for one, other in zip(*each, strict=True)]
+        first, second = (self.measure_each(state, judged, progress=progress) for judged in (plan, than))
+        gains = [_mean_db(left) - _mean_db(right) for left, right in zip(first, second, strict=True)]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
         return statistics.fmean(gains) < -error
 
@@ -137,8 +137,9 @@ class SampleSets:
         return self.calibration.take(_TRIAL).joined(self.validation)
 
 
-def _mean_db(found: Iterable[OutputAccuracy]) -> float:
-    return float(np.mean([np.clip(one.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for one in found] or [0.0]))
+def _mean_db(outputs: Iterable[OutputAccuracy]) -> float:
+    figures = [np.clip(output.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for output in outputs]
+    return float(np.mean(figures or [0.0]))
 
 
 @dataclass(frozen=True)

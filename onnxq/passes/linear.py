@@ -66,20 +66,20 @@ def _describe_conv(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | Non
     channels = weight.shape[axis] * groups
     if weight.ndim < 3 or weight.shape[0] % groups or (bias is not None and bias.shape != (channels,)):
         return None
-    held = np.zeros(()) if bias is None else bias.astype(np.float64)
-    return Linear(node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), held)
+    shift = np.zeros(()) if bias is None else bias.astype(np.float64)
+    return Linear(node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift)
 
 
 def _describe_gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
     axis = 0 if node.attrs.get("transB", 0) else 1
-    held = np.zeros(())
+    shift = np.zeros(())
     if bias is not None:
         column = per_channel(bias, 2, 1, weight.shape[axis])
         # A C that differs by row is no bias.
         if column is None:
             return None
-        held = column * float(node.attrs.get("beta", 1.0))
-    return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), held)
+        shift = column * float(node.attrs.get("beta", 1.0))
+    return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
 
 
 def _describe_matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
@@ -93,9 +93,9 @@ def _describe_matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
     if reader is not None:
         add, k = reader
         value = view.constant(add, 1 - k)
-        held = None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
-        if held is not None:
-            last, bias_at, bias = add, (add, 1 - k), held
+        column = None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
+        if column is not None:
+            last, bias_at, bias = add, (add, 1 - k), column
     return Linear(node, weight, 1, 1, channels, -1, rank, known is not None, last, bias_at, bias)
 
 
@@ -110,7 +110,7 @@ class Followers:
 
 def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
-    found = Followers(np.ones(()), np.zeros(()))
+    followers = Followers(np.ones(()), np.zeros(()))
     tensor = view.output(op.last)
     while (reader := view.sole_reader(tensor, *kinds)) is not None:
         node, k = reader
@@ -119,20 +119,20 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
         if step is None:
             break
         a, c = step
-        following = Followers(found.a * a, found.c * a + c, (*found.nodes, node))
+        following = Followers(followers.a * a, followers.c * a + c, (*followers.nodes, node))
         # A bare MatMul has nowhere to put it.
         if op.bias_at is None and np.any(following.c):
             break
-        found, tensor = following, view.output(node)
-    return found
+        followers, tensor = following, view.output(node)
+    return followers
 
 
 def _read_step(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
     value = view.constant(node, 1 - k)
     if value is None or not is_float(value):
         return None
-    held = per_channel(value, op.rank, op.channel_axis, op.channels)
-    return None if held is None else read_arithmetic(node.op_type, held, k)
+    column = per_channel(value, op.rank, op.channel_axis, op.channels)
+    return None if column is None else read_arithmetic(node.op_type, column, k)
 
 
 def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Array64] | None:
@@ -156,10 +156,10 @@ def _read_batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Arra
     # BatchNormalization's channel axis is 1, a MatMul's the last.
     if op.channel_axis != 1 and not (op.rank_known and op.rank == 2):
         return None
-    held = [view.constant(node, i) for i in range(1, 5)]
-    if any(value is None or value.shape != (op.channels,) for value in held):
+    inputs = [view.constant(node, i) for i in range(1, 5)]
+    if any(value is None or value.shape != (op.channels,) for value in inputs):
         return None
-    scale, bias, mean, var = (value for value in held if value is not None)
+    scale, bias, mean, var = (value for value in inputs if value is not None)
     return compute_batchnorm_scale(scale, bias, mean, var, float(node.attrs.get("epsilon", 1e-5)))
 
 

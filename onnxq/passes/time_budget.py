@@ -94,28 +94,28 @@ class TimeBudget:
         """The result of `work` on all samples, or on as many as half of the time left is enough for."""
         if not self.limited:
             return work(samples, progress)
-        few = samples
+        fewer = samples
         # Each try knows the pace of the one before, and has half of what is left.
         for _ in range(3):
             count = [0, 0]
             share = self.left() / 2
-            if share < _USELESS or len(few) <= 1:
+            if share < _USELESS or len(fewer) <= 1:
                 break
             try:
-                done_all = work(few, _watch_clock(progress, self.clock, self.clock() + share, count))
-                self._note_samples(name, len(few), len(samples))
+                done_all = work(fewer, _watch_clock(progress, self.clock, self.clock() + share, count))
+                self._note_samples(name, len(fewer), len(samples))
                 return done_all
             except OutOfTime:
                 # As many as were done in this half, for half of what is left; fewer by a fifth, as the pace varies.
-                done = len(few) * count[0] / max(count[1], 1)
-                few = samples.take(max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed)
-        few = few if self.left() > 0 else samples.take(1, seed)
-        self._note_samples(name, len(few), len(samples))
-        return work(few, progress)
+                done = len(fewer) * count[0] / max(count[1], 1)
+                fewer = samples.take(max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed)
+        fewer = fewer if self.left() > 0 else samples.take(1, seed)
+        self._note_samples(name, len(fewer), len(samples))
+        return work(fewer, progress)
 
-    def _note_samples(self, name: str, few: int, samples: int) -> None:
-        if few < samples:
-            self.note(name, Shortage.FEWER_SAMPLES, samples=(few, samples))
+    def _note_samples(self, name: str, fewer: int, samples: int) -> None:
+        if fewer < samples:
+            self.note(name, Shortage.FEWER_SAMPLES, samples=(fewer, samples))
 
     def take_while_left(self, name: str, samples: Dataset) -> Iterator[Feeds]:
         """Samples as long as there is time, one in any case."""

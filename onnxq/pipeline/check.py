@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxq.errors import ModelError, VerificationError
+from onnxq.data import Dataset
+from onnxq.data.synthetic import make_synthetic
+from onnxq.errors import ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
-from onnxq.evaluation.agreement import ChoiceAgreement
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
 from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
-from onnxq.evaluation.selections import explain_missing
+from onnxq.evaluation.segments import compare_segments
+from onnxq.evaluation.selections import explain_missing, find_selections
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
+from onnxq.graph.light import bare_proto
 from onnxq.graph.precision.widen import widen_model
+from onnxq.graph.weights import count_tensor_bytes
+from onnxq.passes.base import RunContext
 from onnxq.passes.journal import LOST_DB
-from onnxq.passes.state import PlannedState
+from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
-from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import KernelError, Session, detect_cpu, time_models
+from onnxq.report.model import Latency, OpCount, OutputCheck
+from onnxq.runtime import Feeds, KernelError, Session, detect_cpu, time_models
 from onnxq.sites import Caution, Role
+
+# Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
+_SEGMENT_BYTES = 1 << 26
+# Beside the largest weight, small ones go into its segment.
+_BESIDE = 1.25
+# Samples, of which all tensors between two segments are in memory.
+_MOST_SAMPLES = 4
+# Rows of the summary: the worst segments.
+_SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +61,9 @@ class ModelCheck:
 def check_model(
     before: ModelLike,
     after: ModelLike,
-    samples: Iterable[Mapping[str, Array]],
+    samples: Iterable[Feeds],
     *,
-    few: Iterable[Mapping[str, Array]] = (),
+    other_samples: Iterable[Feeds] = (),
     exact: ModelLike | None = None,
     threads: int = 0,
     optimized: bool = True,
@@ -56,7 +71,7 @@ def check_model(
 ) -> ModelCheck:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
-    few: other samples, where `samples` are too few to tell; they give no figures, but a note if answers are lost.
+    other_samples: where `samples` are too few to tell; they give no figures, but a note if answers are lost.
     exact: computes what `after` says, where ORT does not: in float32, rounded as its narrow types are.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8; the notes say so)
     or cannot be trusted, their columns are NaN. everywhere: they are run though they cannot.
@@ -87,38 +102,84 @@ def check_model(
     pairs = {"off": (exact_run, plain), "on": (exact_run, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
     known = rest if first is None else chain((first,), rest)
-    sums = sum_errors(pairs, known, on_sample=lambda: ran.append(None))
-    found = {label: errors.results() for label, errors in sums.items()}
-    count, choices = len(ran), plain.agreement.results()
+    errors = sum_errors(pairs, known, on_sample=lambda: ran.append(None))
     classes = find_class_scores(index_named(before))
-    rows = zip(found["off"], found["on"], found["agree"], strict=True)
-    checks = tuple(_make_check(off, None if without else on, agree, classes) for off, on, agree in rows)
-    on_others = compare_models({"off": (reference, plain)}, few)["off"]
-    unchecked = _note_unchecked(reference, checks) if count else ()
-    lacking = reference.selections.list_missing(after) if count else ()
-    unmatched = (Caution("W137", explain_missing(one)) for one in lacking)
-    notes = (*notes, *unchecked, *unmatched, *_note_losses(checks, on_others, count))
-    errors = {label: sums[label] for label in (("off",) if without else ("off", "on"))}
-    return ModelCheck(checks, count, notes, choices=choices, errors=errors)
+    checks = make_checks(errors["off"], errors["on"], errors["agree"], classes=classes, optimized=not without)
+    if ran:
+        missing = reference.selections.list_missing(after)
+        unmatched = [Caution("W137", explain_missing(selection)) for selection in missing]
+        notes = (*notes, *_note_unchecked(reference, checks), *unmatched)
+    on_others = compare_models({"off": (reference, plain)}, other_samples)["off"]
+    notes = (*notes, *_note_losses(checks, on_others, len(ran)))
+    del errors["agree"]
+    if without:
+        del errors["on"]
+    return ModelCheck(checks, len(ran), notes, choices=plain.agreement.results(), errors=errors)
 
 
-def _make_check(
-    off: OutputAccuracy, on: OutputAccuracy | None, agree: OutputAccuracy, classes: Mapping[str, bool]
-) -> OutputCheck:
-    """The figures of one output. on: with optimizations, where they can be trusted; NaN stands for them elsewhere."""
-    unknown = math.nan, math.nan
-    return OutputCheck(
-        name=off.name,
-        sqnr_db=(off.sqnr_db, on.sqnr_db if on else math.nan),
-        whole_db=(off.whole_db, on.whole_db if on else math.nan),
-        parts=(off.part, on.part if on else ""),
-        cosine=(off.cosine, on.cosine if on else math.nan),
-        agreement_db=agree.sqnr_db if on else math.nan,
-        optimized=on is not None,
-        top_1=(off.top_k, on.top_k if on else math.nan) if off.name in classes else unknown,
-        rows=off.rows if off.name in classes else 0,
-        classes=classes.get(off.name, False),
-    )
+def make_checks(
+    off: ModelErrors,
+    on: ModelErrors,
+    agree: ModelErrors,
+    *,
+    classes: Mapping[str, bool] | None = None,
+    optimized: bool = True,
+) -> tuple[OutputCheck, ...]:
+    """The figures of every output. classes: outputs that look like scores of classes, and whether they surely are.
+
+    optimized: the runs with optimizations can be trusted; NaN stands for them elsewhere.
+    """
+    checks = []
+    for plain, fast, both in zip(off.results(), on.results(), agree.results(), strict=True):
+        if not optimized:
+            nothing = OutputAccuracy(name="", sqnr_db=math.nan, whole_db=math.nan, cosine=math.nan, max_abs=math.nan)
+            fast = both = nothing
+        check = OutputCheck(
+            name=plain.name,
+            sqnr_db=(plain.sqnr_db, fast.sqnr_db),
+            whole_db=(plain.whole_db, fast.whole_db),
+            parts=(plain.part, fast.part),
+            cosine=(plain.cosine, fast.cosine),
+            agreement_db=both.sqnr_db,
+            optimized=optimized,
+        )
+        if classes and plain.name in classes:
+            top_1 = plain.top_k, fast.top_k
+            check = replace(check, top_1=top_1, rows=plain.rows, classes=classes[plain.name])
+        checks.append(check)
+    return tuple(checks)
+
+
+def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> ModelCheck:
+    """Float and quantized model on a few samples, each segment on the float model's own values; the worst ones."""
+    index = get_index(state.named)
+    agreement = AgreementSums(find_selections(state.named))
+    largest = max((count_tensor_bytes(tensor) for tensor in bare_proto(state.named).graph.initializer), default=0)
+    try:
+        if ctx.samples is None:
+            seed = ctx.config.data.seed
+            dataset: Dataset = make_synthetic(index.inputs, samples=2, seed=seed, model=state.named, run=False)
+        else:
+            dataset = ctx.samples.test
+        samples = list(dataset.take(_MOST_SAMPLES).samples())
+        segments = compare_segments(
+            state.named,
+            model,
+            samples,
+            limit=max(int(largest * _BESIDE), _SEGMENT_BYTES),
+            agreement=agreement,
+            threads=ctx.config.verify.threads,
+            progress=ctx.progress,
+        )
+    except OnnxqError as error:
+        if ctx.samples is not None:
+            raise
+        # Made-up inputs need not fit.
+        text = f"not checked against the float model, which made-up inputs do not fit: {error.subject}: {error.cause}"
+        return ModelCheck((), 0, (Caution("W127", text),))
+    checks = [check for errors in segments for check in make_checks(errors.off, errors.on, errors.agree)]
+    checks.sort(key=lambda check: min(check.sqnr_db))
+    return ModelCheck(tuple(checks[:_SHOWN]), len(samples), segments=len(segments), choices=agreement.results())
 
 
 def is_narrow(state: PlannedState) -> bool:
@@ -130,7 +191,7 @@ _EMULATED = "the file itself was not run, a check computes in float32 and rounds
 
 
 def load_file(
-    model: ModelLike, feeds: Mapping[str, Array] | None = None, *, optimized: bool, threads: int = 0
+    model: ModelLike, feeds: Feeds | None = None, *, optimized: bool, threads: int = 0
 ) -> tuple[Caution, ...]:
     """Load a finished file in ORT as it says: all its types must fit. A note where ORT has no kernel for one of them.
 
@@ -161,16 +222,16 @@ def load_file(
 def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
     """A note for each output that is near the float model's on the samples held back and far from it on others."""
     near = {check.name for check in checks if check.sqnr_db[0] >= LOST_DB}
-    return tuple(
-        Caution(
-            "W108",
-            f"output {found.name!r} is far from the float model's ({found.sqnr_db:.1f} dB) on samples it was "
-            f"calibrated with, though not on the {samples} held back, which are few: give more samples, or check the "
-            "task's own metric",
-        )
-        for found in others
-        if found.name in near and found.sqnr_db < LOST_DB
-    )
+    notes = []
+    for output in others:
+        if output.name in near and output.sqnr_db < LOST_DB:
+            text = (
+                f"output {output.name!r} is far from the float model's ({output.sqnr_db:.1f} dB) on samples it was "
+                f"calibrated with, though not on the {samples} held back, which are few: give more samples, or check "
+                "the task's own metric"
+            )
+            notes.append(Caution("W108", text))
+    return tuple(notes)
 
 
 class _TypedRunner:
@@ -178,12 +239,13 @@ class _TypedRunner:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._types = {one.name: helper.tensor_dtype_to_np_dtype(one.dtype) for one in session.inputs if one.dtype}
+        inputs = (value for value in session.inputs if value.dtype)
+        self._types = {value.name: helper.tensor_dtype_to_np_dtype(value.dtype) for value in inputs}
 
-    def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
-        return self._session.run({name: self._convert(name, value) for name, value in feeds.items()})
+    def run(self, feeds: Feeds, /) -> dict[str, Array]:
+        return self._session.run({name: self._convert_value(name, value) for name, value in feeds.items()})
 
-    def _convert(self, name: str, value: Array) -> Array:
+    def _convert_value(self, name: str, value: Array) -> Array:
         return value.astype(self._types[name]) if value.dtype == np.float32 and name in self._types else value
 
 
@@ -201,16 +263,14 @@ def _holds_bfloat16(model: ModelLike) -> bool:
 def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> tuple[Caution, ...]:
     """A note for each output in which no sample had a number to compare, and which no choice decides."""
     selections = reference.selections
-    checked = selections.settled.union(name for one in selections.nodes for name, _ in one.choices)
+    checked = selections.settled.union(name for node in selections.nodes for name, _ in node.choices)
     checked |= {check.name for check in checks}
-    return tuple(
-        Caution(
-            "W120",
-            f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's",
-        )
-        for arg in reference.session.native.get_outputs()
-        if arg.name not in checked
-    )
+    notes = []
+    for output in reference.session.native.get_outputs():
+        if output.name not in checked:
+            cause = "was not checked: it holds no numbers to compare with the float model's"
+            notes.append(Caution("W120", f"output {output.name!r}, {output.type}, {cause}"))
+    return tuple(notes)
 
 
 def explain_slowness(plan: Plan) -> str:
@@ -234,12 +294,10 @@ def explain_slowness(plan: Plan) -> str:
     return f"{text}; `placement='measured'` looks for a faster placement of int8 pairs"
 
 
-def time_both(
-    before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1, reason: str = ""
-) -> Latency:
+def time_both(before: ModelLike, after: ModelLike, feeds: Feeds, *, threads: int = 1, reason: str = "") -> Latency:
     """Interleaved medians of float and int8 on one sample. reason: why int8 would be slower, told where it is."""
-    found = time_models({"float": before, "int8": after}, feeds, threads=threads)
-    slow, fast = found["float"], found["int8"]
+    latencies = time_models({"float": before, "int8": after}, feeds, threads=threads)
+    slow, fast = latencies["float"], latencies["int8"]
     # The median of the ratios round by round: a busy moment hits both models of a round alike.
     ratio = fast.speedup(slow)
     # The first axis of the first input that has one: what else is a batch, the model does not say.
@@ -259,8 +317,10 @@ def time_both(
 
 
 # Operators that some target quantizes, and those a person asks about even where none of them was.
-_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool",
-          "GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize")  # fmt: skip
+_HEAVY = (
+    *("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool"),
+    *("GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize"),
+)
 ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
 
 
@@ -282,12 +342,12 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     for site in plan.all_sites:
         for edge in site.find_readers(index):
             read.setdefault(edge.node, set()).add(edge.index)
-    found = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    quantized = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     for node in index.nodes:
         tensors = ((k, index.input(node, k)) for k in range(len(node.inputs)))
         data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
         half = node.op_type in ALWAYS_SHOWN and len(data) < 2
         if data and not half and data <= read.get(node.name, set()):
-            found.add(node.name)
-    return found
+            quantized.add(node.name)
+    return quantized

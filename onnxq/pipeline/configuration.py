@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,14 @@ Configuration = Config | str | Path | None
 Overrides = Mapping[str, Any] | None
 
 
+def list_models(models: Sequence[ModelSource] | ModelSource) -> list[ModelSource]:
+    """Models given as one or as many. Raises ConfigError for none."""
+    sources = [models] if isinstance(models, (str, Path, onnx.ModelProto)) else list(models)
+    if not sources:
+        raise ConfigError("models", "none was given", "give at least one", code="Q304")
+    return sources
+
+
 def make_config(config: Configuration, overrides: Overrides, command: Command, *, usual: str | None = None) -> Config:
     """Make the configuration of a command: a preset, file or Config with the caller's options on top.
 
@@ -31,14 +39,14 @@ def make_config(config: Configuration, overrides: Overrides, command: Command, *
     one from that of `usual`, by default ONNX Runtime's.
     Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
     """
-    given = expand_names(overrides, command)
-    target = given.get("target")
+    settings = expand_names(overrides, command)
+    target = settings.get("target")
     base = load_config(config, target=target or usual)
     if config is not None and target not in (None, base.target):
         cause = f"the configuration {base.source!r} is for {base.target!r}"
         raise ConfigError(f"target {target!r}", cause, "choose one", code="Q312")
-    chosen = load_config(base, given)
-    check_trust(chosen, given)
+    chosen = load_config(base, settings)
+    check_trust(chosen, settings)
     check_target(chosen)
     check_observers(chosen)
     check_skip(chosen)
@@ -68,19 +76,19 @@ def open_run(
         files = list(_list_outputs(chosen, command, out))
         refuse_inputs(map(Path, files))
         with guard_outputs(name, *files, force=force):
-            given = chosen.runtime
+            runtime = chosen.runtime
             ready = {
-                "libraries": check_libraries(given.libraries),
+                "libraries": check_libraries(runtime.libraries),
                 # dlopen looks for a bare file name in the system's folders, not in the working directory.
-                "plugins": tuple(str(Path(path).resolve()) for path in given.plugins),
-                "provider": check_provider(given.provider) if given.provider else "",
+                "plugins": tuple(str(Path(path).resolve()) for path in runtime.plugins),
+                "provider": check_provider(runtime.provider) if runtime.provider else "",
             }
-            yield chosen.model_copy(update={"runtime": given.model_copy(update=ready)})
+            yield chosen.model_copy(update={"runtime": runtime.model_copy(update=ready)})
 
 
 def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[str | Path]:
     """The files that a command writes. Sections of the configuration that it does not take are left out."""
-    taken = {one.path for one in list_options(command)}
+    taken = {option.path for option in list_options(command)}
     if out is not None:
         yield out
         if config.output.external_data and "output.external_data" in taken:

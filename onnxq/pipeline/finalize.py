@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,8 @@ from onnxq.backends import find_target
 from onnxq.data.synthetic import make_synthetic
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
-from onnxq.graph.light import measure_size
-from onnxq.graph.precision.rounding import emulate_types
-from onnxq.graph.precision.widen import widen_model
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model, measure_size
+from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.subgraph import give_outputs
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import RunContext, SampledContext
@@ -23,17 +22,23 @@ from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_f
 from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
-from onnxq.pipeline.check_segments import check_segments
+from onnxq.pipeline.crews import describe_journal
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.pipeline.result import Result
-from onnxq.pipeline.scale.crews import describe_journal
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
-from onnxq.report import Latency, Report, make_site_line, placement_text
-from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
-from onnxq.report.sums import saturation_summary
-from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
+from onnxq.report.model import Latency, Report
+from onnxq.report.sentences import (
+    describe_pass,
+    describe_rewrite,
+    describe_shortage,
+    make_site_line,
+    placement_text,
+    saturation_summary,
+)
+from onnxq.report.terminal import format_count, format_counts
+from onnxq.runtime import Feeds, Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution
 
 # Seconds that timing both models takes, about.
@@ -54,6 +59,8 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     whole = _join_rest(state, state.source.proto, model)
     engine, preparations = find_target(plan.target), list_preparations()
+    prepared = [entry for entry in ctx.journal if entry.name in preparations]
+    passes = [entry for entry in ctx.journal if entry.name not in preparations]
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
     promotion = _answer_request(ctx, state, model, trial)
@@ -71,12 +78,12 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
         synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
         output_bytes=measure_size(whole),
-        checks=trial.outputs if trial else (),
-        choices=trial.choices if trial else (),
-        checked=trial.samples if trial else 0,
-        segments=trial.segments if trial else 0,
+        checks=trial.outputs,
+        choices=trial.choices,
+        checked=trial.samples,
+        segments=trial.segments,
         made_up=_name_made_up(ctx, trial),
-        unchecked=_UNCHECKED if samples is None and not (trial and trial.outputs) else "",
+        unchecked="" if samples is not None or trial.outputs else _UNCHECKED,
         seen=samples.seen if samples is not None else "",
         latency=timing,
         pairs=len(plan.sites),
@@ -88,11 +95,8 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
         left_float=plan.left_float,
         forced=weigh_forced(state.problem) if isinstance(state, PlacedState) else None,
         float_types=plan.precision,
-        rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in preparations and one.changed),
-        accounts=(
-            *(describe_pass(one) for one in ctx.journal if one.name not in preparations),
-            *(describe_shortage(one) for one in budget.shortened),
-        ),
+        rewrites=tuple(describe_rewrite(entry) for entry in prepared if entry.changed),
+        accounts=(*map(describe_pass, passes), *map(describe_shortage, budget.shortened)),
         promotion=promotion,
         already=count_existing(state),
         kept=plan.kept,
@@ -101,7 +105,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
             *state.source.notes,
             *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
             *warn_unmeasured_cpu(plan, detect_cpu()),
-            *(trial.notes if trial else ()),
+            *trial.notes,
             *describe_journal(ctx.crew),
         ),
         stages=tuple(ctx.timers.costs),
@@ -126,14 +130,14 @@ def describe_rest(rest: Rest | None) -> tuple[Caution, ...]:
         return ()
     names = list(rest.stops)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    behind = {op: count for op, count in rest.count_ops().items() if op in check.ALWAYS_SHOWN}
-    products = ", ".join(f"{count} {op}" for op, count in sorted(behind.items()))
+    products = {op: count for op, count in sorted(rest.count_ops().items()) if op in check.ALWAYS_SHOWN}
     kinds = " and ".join(sorted(set(rest.stops.values())))
-    among = f", {products} among them" if products else ""
-    count = f"{len(rest.nodes)} node{'' if len(rest.nodes) == 1 else 's'}{among}"
+    behind = format_count(len(rest.nodes), "node")
+    if products:
+        behind += f", {format_counts(products)} among them"
     text = (
         f"ONNX Runtime does not have {kinds} (node {names[0]!r}{more}): only the part in front was run, quantized and "
-        f"checked, at the tensors that it gives. All from there on, {count}, "
+        f"checked, at the tensors that it gives. All from there on, {behind}, "
         f"is as it came. Not checked: {', '.join(rest.outputs) or 'no output'}"
     )
     return (Caution("W131", text),)
@@ -141,35 +145,40 @@ def describe_rest(rest: Rest | None) -> tuple[Caution, ...]:
 
 def _name_code(ctx: RunContext) -> tuple[str, ...]:
     """The code that was run besides our own, but for functions that gave data."""
-    metric, dask = ctx.request.metric, ctx.config.scale.dask
-    named = (metric.name if metric is not None else "", f"objects of {dask}" if dask else "")
-    return (*ctx.config.runtime.libraries, *filter(None, named))
+    code = list(ctx.config.runtime.libraries)
+    if ctx.request.metric is not None:
+        code.append(ctx.request.metric.name)
+    if ctx.config.scale.dask:
+        code.append(f"objects of {ctx.config.scale.dask}")
+    return tuple(code)
 
 
 def _measure(
     ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool
-) -> tuple[check.ModelCheck | None, Latency | None]:
-    """The check of the finished model, and the times of both; None where there are no samples, or nothing to time.
+) -> tuple[check.ModelCheck, Latency | None]:
+    """The check of the finished model, and the times of both; None where there is nothing to time.
 
     here: the engine is ONNX Runtime on this machine.
     """
-    if is_large_model(state.named):
-        with ctx.timers.run("check", "checking the quantized model"):
-            return check_segments(ctx, state, model), None
-    if not isinstance(ctx, SampledContext):
-        with ctx.timers.run("check", "checking the quantized model"):
-            return _check_unrun(ctx, state, model, here=here), None
+    large = is_large_model(state.named)
     with ctx.timers.run("check", "checking the quantized model"):
-        trial = _check(ctx, state, model, optimized=here)
-    timed = ctx.config.verify.latency and here and bool(state.planned.sites)
-    return trial, _time(ctx, state, model) if timed else None
+        if large:
+            trial = check.check_segments(ctx, state, model)
+        elif not isinstance(ctx, SampledContext):
+            trial = _check_unrun(ctx, state, model, here=here)
+        else:
+            trial = _check(ctx, state, model, optimized=here)
+    timed = ctx.config.verify.latency and here and state.planned.sites
+    if large or not isinstance(ctx, SampledContext) or not timed:
+        return trial, None
+    return trial, _time(ctx, state, model)
 
 
-def _name_made_up(ctx: RunContext, trial: check.ModelCheck | None) -> str:
+def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
     """The name of the samples of the check; "" where they were given."""
-    if trial is None or (ctx.samples is not None and not ctx.samples.synthetic):
+    if ctx.samples is not None and not ctx.samples.synthetic:
         return ""
-    return f"{trial.samples} made-up input{'' if trial.samples == 1 else 's'}, seed {ctx.config.data.seed}"
+    return f"{format_count(trial.samples, 'made-up input')}, seed {ctx.config.data.seed}"
 
 
 def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> Latency | None:
@@ -182,25 +191,28 @@ def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> Latency
     with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
-        return check.time_both(
-            state.named, wide, ctx.data.first, threads=ctx.config.verify.threads,
-            reason=check.explain_slowness(state.planned),
-        )  # fmt: skip
+        reason, threads = check.explain_slowness(state.planned), ctx.config.verify.threads
+        return check.time_both(state.named, wide, ctx.data.first, threads=threads, reason=reason)
 
 
 def _check(ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
     """Float and quantized model on the samples held back, as far as the budget goes."""
-    held = ctx.data.test
-    with ctx.progress("running float and quantized model", len(held)) as task:
-        samples = count_items(ctx.budget.take_while_left("check", held), task)
-        few = ctx.data.calibration.take(_MORE).samples() if len(held) < _FEW and not ctx.data.seen else ()
-        threads = ctx.config.verify.threads
-        # ONNX Runtime rounds nothing to narrow types between operators, and may not have them at all.
-        exact = emulate_types(model) if check.is_narrow(state) else None
+    test = ctx.data.test
+    other_samples: Iterable[Feeds] = ()
+    if len(test) < _FEW and not ctx.data.seen:
+        other_samples = ctx.data.calibration.take(_MORE).samples()
+    with ctx.progress("running float and quantized model", len(test)) as task:
         return check.check_model(
-            state.named, model, samples, exact=exact, few=few, threads=threads,
-            optimized=optimized, everywhere=ctx.config.verify.optimized,
-        )  # fmt: skip
+            state.named,
+            model,
+            count_items(ctx.budget.take_while_left("check", test), task),
+            # ONNX Runtime rounds nothing to narrow types between operators, and may not have them at all.
+            exact=emulate_types(model) if check.is_narrow(state) else None,
+            other_samples=other_samples,
+            threads=ctx.config.verify.threads,
+            optimized=optimized,
+            everywhere=ctx.config.verify.optimized,
+        )
 
 
 def _check_unrun(ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool) -> check.ModelCheck:
@@ -234,14 +246,15 @@ def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     return (Caution("W115", warning),)
 
 
-def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
+def _explain_drift(model: ModelLike, trial: check.ModelCheck) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
-    drifted = any(one.drifts for one in (trial.outputs if trial else ()))
-    return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
+    if not any(output.drifts for output in trial.outputs):
+        return ""
+    return saturation_summary(find_saturating(get_index(name_nodes(model))))
 
 
 def _answer_request(
-    ctx: RunContext, state: PlannedState, model: ModelLike, trial: check.ModelCheck | None
+    ctx: RunContext, state: PlannedState, model: ModelLike, trial: check.ModelCheck
 ) -> Promotion | None:
     """The account of promotion with the finished model's figures; None where nothing was asked for or done.
 
@@ -252,9 +265,15 @@ def _answer_request(
     if account is None:
         if not request.asked:
             return None
-        least = request.max_drop.least(request.float_value) if request.min_sqnr is None else request.min_sqnr
-        account = Promotion(asked=request.describe(), unit=request.unit, met=False, value=math.nan, least=least)
-        account = replace(account, note=_NO_TIME if plan.sites else "", float_value=request.float_value)
+        account = Promotion(
+            asked=request.describe(),
+            unit=request.unit,
+            met=False,
+            value=math.nan,
+            least=request.max_drop.least(request.float_value) if request.min_sqnr is None else request.min_sqnr,
+            note=_NO_TIME if plan.sites else "",
+            float_value=request.float_value,
+        )
     account = replace(account, required=request.asked)
     if request.metric is not None:
         account = _measure_metric(ctx, state, model, account)
@@ -267,9 +286,9 @@ def _answer_request(
     return account
 
 
-def _may_estimate(ctx: RunContext, trial: check.ModelCheck | None) -> bool:
+def _may_estimate(ctx: RunContext, trial: check.ModelCheck) -> bool:
     """True where an SQNR was asked for, and time and memory are enough for all samples."""
-    return ctx.request.min_sqnr is not None and not (trial and trial.segments) and ctx.budget.left() > 0
+    return ctx.request.min_sqnr is not None and not trial.segments and ctx.budget.left() > 0
 
 
 def _measure_metric(ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion) -> Promotion:
@@ -286,15 +305,16 @@ def _measure_metric(ctx: RunContext, state: PlannedState, model: ModelLike, acco
 
 def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> Promotion:
     """The account with the SQNR that new samples will have."""
-    found = _measure_folds(ctx, state)
-    if not found.outputs:
+    errors = _measure_folds(ctx, state)
+    if not errors.outputs:
         # No output holds numbers: nothing is known.
         return replace(account, value=math.nan, met=False)
-    best = found.estimate(find_optimism(state))
-    part = "" if best.name in found.outputs else best.name
-    account = replace(account, value=best.sqnr_db, spread=best.spread_db, part=part, samples=found.count)
-    met = best.sqnr_db >= account.least
-    return replace(account, met=met, note=account.note or ("" if met else _CHANGED))
+    best = errors.estimate(find_optimism(state))
+    part = "" if best.name in errors.outputs else best.name
+    account = replace(account, value=best.sqnr_db, spread=best.spread_db, part=part, samples=errors.count)
+    if best.sqnr_db >= account.least:
+        return replace(account, met=True)
+    return replace(account, met=False, note=account.note or _CHANGED)
 
 
 def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
@@ -306,26 +326,28 @@ def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
         for fold in folds:
             plan = fold.narrow_ranges(state.model, state.planned)
             model = build_file(state, plan, ctx.progress)
-            samples = count_items(fold.samples.samples(), task)
-            found = check.check_model(
-                state.named, model, samples, exact=emulate_types(model) if narrow else None,
-                threads=ctx.config.verify.threads, optimized=here,
-            )  # fmt: skip
-            for label, errors in found.errors.items():
+            fold_check = check.check_model(
+                state.named,
+                model,
+                count_items(fold.samples.samples(), task),
+                exact=emulate_types(model) if narrow else None,
+                threads=ctx.config.verify.threads,
+                optimized=here,
+            )
+            for label, errors in fold_check.errors.items():
                 if here or label == "off":
                     sums.setdefault(label, ModelErrors()).merge(errors)
     return min(sums.values(), key=lambda errors: errors.estimate().least_db)
 
 
-def _read_check(account: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
+def _read_check(account: Promotion, trial: check.ModelCheck, optimized: bool) -> Promotion:
     """The account with the figures of samples that nothing was chosen on."""
-    checks = trial.outputs if trial is not None else ()
-    values = [
-        (db, one.name + part if part else "")
-        for one in checks
-        for db, part in list(zip(one.sqnr_db, one.parts, strict=True))[: 2 if optimized and one.optimized else 1]
-    ]
+    values = []
+    for output in trial.outputs:
+        for run in range(2 if optimized and output.optimized else 1):
+            part = output.parts[run]
+            values.append((output.sqnr_db[run], output.name + part if part else ""))
     if not values:
         return replace(account, value=math.nan, met=False)
-    worst, part = min(values, key=lambda one: one[0])
+    worst, part = min(values, key=lambda value: value[0])
     return replace(account, value=worst, part=part, met=worst >= account.least)

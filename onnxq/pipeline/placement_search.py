@@ -14,7 +14,6 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.bench import demand_timer, time_placements
 from onnxq.errors import ConfigError, OnnxqError, VerificationError
-from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
@@ -23,7 +22,7 @@ from onnxq.passes.state import FloatState
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, count_items, silent
-from onnxq.runtime import Latency, Session, detect_cpu, time_models
+from onnxq.runtime import Feeds, Latency, Session, detect_cpu, time_models
 from onnxq.sites import LeftFloat
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
@@ -37,11 +36,11 @@ _ROUNDS = 9
 _PERFECT_DB = 200.0
 _FLOAT = "float"
 # Models by name, one sample and a number of rounds -> the latency of each model that the engine takes.
-Timer = Callable[[Mapping[str, ModelLike], Mapping[str, Array], int], Mapping[str, Latency]]
+Timer = Callable[[Mapping[str, ModelLike], Feeds, int], Mapping[str, Latency]]
 
 
 @dataclass(frozen=True, eq=False)
-class _Trial:
+class _Candidate:
     name: str
     chosen: frozenset[str]
     model: ModelLike
@@ -68,7 +67,7 @@ def choose_measured(
     problem: OnnxPlacement,
     state: FloatState,
     samples: Dataset,
-    feeds: Mapping[str, Array],
+    feeds: Feeds,
     *,
     measure: Timer,
     threads: int = 1,
@@ -85,7 +84,8 @@ def choose_measured(
     with progress("timing placements", len(candidates) + 2) as task:
         for name, chosen in count_items(candidates.items(), task):
             trial = _build(problem, state, samples, name, chosen)
-            trials += [] if trial is None else [trial]
+            if trial is not None:
+                trials.append(trial)
         first = _measure_speeds(state, trials, feeds, measure, _ROUNDS)
         task.advance()
         # An engine may refuse a candidate.
@@ -118,7 +118,7 @@ def choose_measured(
 
 def _build(
     problem: OnnxPlacement, state: FloatState, samples: Dataset, name: str, chosen: frozenset[str]
-) -> _Trial | None:
+) -> _Candidate | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
     plan = problem.placed(Choice(chosen), PlacementChoice()) if chosen else None
     if plan is None or not plan.sites:
@@ -127,12 +127,12 @@ def _build(
         model = build_quantized(state, calibrate(state.model, plan, samples))
         reference = ReferenceRunner(state.model)
         other = MatchedRunner(reference, Session(reference.selections.take_choices(model)))
-        found = compare_models({"q": (reference, other)}, samples.samples())["q"]
+        outputs = compare_models({"q": (reference, other)}, samples.samples())["q"]
     except OnnxqError:
         # One candidate fewer is no reason to fail: the others can be timed, and float can.
         return None
-    finite = [min(output.sqnr_db, _PERFECT_DB) for output in found]
-    return _Trial(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
+    finite = [min(output.sqnr_db, _PERFECT_DB) for output in outputs]
+    return _Candidate(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,13 @@ class _Speed:
 
 
 def _measure_speeds(
-    state: FloatState, trials: Sequence[_Trial], feeds: Mapping[str, Array], measure: Timer, rounds: int
+    state: FloatState, trials: Sequence[_Candidate], feeds: Feeds, measure: Timer, rounds: int
 ) -> dict[str, _Speed]:
     """The speeds of the candidates that the engine takes. VerificationError where it does not take the float model."""
-    found = dict(measure({_FLOAT: state.named, **{trial.name: trial.model for trial in trials}}, feeds, rounds))
-    base = found.pop(_FLOAT, None)
+    models = {_FLOAT: state.named, **{trial.name: trial.model for trial in trials}}
+    latencies = dict(measure(models, feeds, rounds))
+    base = latencies.pop(_FLOAT, None)
     if base is None:
         cause = "the engine does not take the float model, so nothing can be compared with it"
         raise VerificationError("placement", cause, "see `onnxq prove` for the reason", code="Q710")
-    return {name: _Speed(one.speedup(base), base.min_ms / one.min_ms) for name, one in found.items()}
+    return {name: _Speed(latency.speedup(base), base.min_ms / latency.min_ms) for name, latency in latencies.items()}

@@ -128,13 +128,12 @@ def prove_equal(state: FloatState, samples: Iterable[Mapping[str, Array]], *, pr
         # One session at a time: each may hold gigabytes.
         selections = find_selections(state.named)
         before = _run_samples(selections.expose_choices(state.named), some)
-        given = [selections.add_choices(feeds, outputs) for feeds, outputs in zip(some, before, strict=True)]
-        after = _run_samples(selections.take_choices(state.model), given)
+        inputs = [selections.add_choices(feeds, outputs) for feeds, outputs in zip(some, before, strict=True)]
+        after = _run_samples(selections.take_choices(state.model), inputs)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)
-    found = errors.results()
     least = _NARROW_DB.get(state.types.computes, EQUIVALENT_DB)
-    for output in found:
+    for output in errors.results():
         # As a whole: float32 beside values a thousand times larger is no more exact than those are.
         # An output of zeros has no signal, and rounding alone makes any decibels of it.
         if output.whole_db < least and output.max_abs > 1e-6:

@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from onnxq.annotate import find_existing
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
@@ -22,7 +20,7 @@ from onnxq.errors import ConfigError, ModelError
 from onnxq.escapes import replace_surrogates
 from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.graph import GraphIndex, get_index
-from onnxq.numerics.blas import use_one_blas_thread
+from onnxq.numerics.threads import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly.model import build_file, give_types
 from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage
@@ -37,19 +35,19 @@ from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.runner import run_pass, run_stage
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.pipeline.crews import open_crew
 from onnxq.pipeline.finalize import describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
-from onnxq.pipeline.scale.crews import open_crew
 from onnxq.pipeline.unrunnable import find_obstacle, needs_no_run, plan_unrun, quantize_unrun, rounds_alone
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC
 from onnxq.runtime import UnknownOperatorError, detect_cpu, observe_shapes
-from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Refusal, Role, Unquantized, is_within
 from onnxq.workers import use_threads
 
@@ -63,21 +61,21 @@ _TIMING_SAMPLES = 8
 
 def make_request(config: Config, data: object) -> AccuracyRequest:
     """The request for accuracy. Raises ConfigError for wishes that do not go together, or without samples."""
-    wished = config.accuracy
-    if wished.metric is None and wished.max_drop is not None:
+    accuracy = config.accuracy
+    if accuracy.metric is None and accuracy.max_drop is not None:
         raise ConfigError(
             "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
         )
-    if wished.metric is not None and wished.min_sqnr is not None:
+    if accuracy.metric is not None and accuracy.min_sqnr is not None:
         raise ConfigError(
             "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
         )
-    if data is None and (wished.metric is not None or wished.min_sqnr is not None):
+    if data is None and (accuracy.metric is not None or accuracy.min_sqnr is not None):
         cause = "no samples were given: made-up inputs say nothing of accuracy"
         raise ConfigError("data", cause, "pass `data=…`", code="Q319")
-    metric = None if wished.metric is None else load_metric(wished.metric)
-    drop = parse_drop(0.0 if wished.max_drop is None else wished.max_drop)
-    return AccuracyRequest(wished.min_sqnr, metric, drop, wished.promote_to)
+    metric = None if accuracy.metric is None else load_metric(accuracy.metric)
+    drop = parse_drop(0.0 if accuracy.max_drop is None else accuracy.max_drop)
+    return AccuracyRequest(accuracy.min_sqnr, metric, drop, accuracy.promote_to)
 
 
 def draft_placement(
@@ -128,27 +126,22 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refus
 
 
 @use_one_blas_thread()
-def quantize(
-    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
-) -> Result:
+def quantize(model: ModelSource, data: object, config: Config, *, progress: Progress = silent) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
+    name = _read_name(model)
     with open_context(model, data, config, progress) as ctx:
-        return _quantize(model, data, ctx)
-
-
-def _quantize(model: str | Path | onnx.ModelProto, data: object, ctx: RunContext) -> Result:
-    ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
-    if not isinstance(ctx, EqualizeContext):
-        return quantize_unrun(ctx, state, source=model, name=_read_name(model), obstacle=obstacle)
-    prepared = state.model
-    placed = plan_run(ctx, state, _read_name(model))
-    with ctx.timers.run("calibrate", "calibrating"):
-        placed = _calibrate(ctx, placed)
-    placed = run_stage(_list_passes(ctx), Stage.REFINE, ctx, placed)
-    with ctx.timers.run("emit", "making the quantized model"):
-        placed = replace(placed, plan=note_contents(placed.plan, prepared))
-        quantized = build_file(placed, placed.plan, ctx.progress)
-    return finalize_run(ctx, placed, quantized, source=model)
+        ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
+        if not isinstance(ctx, EqualizeContext):
+            return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
+        prepared = state.model
+        placed = plan_run(ctx, state, name)
+        with ctx.timers.run("calibrate", "calibrating"):
+            placed = _calibrate(ctx, placed)
+        placed = run_stage(_list_passes(ctx), Stage.REFINE, ctx, placed)
+        with ctx.timers.run("emit", "making the quantized model"):
+            placed = replace(placed, plan=note_contents(placed.plan, prepared))
+            quantized = build_file(placed, placed.plan, ctx.progress)
+        return finalize_run(ctx, placed, quantized, source=model)
 
 
 @contextmanager
@@ -156,11 +149,23 @@ def open_context(model: object, data: object, config: Config, progress: Progress
     """The context of a run, before there are samples. Its crew ends with the block."""
     config = _settle_mode(config, data)
     with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
-        yield _make_context(config, make_request(config, data), progress, crew)
+        request = make_request(config, data)
+        # A request is carried out whatever the configuration leaves out.
+        carried_out = {PROMOTION} if request.asked else set()
+        yield RunContext(
+            config=config,
+            skip=frozenset(config.skip) - carried_out,
+            request=request,
+            budget=TimeBudget(config.budget),
+            timers=Timers(progress),
+            progress=progress,
+            memory_limit=config.data.memory_limit,
+            crew=crew,
+        )
 
 
 def prepare_run(
-    model: str | Path | onnx.ModelProto, data: object, ctx: RunContext, *, measuring: bool = False
+    model: ModelSource, data: object, ctx: RunContext, *, measuring: bool = False
 ) -> tuple[RunContext, FloatState, UnknownOperatorError | None]:
     """The rewritten model, and the context with its samples; without them where it is not to be run.
 
@@ -170,12 +175,9 @@ def prepare_run(
     config = ctx.config
     running = data is not None
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(
-            model,
-            ctx,
-            # A metric is of all outputs.
-            whole=rounds_alone(config, measuring=running) or config.accuracy.metric is not None,
-        )
+        # A metric is of all outputs.
+        whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
+        state = load_state(model, ctx, whole=whole)
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
             # Before anything that takes long: a mistake in the person's function shows here.
@@ -192,9 +194,8 @@ def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
         return ctx.request
     with ctx.progress(f"running {metric.name} on the float model"):
         optimize = find_target(ctx.config.target).times_itself
-        return replace(
-            ctx.request, float_value=metric(give_types(state, state.named), optimize=optimize, threads=threads)
-        )
+        value = metric(give_types(state, state.named), optimize=optimize, threads=threads)
+        return replace(ctx.request, float_value=value)
 
 
 def plan_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
@@ -215,17 +216,6 @@ def _list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
 def _settle_mode(config: Config, data: object) -> Config:
     """Without samples `auto` means scales of each run: there is nothing to calibrate others on."""
     return config.model_copy(update={"mode": "dynamic"}) if config.mode == "auto" and data is None else config
-
-
-def _make_context(config: Config, request: AccuracyRequest, progress: Progress, crew: Crew) -> RunContext:
-    """The context of a run, before there are samples."""
-    # A request is carried out whatever the configuration leaves out.
-    skip = frozenset(config.skip) - ({PROMOTION} if request.asked else frozenset())
-    budget, timers = TimeBudget(config.budget), Timers(progress)
-    return RunContext(
-        config=config, skip=skip, request=request, budget=budget, timers=timers, progress=progress,
-        memory_limit=config.data.memory_limit, crew=crew,
-    )  # fmt: skip
 
 
 def _make_planner(samples: SampleSets, config: Config) -> Callable[[FloatState, Progress], Plan]:
@@ -252,7 +242,7 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
         return
     # One example of why the rest of it stays float is enough.
     floating: Sequence[Unquantized] = (*plan.refusals, *plan.left_float)
-    reasons = [f"{one.subject}: {one.reason}" for one in floating]
+    reasons = [f"{node.subject}: {node.reason}" for node in floating]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
     fix = "use it as it is, or quantize the float model it was made from"
     raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix, code="Q125")
@@ -265,17 +255,22 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
     observed = read_part(ranges) if ranges else None
 
     def work(samples: Dataset, shown: Progress) -> Plan:
-        batch = ctx.config.data.batch
         return calibrate(
-            state.model, state.planned, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew,
-            observed=observed, progress=shown,
-        )  # fmt: skip
+            state.model,
+            state.planned,
+            samples,
+            batch=ctx.config.data.batch,
+            memory_limit=ctx.memory_limit,
+            crew=ctx.crew,
+            observed=observed,
+            progress=shown,
+        )
 
-    # Parts are of all samples, whatever time is left.
-    plan = (
-        ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
-        if observed is None else work(ctx.data.ranges, ctx.progress)
-    )  # fmt: skip
+    if observed is None:
+        plan = ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
+    else:
+        # Parts are of all samples, whatever time is left.
+        plan = work(ctx.data.ranges, ctx.progress)
     state = leave_missing_float(ctx, replace(state, plan=plan))
     plan = state.planned
     # Before calibration made-up inputs only gave shapes, which are right.
@@ -301,11 +296,11 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
         if config.attention == "auto" and {s.site for s in plan.sites} != {s.site for s in without.sites}:
             plain = without
     else:
-        few = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)
+        timing_samples = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)
         measure, threads = choose_timer(config)
         plan = choose_measured(
-            problem, state, few, samples.first, measure=measure, threads=threads, progress=ctx.progress
-        )  # fmt: skip
+            problem, state, timing_samples, samples.first, measure=measure, threads=threads, progress=ctx.progress
+        )
     plan = replace(plan, data=samples.description, scalings=SCALINGS.find(state) or ())
     placed = state.add_placement(problem, plan)
     return placed if plain is None else PLAIN.write(placed, plain)
@@ -315,9 +310,7 @@ def _read_name(model: object) -> str:
     return replace_surrogates(Path(model).name) if isinstance(model, (str, Path)) else "model"
 
 
-def make_plan(
-    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
-) -> Plan:
+def make_plan(model: ModelSource, data: object, config: Config, *, progress: Progress = silent) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
     measuring = data is not None

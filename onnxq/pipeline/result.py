@@ -1,40 +1,25 @@
-"""The results of `quantize` and `apply`, and the text of any result."""
+"""The result of `quantize` and `apply`, and the files that it is written to."""
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 
-from onnxq.annotate import Inspection
-from onnxq.calibrate.parts import Part
+from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, write_bits
+from onnxq.config import Config
 from onnxq.emit import leave_out_notes
-from onnxq.engines.bench import Bench
-from onnxq.engines.diff.model import Difference
-from onnxq.engines.prove.proof import Proof
-from onnxq.errors import ConfigError
-from onnxq.evaluation.perplexity import Perplexity
-from onnxq.evaluation.profile import Profile
+from onnxq.files import write_text
 from onnxq.graph import ModelLike, attach_weights, save_model
 from onnxq.graph.light import measure_size
 from onnxq.graph.save import name_data_file
-from onnxq.interop import Imported
 from onnxq.plan import Plan, to_json
-from onnxq.report import Report, View, show_plan, show_report
-from onnxq.report.benches import show_bench
-from onnxq.report.diffs import show_difference
-from onnxq.report.imports import show_import, show_part
-from onnxq.report.pairs import show_inspection
-from onnxq.report.perplexities import show_perplexity
-from onnxq.report.profiles import show_profile
-from onnxq.report.proofs import show_proof
-from onnxq.report.variants import Variants, show_variants
+from onnxq.progress import Progress, silent
+from onnxq.report.model import Report
 from onnxq.wording import abbreviate
 
 
@@ -61,7 +46,7 @@ class Result:
     def save(self, path: str | Path, *, overwrite: bool = False, external: bool | None = None) -> Result:
         """Write the model atomically; OutputError when `path` exists (unless overwrite) or is one of `inputs`."""
         save_model(self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs)
-        size = sum(part.stat().st_size for part in model_files(Path(path)))
+        size = sum(part.stat().st_size for part in list_files(Path(path)))
         return replace(self, report=replace(self.report, output=str(path), output_bytes=size))
 
     def leave_out_notes(self, level: Literal["full", "names", "none"]) -> Result:
@@ -76,41 +61,29 @@ class Result:
         return to_json(self.plan)
 
 
-def model_files(path: Path) -> tuple[Path, ...]:
+def list_files(path: Path) -> tuple[Path, ...]:
     """The model file and, when there is one, the external data file written beside it."""
     # Written only for a model too large for one file, or where that was asked for.
     data = name_data_file(path)
     return (path, data) if os.path.exists(data) else (path,)
 
 
-_SHOWS: dict[type, Callable[[Any, View], None]] = {
-    Bench: show_bench,
-    Difference: show_difference,
-    Imported: show_import,
-    Inspection: show_inspection,
-    Part: lambda part, view: show_part(part, "", view),
-    Perplexity: show_perplexity,
-    Plan: show_plan,
-    Profile: show_profile,
-    Proof: show_proof,
-    Report: show_report,
-    Result: lambda result, view: show_report(result.report, view),
-    Variants: show_variants,
-}
+def write_plan(plan: Plan, out: str | Path | None, force: bool, progress: Progress = silent) -> None:
+    """Write a plan as JSON. out: the file; none: nothing is written."""
+    if out:
+        with progress("writing"):
+            write_text(Path(out), to_json(plan), overwrite=force)
 
 
-def summarize(result: object, *, verbose: bool = False, width: int | None = None) -> str:
-    """The summary of a result as text: what the command of the same name prints.
-
-    result: what `quantize`, `apply`, `make_plan`, `diff`, `prove`, `bench`, `profile_model`, `variants`, `perplexity`,
-    `inspect`, `import_calibration` or `merge_parts` returned. verbose: all of it. width: in columns; None: breaks no
-    line. Raises ConfigError for anything else.
-    """
-    show = _SHOWS.get(type(result))
-    if show is None:
-        names = ", ".join(sorted(known.__name__ for known in _SHOWS))
-        raise ConfigError("result", f"{type(result).__name__} has no summary", f"give one of: {names}", code="Q304")
-    text = io.StringIO()
-    # Warnings stand in it too, where a command writes them.
-    show(result, View(verbose=verbose, width=width, stream=text))
-    return text.getvalue()
+def write_result(result: Result, config: Config, out: str | Path | None, force: bool) -> Result:
+    """The result with the notes and bits that the configuration asks for, its model and its plan written."""
+    options = config.output
+    if options.bits_attribute:
+        model = write_bits(result.model, find_pairs(result.model), bits_attribute=True)
+        warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
+        result = replace(result, light=model, report=replace(result.report, warnings=warnings))
+    result = result.leave_out_notes(options.notes)
+    if out is not None:
+        result = result.save(out, overwrite=force, external=options.external_data or None)
+    write_plan(result.plan, options.plan, force)
+    return result

@@ -29,37 +29,39 @@ def read_data(
     count, holdout, seed = len(dataset), config.verify.holdout, config.data.seed
     if dataset.synthetic and config.mode == "dynamic":
         # Nothing is calibrated: they give shapes, and the check is fair on all of them.
-        few = dataset.take(_MADE_UP, seed)
-        told = f"none needed; shapes and check: {few.describe()}"
-        return SampleSets(few, few, few, few, "", few[0], told, True, seed)
+        samples = dataset.take(_MADE_UP, seed)
+        description = f"none needed; shapes and check: {samples.describe()}"
+        return SampleSets(samples, samples, samples, samples, "", samples[0], description, True, seed)
     usual = min(_MOST_HELD, count // 8)
     if holdout is None:
         holdout = max(1, usual)
     # Two samples disagree less about a choice than one; a quarter is as much as calibration can spare.
     choice = max(1, usual, min(2, count // 4)) if (choosing or _chooses(config)) and holdout else 0
     # The loudest of 32 frames decides what a recording is clipped at: silero_vad has 18 dB with it, 14 without.
-    wanted = holdout + choice
+    held_back = holdout + choice
     keep: Collection[int] = ()
-    if dataset.spare < wanted and count <= _FEW and not dataset.synthetic:
+    if dataset.spare < held_back and count <= _FEW and not dataset.synthetic:
         with progress("looking for the extreme samples", count) as task:
-            keep = find_extremes(count_items(dataset.samples(), task), wanted - dataset.spare)
-    calibration, held = dataset.split(wanted, seed, keep)
-    seen = "calibration" if len(calibration.joined(held)) < len(calibration) + len(held) else ""
-    trial = held
-    if choice and len(held) > 1 and not seen:
+            keep = find_extremes(count_items(dataset.samples(), task), held_back - dataset.spare)
+    calibration, test = dataset.split(held_back, seed, keep)
+    other_use = "calibration" if len(calibration.joined(test)) < len(calibration) + len(test) else ""
+    validation = test
+    if choice and len(test) > 1 and not other_use:
         # Fewer than are wanted are shared out alike; the check keeps one at least that nothing was chosen on.
-        trial, held = held.split(max(1, len(held) * holdout // wanted), seed)
+        validation, test = test.split(max(1, len(test) * holdout // held_back), seed)
     elif choice:
-        trial = calibration
+        validation = calibration
     # Ranges of all compared plans are observed on the same samples, and of no more than were asked for.
-    spare = len(calibration) + len(trial) > count
-    ranges = calibration if trial is held or spare else calibration.joined(trial)
-    provider = config.runtime.provider
-    description = dataset.describe() + (f"; run on {provider}" if provider else "")
-    if (config.verify.holdout or 0) > len(held):
-        asked = f"{len(held)} samples are held back where {config.verify.holdout} were asked for"
-        description += f"; {asked}: ranges hang on the others"
-    return SampleSets(calibration, ranges, trial, held, seen, dataset[0], description, dataset.synthetic, seed)
+    spare = len(calibration) + len(validation) > count
+    ranges = calibration if validation is test or spare else calibration.joined(validation)
+    description = dataset.describe()
+    if config.runtime.provider:
+        description += f"; run on {config.runtime.provider}"
+    if (config.verify.holdout or 0) > len(test):
+        shortage = f"{len(test)} samples are held back where {config.verify.holdout} were asked for"
+        description += f"; {shortage}: ranges hang on the others"
+    first, synthetic = dataset[0], dataset.synthetic
+    return SampleSets(calibration, ranges, validation, test, other_use, first, description, synthetic, seed)
 
 
 def _chooses(config: Config) -> bool:

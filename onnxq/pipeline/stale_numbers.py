@@ -30,9 +30,11 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
         if site.role in _MEASURED and ctx.samples is None:
             cause = stale.get(site.site, "the plan has no scale for it")
             fix = "give samples that it is calibrated on, `data=…`"
-            numbers = ", or a plan with its numbers, as `onnxq quantize` writes one by `plan_out=…`"
-            own = ", or write the scale and zero_point you mean beside the new spec" if site.site in stale else numbers
-            raise PlanError(str(site.site), cause, fix + own, code="Q405")
+            if site.site in stale:
+                fix += ", or write the scale and zero_point you mean beside the new spec"
+            else:
+                fix += ", or a plan with its numbers, as `onnxq quantize` writes one by `plan_out=…`"
+            raise PlanError(str(site.site), cause, fix, code="Q405")
     if missing:
         samples = None if ctx.samples is None else ctx.samples.calibration
         batch, limit = ctx.config.data.batch, ctx.memory_limit
@@ -51,7 +53,7 @@ def _drop_biases(plan: Plan, index: GraphIndex, stale: Mapping[Site, str]) -> tu
     """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
     weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in stale]
     computing = {edge.node for site in weights for edge in site.consumers or ()}
-    kept = tuple(bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge)))
+    biases = tuple(bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge)))
     why = "the model's own bias, since the plan's made up for a weight that is quantized otherwise"
-    lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in kept]
-    return replace(plan, biases=kept), lines
+    lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in biases]
+    return replace(plan, biases=biases), lines

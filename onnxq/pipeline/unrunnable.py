@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model
 from onnxq.passes.assembly.model import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
@@ -16,7 +16,7 @@ from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.result import Result
 from onnxq.plan import Plan
 from onnxq.planner import state_placement
-from onnxq.report import Report
+from onnxq.report.model import Report
 from onnxq.runtime import Session, UnknownOperatorError, has_custom
 from onnxq.sites import Caution
 
@@ -57,12 +57,10 @@ def plan_unrun(state: FloatState, config: Config, name: str, obstacle: UnknownOp
     problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites, name=name)
     ctx = RunContext(config=config, skip=frozenset(config.skip))
     plan = run_pass(EMBEDDINGS, ctx, state.add_placement(problem, problem.default())).plan
-    why = (
-        "weights alone need none"
-        if obstacle is None
-        else f"nothing was run, ONNX Runtime does not have {obstacle.subject}"
-    )
-    return replace(plan, data=f"none: {why}")
+    reason = "weights alone need none"
+    if obstacle is not None:
+        reason = f"nothing was run, ONNX Runtime does not have {obstacle.subject}"
+    return replace(plan, data=f"none: {reason}")
 
 
 def quantize_unrun(
@@ -85,7 +83,7 @@ def quantize_unrun(
 
 def _explain(obstacle: UnknownOperatorError, report: Report) -> Caution:
     if report.checks:
-        names = ", ".join(one.name for one in report.checks)
+        names = ", ".join(check.name for check in report.checks)
         return Caution(
             "W131",
             f"ONNX Runtime does not have {obstacle.subject}, so the result was compared with the float model in front "

@@ -110,16 +110,16 @@ class Contents:
 
 def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, NDArray[np.generic]]:
     """The inputs of the run, the same from every version of numpy."""
-    made: dict[str, NDArray[np.generic]] = {}
+    inputs: dict[str, NDArray[np.generic]] = {}
     for name in sorted(feeds):
         feed = feeds[name]
         # NOTE: numpy keeps the numbers of RandomState, those of its newer generators may change.
-        random, dtype = np.random.RandomState(len(made)), np.dtype(feed.dtype)
+        random, dtype = np.random.RandomState(len(inputs)), np.dtype(feed.dtype)
         if dtype.kind == "f":
-            made[name] = np.asarray(random.standard_normal(feed.shape)).astype(dtype)
+            inputs[name] = np.asarray(random.standard_normal(feed.shape)).astype(dtype)
         else:
-            made[name] = np.asarray(random.randint(feed.low, max(feed.high, feed.low + 1), feed.shape)).astype(dtype)
-    return made
+            inputs[name] = np.asarray(random.randint(feed.low, max(feed.high, feed.low + 1), feed.shape)).astype(dtype)
+    return inputs
 
 
 def sketch_values(values: NDArray[np.generic], *, constant: bool = False) -> Sketch:

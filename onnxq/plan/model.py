@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.backends import find_modes, list_names
+from onnxq.config import Frozen
 from onnxq.config.rows import Form, Written
-from onnxq.config.schema import Finite, Natural, Opset
+from onnxq.config.schema import Finite, Natural, Opset, PassName
 from onnxq.errors import PlanError
 from onnxq.graph import Graph
 from onnxq.nearest import suggest_names
 from onnxq.numerics import SumOrder
-from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
 from onnxq.plan.contents import Contents
 from onnxq.plan.forms import (
     CAUTION,
@@ -30,12 +32,196 @@ from onnxq.plan.forms import (
     OWN_VALUES,
     SITE,
     SPEC,
+    read_floats,
+    write_array,
 )
-from onnxq.plan.precision import PrecisionPlan
-from onnxq.plan.scalings import SCALING, Rotation, Scaling
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
-from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import abbreviate
+
+
+class PlacementMethod(str, Enum):
+    """How the nodes to quantize were chosen."""
+
+    RULES = "rules"  # by the target's rules and predicted times
+    MEASURED = "measured"  # by times measured on the machine that planned
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementChoice:
+    """How the placement of pairs was chosen.
+
+    cpu: kind of CPU whose times decided, "any" for all kinds with a cost table; "" where none did.
+    candidate: name of the placement that won the measurement; "" where none beat the float model, or none was timed.
+    threads: threads of the measurement, 0 without one.
+    speedups: time of the float model over that of each candidate.
+    """
+
+    method: Written[PlacementMethod] = PlacementMethod.RULES
+    cpu: str = ""
+    candidate: str = ""
+    threads: Natural = 0
+    speedups: Mapping[str, Finite] = field(default_factory=dict)
+
+
+class AttentionKind(str, Enum):
+    """The type that attention's products compute in."""
+
+    FLOAT = "float"
+    QUANTIZED = "quantized"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionChoice:
+    """Attention in float or quantized, with the figures of both.
+
+    float_db, quantized_db: lowest SQNR of the outputs with attention in float and quantized, in dB; infinite where
+        every output is exact. samples: number of held-back samples they were measured on.
+    """
+
+    kind: AttentionKind
+    # JSON has no infinity, so that it is the default, which is left out.
+    float_db: Finite = math.inf
+    quantized_db: Finite = math.inf
+    samples: Natural
+
+
+class KeepReason(str, Enum):
+    """Why a node computes in float32 beside others that do not."""
+
+    OVERFLOW = "overflow"  # values that it reads or makes, or a constant, come near the largest number of the type
+    SUM = "sum"  # what it adds up may
+    SMALL = "small"  # values that it makes lie below the normal numbers of the type
+    PRECISION = "precision"  # from rounded inputs it makes something else
+    SCALE = "scale"  # a scale of what it reads is no normal number of the type
+    EXISTING = "existing"  # it reads a pair that the model came with, whose scale the type does not hold exactly
+    KERNEL = "kernel"  # the engine has no kernel
+    ONNX = "onnx"  # ONNX does not know the operator in the type, or nobody knows what type it reads
+    SHAPES = "shapes"  # it computes shapes or positions
+    RULE = "rule"  # the configuration says so
+    UNSEEN = "unseen"  # no sample ran it
+    CASTS = "casts"  # it stands between such nodes, and Casts around it would cost more than it saves
+    TRIAL = "trial"  # without it the answers of the whole network were worse
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptFloat32:
+    """A node that computes in float32. figure: the value that says why, a magnitude, or dB where precision is lost.
+
+    detail: the engine's or the rule's own words.
+    """
+
+    node: str
+    reason: KeepReason
+    figure: Finite = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPlan:
+    """The float type of all nodes but some, and that of inputs and outputs.
+
+    nodes: how many compute in `type`. limited: inputs that read a mask, limited to what the type holds. io: the type of
+    float inputs and outputs; None: as the model came.
+    """
+
+    type: FloatType
+    nodes: Natural = 0
+    kept: tuple[KeptFloat32, ...] = ()
+    limited: tuple[Annotated[Edge, EDGE], ...] = ()
+    io: FloatType | None = None
+
+
+# The pass whose factors are subtracted; those of the others multiply, and so must be positive.
+_ADDED = "bias_absorption"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """The factors of one pass for the channels of one tensor.
+
+    name: the pass. "cross_layer_equalization": the node that makes the tensor multiplies it by the factors, and divided
+        by them in its readers.
+        "smoothquant": it is divided in front of the layers that read it, whose weights are multiplied.
+        "bias_absorption": the node that makes the tensor subtracts them, the biases of its readers add their effect.
+    factors: float32 [channels]. anchor: the tensor's structural id in the prepared model before any such rewrite.
+    """
+
+    name: str
+    tensor: TensorId
+    factors: NDArray[np.float32] = field(hash=False)
+    anchor: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Scaling):
+            return NotImplemented
+        same = (self.name, self.tensor, self.anchor) == (other.name, other.tensor, other.anchor)
+        return same and np.array_equal(self.factors, other.factors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """A rotation of channels: they are multiplied by an orthogonal matrix, which a seed stands for.
+
+    tensor: the first of those that lie in the same channels. size: of the matrix; a tensor of more channels is rotated
+        part by part. anchor: as of a Scaling.
+    """
+
+    tensor: TensorId
+    seed: int
+    size: int
+    anchor: str = ""
+    name: str = "rotation"
+
+
+def check_scaling(scaling: Scaling) -> Scaling:
+    """The scaling itself. Raises ValueError for factors that no pass computes."""
+    factors, added = scaling.factors, scaling.name == _ADDED
+    if factors.ndim != 1 or not np.isfinite(factors).all() or not (added or (factors > 0).all()):
+        above = "" if added else " above 0"
+        raise ValueError(f"the factors of {scaling.tensor} must be a row of finite numbers{above}")
+    return scaling
+
+
+class _ScalingRow(Frozen):
+    """A Scaling, under `pass` the name of the pass that made it, or a Rotation, which has a size."""
+
+    name: PassName
+    tensor: str
+    scope: str = ""
+    anchor: str = ""
+    factors: Any = None
+    seed: Natural = 0
+    size: Natural | None = None
+
+
+def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
+    tensor = TensorId(row.tensor, row.scope)
+    if row.size is not None:
+        return Rotation(tensor=tensor, seed=row.seed, size=row.size, anchor=row.anchor)
+    factors = read_floats(row.factors)
+    return check_scaling(Scaling(name=row.name, tensor=tensor, factors=factors, anchor=row.anchor))
+
+
+def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
+    tensor = {"tensor": scaling.tensor.name, "scope": scaling.tensor.scope, "anchor": scaling.anchor}
+    names = {"pass": scaling.name, **{key: text for key, text in tensor.items() if text}}
+    if isinstance(scaling, Rotation):
+        return names | {"seed": scaling.seed, "size": scaling.size}
+    return names | {"factors": write_array(scaling.factors)}
+
+
+SCALING = Form(_ScalingRow, _read_scaling, _write_scaling)
+
 
 # Of the plan's JSON. Plans of another version are refused, not converted.
 SCHEMA = 2
@@ -209,9 +395,9 @@ class Plan:
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""
-        for found in self.all_sites:
-            if found.site == site:
-                return found
+        for planned in self.all_sites:
+            if planned.site == site:
+                return planned
         raise PlanError(str(site), "no such site in the plan", code="Q404")
 
     @property

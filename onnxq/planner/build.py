@@ -10,16 +10,17 @@ from onnxq.backends import Shapes, Target, describe_spec, find_target
 from onnxq.config import Config
 from onnxq.graph import Fingerprint, GraphIndex, ModelLike, compute_fingerprint, compute_structural_ids, get_index
 from onnxq.plan import PlacementChoice, Plan, SitePlan
-from onnxq.planner.choose import Choice, choose_ops
-from onnxq.planner.edited import find_needed_opset
-from onnxq.planner.existing import NOTHING, Existing, is_between_pairs
+from onnxq.planner.choose import Choice, choose_ops, list_strategies
 from onnxq.planner.place import Placer
-from onnxq.planner.problem import PlacementProblem, state_problem
+from onnxq.planner.problem import NOTHING, Existing, PlacementProblem, is_between_pairs, state_problem
 from onnxq.planner.requests import Requests
-from onnxq.planner.strategies import list_strategies
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.tables import Table, add_tables
-from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, is_within, split_unquantized
+from onnxq.sites import Caution, Refusal, Role, TensorId, is_within, split_unquantized
+
+# From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
+_WIDE_OPSET, _FLOAT8_OPSET = 21, 19
+_WIDE = ("int4", "uint4", "int16", "uint16")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,23 +53,23 @@ class OnnxPlacement(PlacementProblem):
 
     def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
         """The plan for a choice of operators."""
-        placement = Placer(self).place(choice.chosen)
-        existing = self.ops.existing
+        placement, existing = Placer(self).place(choice.chosen), self.ops.existing
         floats: tuple[str, ...] = ()
         if self.engine.quantizes_alone:
-            floats = find_float_nodes(self.index, (*existing.constants, *placement.sites))
+            view = self.ops.index
             # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine
             # quantizes as the model came, and goes on to.
-            live = {node.name for node in self.ops.index.nodes}
-            floats = tuple(n for n in floats if n in live and not is_between_pairs(self.ops.index, existing, n))
+            live = {node.name for node in view.nodes}
+            guarded = find_float_nodes(self.index, (*existing.constants, *placement.sites))
+            floats = tuple(name for name in guarded if name in live and not is_between_pairs(view, existing, name))
         sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, self.ids)
-        kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
+        count = len(placement.existing)
         refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
         plan = replace(
             self.base,
-            sites=sites,
-            existing=kept,
-            opset=max(self.base.opset, placement.opset, find_needed_opset(sites, self.index)),
+            sites=sites[count:],
+            existing=sites[:count],
+            opset=max(self.base.opset, placement.opset, find_needed_opset(sites[count:], self.index)),
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -83,16 +84,11 @@ class OnnxPlacement(PlacementProblem):
         if not self.tables:
             return plan
         before, sites = {site.site: site for site in plan.sites}, add_tables(plan.sites, self.tables)
-        changed = [site for site in sites if site is not before.get(site.site)]
-        done, nodes = anchor_sites(self.index, changed, (), self.ids)
-        anchored = {site.site: site for site in done}
+        changed, nodes = anchor_sites(self.index, [s for s in sites if s is not before.get(s.site)], (), self.ids)
+        anchored = {site.site: site for site in changed}
         sites = tuple(anchored.get(site.site, site) for site in sites)
-        return replace(
-            plan,
-            sites=sites,
-            nodes={**plan.nodes, **nodes},
-            opset=max(plan.opset, find_needed_opset(sites, self.index)),
-        )
+        opset = max(plan.opset, find_needed_opset(sites, self.index))
+        return replace(plan, sites=sites, nodes={**plan.nodes, **nodes}, opset=opset)
 
 
 def state_placement(
@@ -158,30 +154,35 @@ def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index
     """Warnings of pairs that the model came with, and of operators, that a strict target's engine refuses."""
     if not engine.strict:
         return ()
-    found = []
+    unreadable = []
     nodes = {node.name: node for node in view.nodes}
     for site in existing.sites:
         readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
         zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
         # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
-        wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
-        if zero or (wrong if role is not Role.BIAS else not engine.int32_bias):
-            found.append(f"{site.site} ({describe_spec(site.spec)})")
-    line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
-    pairs = [Caution("W125", f"{line}, e.g. {one}: quantize the float model for {engine.name}") for one in found[:1]]
-    return (*pairs, *_find_unknown(engine, index))
+        if role is Role.BIAS:
+            wrong = not engine.int32_bias
+        else:
+            wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
+        if zero or wrong:
+            unreadable.append(f"{site.site} ({describe_spec(site.spec)})")
+    cautions = _find_unknown(engine, index)
+    if not unreadable:
+        return cautions
+    line = f"{len(unreadable)} of the pairs that the model came with are kept, though {engine.name} does not read them"
+    return (Caution("W125", f"{line}, e.g. {unreadable[0]}: quantize the float model for {engine.name}"), *cautions)
 
 
 def _find_unknown(engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
     """A warning for each operator that the target's engine cannot read."""
-    found: dict[tuple[str, str], list[str]] = {}
+    unknown: dict[tuple[str, str], list[str]] = {}
     for node in index.nodes:
         if reason := engine.refuse_float(node):
-            found.setdefault((node.op_type, reason), []).append(node.name)
+            unknown.setdefault((node.op_type, reason), []).append(node.name)
     return tuple(
         Caution("W129", f"{engine.name} cannot read {op} ({len(names)}, e.g. {names[0]}): {reason}")
-        for (op, reason), names in found.items()
+        for (op, reason), names in unknown.items()
     )
 
 
@@ -190,23 +191,19 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, tuple[Caut
 
     Kernels read and write one type, so a region that goes on from a pair of another sign would not fuse.
     """
-    asked = config.activations
-    signs = [site.spec.signed for site in existing.by_tensor.values() if site.spec.storage in ("int8", "uint8")]
-    if (
-        config.mode not in ("static", "auto")
-        or asked.bits > 8
-        or asked.storage not in ("", "int8", "uint8")
-        or not signs
-    ):
+    activations, byte = config.activations, ("int8", "uint8")
+    signs = [site.spec.signed for site in existing.by_tensor.values() if site.spec.storage in byte]
+    bytes_wanted = activations.bits <= 8 and activations.storage in ("", *byte)
+    if not signs or not bytes_wanted or config.mode not in ("static", "auto"):
         return config, ()
     # Pairs of both signs fuse with neither: the majority decides.
     signed = 2 * sum(signs) > len(signs)
-    if signed == asked.is_signed or not find_target(config.target, config.mode).zero_points:
+    if signed == activations.is_signed or not find_target(config.target, config.mode).zero_points:
         return config, ()
-    names = ("uint8", "int8")
-    update = {"signed": signed, "storage": "", "narrow_range": asked.narrow_range and signed}
-    line = f"activations are {names[signed]} like the pairs that the model came with, not {names[not signed]}"
-    return config.model_copy(update={"activations": asked.model_copy(update=update)}), (Caution("W124", line),)
+    update = {"signed": signed, "storage": "", "narrow_range": activations.narrow_range and signed}
+    names = byte if signed else byte[::-1]
+    line = f"activations are {names[0]} like the pairs that the model came with, not {names[1]}"
+    return config.model_copy(update={"activations": activations.model_copy(update=update)}), (Caution("W124", line),)
 
 
 def anchor_sites(
@@ -225,12 +222,10 @@ def find_node_ids(index: GraphIndex, names: Iterable[str], ids: Mapping[TensorId
 
 def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:
     """Structural id of the tensor; of the reading node and its input for edges, weights and biases."""
-    edge = site.site if isinstance(site.site, Edge) else None
-    if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
-        edge = site.consumers[0]
-    if edge is None:
-        return ids.get(site.site, "") if isinstance(site.site, TensorId) else ""
-    return f"{_find_node_id(index, edge.node, ids)}/{edge.index}"
+    where = site.consumers[0] if site.role.is_constant and site.consumers else site.site
+    if isinstance(where, TensorId):
+        return ids.get(where, "")
+    return f"{_find_node_id(index, where.node, ids)}/{where.index}"
 
 
 def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
@@ -245,3 +240,20 @@ def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> tuple[str,
     """Nodes the plan leaves float though ORT might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     return tuple(node.name for node in index.nodes if node.op_type in _GUARDED and node.name not in int8)
+
+
+def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex | None = None) -> int:
+    """The lowest opset in which all these pairs can be written. index: of the model, None where none looks rows up.
+
+    Rows are dequantized by operators that are no part of ONNX's opset, or old.
+    """
+    opset = 13
+    for site in sites:
+        looked_up = index is not None and site.consumers is not None and site.find_lookups(index) == site.consumers
+        if looked_up:
+            continue
+        if site.spec.storage in _WIDE or site.spec.has_blocks:
+            opset = max(opset, _WIDE_OPSET)
+        elif site.spec.is_float:
+            opset = max(opset, _FLOAT8_OPSET)
+    return opset

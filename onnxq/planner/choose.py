@@ -1,18 +1,16 @@
-"""Which operators to run in integers: by rules and predicted time, by rules alone, or weights alone."""
+"""Which operators to run in integers: by rules and predicted time, by rules alone, weights alone, or by measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends import Output, list_costs
+from onnxq.backends import list_costs
 from onnxq.backends.base import find_excluded
 from onnxq.backends.costs import Cost
 from onnxq.config import Rule
-from onnxq.planner.balance import ANY, find_balance
-from onnxq.planner.cut import CutProblem
-from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
-from onnxq.planner.problem import PlacementProblem
+from onnxq.planner.cut import ANY, CutProblem, find_balance
+from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
@@ -50,14 +48,14 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
     chosen, before = choose_ops(problem).chosen, choose_ops(without).chosen
     names = tuple(op.name for op in problem.ops if op.name in chosen - before)
-    slowdown = compare_times(*(predict_times(problem, one) for one in (before, chosen)))
+    slowdown = compare_times(predict_times(problem, before), predict_times(problem, chosen))
     return Forced(names, slowdown) if names else None
 
 
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    return [cut.time_us(cut.costs(kind), chosen) for kind in list_costs(problem.engine, problem.config.cpu)]
+    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in list_costs(problem.engine, problem.config.cpu)]
 
 
 def compare_times(before: list[float], after: list[float]) -> float:
@@ -89,14 +87,13 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
     # A placement for one kind is no compromise, whatever another kind would lose by it.
-    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.warnings() if cpu == ANY else ())
+    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.make_warnings() if cpu == ANY else ())
 
 
 def choose_all(problem: PlacementProblem, *, attention: bool, without: Collection[str] = frozenset()) -> Choice:
     """All operators that compute, but those an exclusion rule or the person leaves float; opt-in rules where forced.
 
     attention: the rules for it are on. without: names of others to leave float, but those the person forces.
-
     An operator whose kernel needs others goes with them or not at all. Then the followers: those whose rule says so,
     and those that join pairs which are there.
     """
@@ -125,8 +122,10 @@ def choose_all(problem: PlacementProblem, *, attention: bool, without: Collectio
             chosen.add(op.name)
     # Followers with a pair behind them and one in front: their inputs and outputs then have one scale.
     paired = {tensor for op in ops if op.name in chosen for _, tensor in op.data}
-    chosen |= {op.name for op in ops if op.rule.joins and sides.get(op.name) is not False and op.out in paired
-               and any(tensor in paired for _, tensor in op.data)}  # fmt: skip
+    for op in ops:
+        between = op.out in paired and any(tensor in paired for _, tensor in op.data)
+        if between and op.rule.joins and sides.get(op.name) is not False:
+            chosen.add(op.name)
     return Choice(frozenset(chosen), _sort_reasons(ops, reasons))
 
 
@@ -210,14 +209,10 @@ def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
 def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Mapping[str, bool]) -> bool:
     """Every tensor it reads can have a pair that is not there for its sake."""
     for _, tensor in op.data:
-        maker = ops.by_out.get(tensor)
-        made = maker is not None and maker.rule.output is not Output.FLOAT and sides.get(maker.name) is not False
-        read = any(
-            other.rule.compute and sides.get(other.name) is not False
-            for _, other in ops.consumers(tensor)
-            if other is not None
-        )
-        if not made and not read:
+        maker = ops.find_integer_maker(tensor)
+        beside = [reader for _, reader in ops.consumers(tensor) if reader is not None and reader.rule.compute]
+        beside += [] if maker is None else [maker]
+        if all(sides.get(other.name) is False for other in beside):
             return False
     return True
 
@@ -244,3 +239,88 @@ def _drop_incomplete(ops: QuantizableOps, chosen: set[str], reasons: dict[str, U
             return
         reasons.update(broken)
         chosen.difference_update(broken)
+
+
+Test = Callable[[QuantizableOps, QuantizableOp], bool]
+# Channels on both sides; below, a 1x1 convolution has little arithmetic beside the elements its pairs pass over.
+_LARGE = 64
+
+
+def _is_large_pointwise(ops: QuantizableOps, op: QuantizableOp) -> bool:
+    weight = ops.candidate(op.node).shape(1)
+    if op.node.op_type != "Conv":
+        return True
+    return weight is not None and all(k == 1 for k in weight[2:]) and min(weight[:2]) >= _LARGE
+
+
+def _is_grouped(_: QuantizableOps, op: QuantizableOp) -> bool:
+    return op.node.op_type == "Conv" and int(op.node.attrs.get("group", 1)) > 1
+
+
+def _has_one_channel(ops: QuantizableOps, op: QuantizableOp) -> bool:
+    weight = ops.candidate(op.node).shape(1)
+    return op.node.op_type == "Conv" and weight is not None and weight[1] == 1
+
+
+def _has_tiny_map(ops: QuantizableOps, op: QuantizableOp) -> bool:
+    shape = ops.candidate(op.node).output_shape()
+    return op.node.op_type == "Conv" and shape is not None and all(dim == 1 for dim in shape[2:])
+
+
+def _is_behind(count: int) -> Test:
+    """True for all but the first operators that compute: those with the largest maps and the fewest channels."""
+    return lambda ops, op: op.name not in [other.name for other in ops if other.rule.compute][:count]
+
+
+# Operators that compute and run in integers, by the name of the candidate; the rest follows by cut. A handful, because
+# every candidate is a model that is built and timed.
+STRATEGIES: Mapping[str, Test] = {
+    "all": lambda _ops, _op: True,
+    "all-but-stem": _is_behind(1),
+    "all-but-first-two": _is_behind(2),
+    "all-but-first-three": _is_behind(3),
+    "no-one-channel-input": lambda ops, op: not _has_one_channel(ops, op),
+    "no-grouped-no-gates": lambda ops, op: not (_is_grouped(ops, op) or _has_tiny_map(ops, op)),
+    "large-pointwise-and-linear": lambda ops, op: _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op),
+    "no-recurrent": lambda _ops, op: op.node.op_type != "LSTM",
+    "linear-only": lambda _ops, op: op.node.op_type in ("MatMul", "Gemm"),
+}
+
+
+def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
+    """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
+
+    The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
+    """
+    ops, wanted = problem.ops, dict[str, frozenset[str]]()
+    if not problem.engine.costs:
+        # All that computes is quantized by the rules: with fewer operators, and with attention.
+        rules = choose_all(problem, attention=False).chosen
+        if problem.config.attention != "float":
+            wanted["attention"] = choose_all(problem, attention=True).chosen
+        for name, quantizes in STRATEGIES.items():
+            without = {op.name for op in ops if not quantizes(ops, op)}
+            wanted[name] = choose_all(problem, attention=False, without=without).chosen
+        return _drop_doubles(rules, wanted)
+    sides, reasons = decide_sides(problem)
+    cut = CutProblem(ops, apart=problem.apart)
+    balance = find_balance(cut, sides, problem.config.cpu)
+    # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.
+    lasting = (BY_PERSON, "log-front-end", KEPT)
+    decided = {
+        name: side
+        for name, side in sides.items()
+        if name in problem.refused or name not in reasons or reasons[name].rule in lasting
+    }
+    for name, quantizes in STRATEGIES.items():
+        fixed = {op.name: quantizes(ops, op) for op in ops if op.rule.compute}
+        wanted[name] = cut.minimum_cut(balance.costs, fixed | decided)
+    return _drop_doubles(balance.chosen, wanted)
+
+
+def _drop_doubles(rules: frozenset[str], wanted: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    placements: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
+    for name, chosen in wanted.items():
+        if chosen not in placements.values():
+            placements[name] = chosen
+    return placements

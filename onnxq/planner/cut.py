@@ -4,20 +4,97 @@ Each operator is int8 (1) or float (0). It costs its float or its int8 time; a t
 int8 costs a QuantizeLinear, one made in int8 and read in float a DequantizeLinear, each once however many
 readers. All terms are submodular, so the best assignment is a minimum s-t cut (Kolmogorov and Zabih,
 "What energy functions can be minimized via graph cuts?", PAMI 2004).
+
+For several kinds of CPU one placement is made: no slower than float on any, and close to the best on each. A weighted
+sum of their times is again the energy of a minimum cut. The weights move towards the kind that loses most beside a
+placement of its own until all lose alike (a supported point of the Pareto front: Ehrgott, "Multicriteria
+Optimization", 2005, chapter 3); the cut that loses least on its worst kind is taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.backends import Output
+from onnxq.backends import Output, find_reference
 from onnxq.backends.costs import Cost, MachineCosts, OpCase
-from onnxq.planner.flow import FlowNetwork
-from onnxq.planner.operators import QuantizableOp, QuantizableOps
-from onnxq.sites import TensorId
+from onnxq.planner.problem import QuantizableOp, QuantizableOps
+from onnxq.sites import Caution, TensorId
+
+
+@dataclass
+class FlowNetwork:
+    """A capacitated directed graph with Dinic's maximum flow (Dinic 1970)."""
+
+    names: dict[Hashable, int] = field(default_factory=dict)
+    heads: list[list[int]] = field(default_factory=list)
+    to: list[int] = field(default_factory=list)
+    cap: list[float] = field(default_factory=list)
+
+    def add_vertex(self, name: Hashable) -> int:
+        """The number of a vertex, which is added with its first use."""
+        if name not in self.names:
+            self.names[name] = len(self.heads)
+            self.heads.append([])
+        return self.names[name]
+
+    def add_edge(self, a: Hashable, b: Hashable, capacity: float) -> None:
+        """Add an edge; one without capacity is left out."""
+        if capacity <= 0:
+            return
+        u, v = self.add_vertex(a), self.add_vertex(b)
+        for source, sink, amount in ((u, v, capacity), (v, u, 0.0)):
+            self.heads[source].append(len(self.to))
+            self.to.append(sink)
+            self.cap.append(amount)
+
+    def source_side(self, source: Hashable, sink: Hashable) -> set[int]:
+        """The vertices still reachable from `source` once the flow is maximal."""
+        s, t = self.add_vertex(source), self.add_vertex(sink)
+        while True:
+            level = self._rank_vertices(s)
+            if t not in level:
+                return set(level)
+            position = [0] * len(self.heads)
+            while self._augment_path(s, t, level, position):
+                pass
+
+    def _rank_vertices(self, s: int) -> dict[int, int]:
+        level = {s: 0}
+        queue = [s]
+        for u in queue:
+            for e in self.heads[u]:
+                if self.cap[e] > 1e-9 and self.to[e] not in level:
+                    level[self.to[e]] = level[u] + 1
+                    queue.append(self.to[e])
+        return level
+
+    def _augment_path(self, s: int, t: int, level: dict[int, int], position: list[int]) -> bool:
+        """One path of the level graph, followed with a stack so that deep models do not overflow it."""
+        path: list[int] = []
+        u = s
+        while u != t:
+            while position[u] < len(self.heads[u]):
+                e = self.heads[u][position[u]]
+                if self.cap[e] > 1e-9 and level.get(self.to[e], -1) == level[u] + 1:
+                    break
+                position[u] += 1
+            else:
+                if not path:
+                    return False
+                u = self.to[path.pop() ^ 1]
+                position[u] += 1
+                continue
+            path.append(e)
+            u = self.to[e]
+        amount = min(self.cap[e] for e in path)
+        for e in path:
+            self.cap[e] -= amount
+            self.cap[e ^ 1] += amount
+        return True
+
 
 # Microseconds: no sum of real times comes near, and float64 still tells an eighth of one beside it.
 _INFINITE = 1e15
@@ -39,21 +116,23 @@ class PlacementCosts:
 
 def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
     """The sum of costs of the same operators, each times its weight."""
-
     costs = [cost for cost, _ in parts]
 
     def total(values: Iterable[float]) -> float:
         return sum(value * weight for value, (_, weight) in zip(values, parts, strict=True))
 
-    ops = {
-        name: Cost(total(one.ops[name].float_us for one in costs), total(one.ops[name].int8_us for one in costs))
-        for name in costs[0].ops
-    }
+    def total_each(tables: Sequence[Mapping[TensorId, float]]) -> dict[TensorId, float]:
+        return {key: total(table[key] for table in tables) for key in tables[0]}
+
+    ops = {}
+    for name in costs[0].ops:
+        same = [cost.ops[name] for cost in costs]
+        ops[name] = Cost(total(cost.float_us for cost in same), total(cost.int8_us for cost in same))
     return PlacementCosts(
         ops=ops,
-        quantize={key: total(one.quantize[key] for one in costs) for key in costs[0].quantize},
-        dequantize={key: total(one.dequantize[key] for one in costs) for key in costs[0].dequantize},
-        margin_us=total(one.margin_us for one in costs),
+        quantize=total_each([cost.quantize for cost in costs]),
+        dequantize=total_each([cost.dequantize for cost in costs]),
+        margin_us=total(cost.margin_us for cost in costs),
     )
 
 
@@ -89,19 +168,19 @@ class CutProblem:
     dynamic: bool = False
     apart: frozenset[str] = frozenset()
 
-    def costs(self, cpu: MachineCosts) -> PlacementCosts:
+    def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
-        return PlacementCosts(
-            ops={op.name: self._find_op_cost(op, cpu) for op in self.ops},
+        quantize: dict[TensorId, float] = {}
+        dequantize: dict[TensorId, float] = {}
+        for use in self._uses:
             # A pair that the model came with runs in any case.
-            quantize={
-                use.tensor: 0.0
-                if use.paired
-                else cpu.predict_quantize(use.elements, from_conv=use.from_conv, dynamic=self.dynamic)
-                for use in self._uses
-            },
-            dequantize={use.tensor: cpu.predict_dequantize(use.elements, to_conv=use.to_conv) for use in self._uses},
-        )
+            quantize[use.tensor] = 0.0
+            if not use.paired:
+                us = cpu.predict_quantize(use.elements, from_conv=use.from_conv, dynamic=self.dynamic)
+                quantize[use.tensor] = us
+            dequantize[use.tensor] = cpu.predict_dequantize(use.elements, to_conv=use.to_conv)
+        ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
+        return PlacementCosts(ops=ops, quantize=quantize, dequantize=dequantize)
 
     def minimum_cut(self, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
         """Names of the operators that run in integers at the least predicted time.
@@ -110,14 +189,14 @@ class CutProblem:
         """
         net = FlowNetwork()
         # The source's side runs in integers: the cut then takes the operator's edge to the sink, at the int8 price.
-        net.vertex(_SOURCE), net.vertex(_SINK)
+        net.add_vertex(_SOURCE), net.add_vertex(_SINK)
         for op in self.ops:
             cost, side = costs.ops[op.name], fixed.get(op.name)
             int8_us = cost.int8_us + _MARGIN * cost.float_us + costs.margin_us * op.rule.compute
-            net.edge(op.name, _SINK, _INFINITE if side is False else int8_us)
-            net.edge(_SOURCE, op.name, _INFINITE if side is True else cost.float_us)
+            net.add_edge(op.name, _SINK, _INFINITE if side is False else int8_us)
+            net.add_edge(_SOURCE, op.name, _INFINITE if side is True else cost.float_us)
             if not op.rule.compute:
-                self._follow(net, op, fixed)
+                self._tie_follower(net, op, fixed)
         for use in self._uses:
             _add_pairs(net, use, costs)
         reached = net.source_side(_SOURCE, _SINK)
@@ -143,32 +222,35 @@ class CutProblem:
         return tuple(use for use in uses if use is not None)
 
     def _find_op_cost(self, op: QuantizableOp, cpu: MachineCosts) -> Cost:
-        cost = _find_op_cost(self.ops, op, cpu)
+        cost = _predict_op_cost(self.ops, op, cpu)
         if op.name not in self.apart:
             return cost
         shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
-        own = sum(cpu.predict_quantize(None if one is None else math.prod(one), dynamic=True) for one in shapes)
+        own = sum(cpu.predict_quantize(None if shape is None else math.prod(shape), dynamic=True) for shape in shapes)
         return Cost(cost.float_us, cost.int8_us + own)
 
-    def _follow(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
+    def _tie_follower(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
         """Adding, pooling and moving never start a quantized region: their inputs must be quantized without them.
 
         Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
         One that the person forces may start a region.
         """
         for _, tensor in op.data:
-            maker = self.ops.by_out.get(tensor)
-            if maker is not None and maker.rule.output is not Output.FLOAT and fixed.get(maker.name) is not False:
-                net.edge(op.name, maker.name, _INFINITE)
+            maker = self.ops.find_integer_maker(tensor)
+            if maker is not None and fixed.get(maker.name) is not False:
+                net.add_edge(op.name, maker.name, _INFINITE)
                 continue
-            consumers = self.ops.consumers(tensor)
-            readers = [other for _, other in consumers if other is not None and other.rule.compute]
-            readers = [one for one in readers if one.name not in self.apart and fixed.get(one.name) is not False]
+            readers = [
+                reader.name
+                for _, reader in self.ops.consumers(tensor)
+                if reader is not None and reader.rule.compute and reader.name not in self.apart
+            ]
+            readers = [name for name in readers if fixed.get(name) is not False]
             if readers or fixed.get(op.name) is not True:
-                net.edge(op.name, readers[0].name if readers else _SINK, _INFINITE)
+                net.add_edge(op.name, readers[0] if readers else _SINK, _INFINITE)
 
 
-def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> Cost:
+def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> Cost:
     """Predicted float and int8 time of an operator, its folded activation included."""
     candidate = ops.candidate(op.node)
     case = OpCase(
@@ -185,17 +267,19 @@ def _find_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> 
 
 
 def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> _TensorUse | None:
-    maker = ops.by_out.get(tensor)
-    consumers = [(edge, None if op is not None and op.name in apart else op) for edge, op in ops.consumers(tensor)]
-    readers = [op for _, op in consumers if op is not None]
+    maker, readers, floats = ops.by_out.get(tensor), [], []
+    for edge, op in ops.consumers(tensor):
+        if op is None or op.name in apart:
+            floats.append(ops.index.node(edge.node))
+        else:
+            readers.append(op)
     some = maker or (readers[0] if readers else None)
     if some is None:
         return None
-    floats = [edge for edge, op in consumers if op is None]
     shape = ops.candidate(some.node).shape_of(tensor)
     convs = any(op.node.op_type == "Conv" for op in readers)
     producer = ops.index.producer(tensor) if maker is None else maker.node
-    int8_maker = maker if maker is not None and maker.rule.output is not Output.FLOAT else None
+    int8_maker = ops.find_integer_maker(tensor)
     return _TensorUse(
         tensor=tensor,
         elements=None if shape is None else math.prod(shape),
@@ -204,7 +288,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
         read_float=bool(floats) or ops.index.is_output(tensor),
         dequantizes=int8_maker is not None and int8_maker.rule.output is not Output.EITHER,
         from_conv=producer is not None and producer.op_type == "Conv" and convs,
-        to_conv=convs or any(ops.index.node(edge.node).op_type == "Conv" for edge in floats),
+        to_conv=convs or any(node.op_type == "Conv" for node in floats),
         paired=tensor in ops.existing.by_tensor,
     )
 
@@ -214,13 +298,136 @@ def _add_pairs(net: FlowNetwork, use: _TensorUse, costs: PlacementCosts) -> None
     if use.readers:
         need = ("int8", use.tensor)
         for reader in use.readers:
-            net.edge(reader, need, _INFINITE)
-        net.edge(need, _SINK if use.maker is None else use.maker, costs.quantize[use.tensor])
+            net.add_edge(reader, need, _INFINITE)
+        net.add_edge(need, _SINK if use.maker is None else use.maker, costs.quantize[use.tensor])
     if not use.dequantizes or use.maker is None:
         return
     need = ("float", use.tensor)
     if use.read_float:
-        net.edge(need, _SINK, _INFINITE)
+        net.add_edge(need, _SINK, _INFINITE)
     for reader in use.readers:
-        net.edge(need, reader, _INFINITE)
-    net.edge(use.maker, need, costs.dequantize[use.tensor])
+        net.add_edge(need, reader, _INFINITE)
+    net.add_edge(use.maker, need, costs.dequantize[use.tensor])
+
+
+ANY = "any"
+# A placement for all kinds may be predicted so much slower than one kind's own.
+TOLERATED = 1.03
+# Change of the logarithm of the weights, halved from step to step; both ends lie 2.9 to 1 or more from equal weights.
+_STEPS = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
+# Difference below which two losses, or two times in microseconds, are one: sums of floats in another order.
+_EQUAL = 1e-9
+# Microseconds that no model takes, and that still leave float64 the digits to tell two placements apart.
+_PROHIBITIVE_US = 1e9
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted microseconds of all operators on a kind of CPU: in float, as placed, as placed for that kind alone."""
+
+    cpu: str
+    float_us: float
+    placed_us: float
+    own_us: float
+
+    @property
+    def speedup(self) -> float:
+        """Float time over the placement's."""
+        return self.float_us / self.placed_us if self.placed_us else 1.0
+
+    @property
+    def loss(self) -> float:
+        """The placement's time over that of the kind's own; 1 is the best."""
+        return self.placed_us / self.own_us if self.own_us else 1.0
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A placement, the costs it is the minimum cut of, and its gain on each kind of CPU."""
+
+    chosen: frozenset[str]
+    costs: PlacementCosts
+    forecasts: tuple[Forecast, ...]
+
+    def make_warnings(self) -> tuple[Caution, ...]:
+        """A line for each kind of CPU that could be better served."""
+        return tuple(_warn_of_kind(forecast) for forecast in self.forecasts if forecast.loss > TOLERATED)
+
+
+def find_balance(
+    problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY, tables: Mapping[str, MachineCosts] | None = None
+) -> Balance:
+    """The placement for one kind of CPU, or for all that have a table.
+
+    tables: of costs by kind of CPU; None for those of ONNX Runtime. fixed: operators whose side is given. Operators
+    forced into integers count as part of the float model.
+    """
+    tables = find_reference().usual.costs if tables is None else tables
+    costs = {name: problem.compute_costs(table) for name, table in tables.items()}
+    own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
+
+    def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:
+        forecasts = []
+        for name, kind in costs.items():
+            times = (problem.time_us(kind, placement) for placement in (frozenset(), chosen, own[name]))
+            forecasts.append(Forecast(name, *times))
+        return Balance(chosen, blend, tuple(forecasts))
+
+    if cpu != ANY:
+        return weigh(own[cpu], costs[cpu])
+    own_us = {name: problem.time_us(costs[name], own[name]) for name in costs}
+    balances = _cut_sums(problem, costs, own_us, fixed, weigh)
+    equal = balances[0].costs
+    # The smallest placement: the operators that the person forces and those they cannot do without.
+    dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in equal.ops.items()}
+    least = problem.minimum_cut(replace(equal, ops=dear), fixed)
+    balances += [weigh(chosen, equal) for chosen in (*own.values(), least)]
+    # No kind may lose by what is not forced.
+    bounds = {name: problem.time_us(kind, least) + _EQUAL for name, kind in costs.items()}
+    allowed = [each for each in balances if all(part.placed_us <= bounds[part.cpu] for part in each.forecasts)]
+    return min(allowed, key=_rank_losses)
+
+
+def _warn_of_kind(forecast: Forecast) -> Caution:
+    own = forecast.float_us / forecast.own_us
+    text = (
+        f"on CPUs of kind {forecast.cpu} this placement is predicted {forecast.loss - 1:.0%} slower than one made "
+        f"for them ({forecast.speedup:.2f}x the speed of float instead of {own:.2f}x): more int8 would cost another "
+        f"kind of CPU its gain. Choose `cpu={forecast.cpu!r}` if the model runs only there"
+    )
+    return Caution("W103", text)
+
+
+def _rank_losses(balance: Balance) -> tuple[float, float]:
+    """The worst kind's loss, then the sum of all; rounded, so that the order of floating-point sums decides nothing."""
+    losses = [forecast.loss for forecast in balance.forecasts]
+    return round(max(losses), 9), round(sum(losses), 9)
+
+
+def _cut_sums(
+    problem: CutProblem,
+    costs: Mapping[str, PlacementCosts],
+    own_us: Mapping[str, float],
+    fixed: Mapping[str, bool],
+    weigh: Callable[[frozenset[str], PlacementCosts], Balance],
+) -> list[Balance]:
+    """Cuts of weighted sums, that of equal weights first, until no kind loses anything or the steps are spent.
+
+    own_us: the time of each kind's own placement.
+    """
+    logs = dict.fromkeys(costs, 0.0)
+    balances: list[Balance] = []
+    for step in _STEPS:
+        # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
+        total, scale = sum(math.exp(log) for log in logs.values()), max(own_us.values())
+        parts = [(costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0)) for name in costs]
+        blend = add_costs(parts)
+        balances.append(weigh(problem.minimum_cut(blend, fixed), blend))
+        losses = {forecast.cpu: forecast.loss for forecast in balances[-1].forecasts}
+        least, most = min(losses.values()), max(losses.values())
+        if most - least < _EQUAL or most <= 1 + _EQUAL:
+            break
+        # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
+        middle, spread = (most + least) / 2, most - least
+        logs = {name: log + step * 2 * (losses[name] - middle) / spread for name, log in logs.items()}
+    return balances

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex
 from onnxq.nearest import suggest_names
 from onnxq.plan import Plan, PrecisionPlan, SitePlan
-from onnxq.planner.anchors import Anchors
-from onnxq.planner.build import anchor_sites, find_float_nodes
-from onnxq.planner.edited import check_site, digest_weights, drop_orphans, find_needed_opset
+from onnxq.planner.build import anchor_sites, find_float_nodes, find_needed_opset
 from onnxq.planner.recognize import Recognized
-from onnxq.planner.rewritten import move_rewritten
-from onnxq.planner.sums import bind_sums, mend_sums
-from onnxq.sites import Edge, Role, Site
+from onnxq.planner.rewritten import Anchors, move_rewritten
+from onnxq.planner.sums import bind_sums, digest_weights, mend_sums, read_tensor
+from onnxq.sites import Caution, Edge, Role, Site
+from onnxq.spec import PerTensor
 
 
 def fit_plan(
@@ -89,34 +88,30 @@ def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, S
     moved: dict[Site, Site] = {}
     taken: dict[Site, SitePlan] = {}
     for site in plan.sites:
-        if site.consumers == () and site.role in (Role.WEIGHT, Role.BIAS):
-            raise PlanError(
-                str(site.site), "has no reader", "take `consumers` out for all readers of the tensor", code="Q403"
-            )
+        name = str(site.site)
+        if site.consumers == () and site.role.is_constant:
+            fix = "take `consumers` out for all readers of the tensor"
+            raise PlanError(name, "has no reader", fix, code="Q403")
         where = anchors.find_site(site)
         if where is None:
-            raise PlanError(
-                str(site.site), "is in the plan but not in this model", _suggest_names(site, index), code="Q404"
-            )
-        twice = taken.setdefault(where, site)
-        if twice is not site or site.site in moved:
-            other = f", once as {twice.site}" if twice.site != site.site else ""
-            raise PlanError(
-                str(site.site), f"stands twice in the plan{other}", "take one of the two sites out", code="Q403"
-            )
+            raise PlanError(name, "is in the plan but not in this model", _suggest_names(site, index), code="Q404")
+        twin = taken.setdefault(where, site)
+        if twin is not site or site.site in moved:
+            other = f", once as {twin.site}" if twin.site != site.site else ""
+            raise PlanError(name, f"stands twice in the plan{other}", "take one of the two sites out", code="Q403")
         moved[site.site] = where
     return moved
 
 
 def _move_site(site: SitePlan, moved: Mapping[Site, Site], anchors: Anchors) -> SitePlan:
     """The site in this model's names. moved: of its sites; one that a bias derives from may have its name already."""
-    derived = site.derived
-    return replace(
-        site,
-        site=moved[site.site],
-        consumers=None if site.consumers is None else tuple(anchors.edge(edge) for edge in site.consumers),
-        derived=None if derived is None else (moved.get(derived[0], derived[0]), moved.get(derived[1], derived[1])),
-    )
+    consumers, derived = site.consumers, site.derived
+    if consumers is not None:
+        consumers = tuple(map(anchors.edge, consumers))
+    if derived is not None:
+        x, weight = derived
+        derived = moved.get(x, x), moved.get(weight, weight)
+    return replace(site, site=moved[site.site], consumers=consumers, derived=derived)
 
 
 def _move_types(types: PrecisionPlan | None, anchors: Anchors) -> PrecisionPlan | None:
@@ -124,16 +119,61 @@ def _move_types(types: PrecisionPlan | None, anchors: Anchors) -> PrecisionPlan 
     if types is None:
         return None
     lost = anchors.recognized.has_lost if anchors.recognized is not None else lambda _: False
-    kept = tuple(replace(one, node=anchors.node(one.node).name) for one in types.kept if not lost(one.node))
+    wide = tuple(replace(node, node=anchors.node(node.node).name) for node in types.kept if not lost(node.node))
     limited = tuple(anchors.edge(edge) for edge in types.limited if not lost(edge.node))
-    return replace(types, kept=kept, limited=limited)
+    return replace(types, kept=wide, limited=limited)
 
 
 def _suggest_names(site: SitePlan, index: GraphIndex) -> str:
     if isinstance(site.site, Edge):
         return suggest_names(site.site.node, {node.name for node in index.nodes})
     name = site.site.name
-    known = {one for node in index.nodes for one in (*node.inputs, *node.outputs) if one}
+    known = {tensor for node in index.nodes for tensor in (*node.inputs, *node.outputs)} - {""}
     if name in known:
         return f"a tensor {name!r} is there, but made otherwise: take `anchor` out of this site to go by its name alone"
     return suggest_names(name, known)
+
+
+def drop_orphans(
+    sites: tuple[SitePlan, ...], existing: Iterable[SitePlan]
+) -> tuple[tuple[SitePlan, ...], tuple[Caution, ...]]:
+    """The sites without biases whose input or weight was taken out of the plan, and a line for each.
+
+    existing: pairs that the model came with, from which biases may derive too.
+    """
+    known = {site.site for site in (*existing, *sites)}
+    lines = []
+    for site in sites:
+        gone = [str(part) for part in site.derived or () if part not in known]
+        if gone:
+            text = f"{site.site}: left float, its scale follows from {gone[0]}, which is not in the plan"
+            lines.append(Caution("W121", text))
+    return tuple(site for site in sites if known.issuperset(site.derived or ())), tuple(lines)
+
+
+def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
+    """The site; that of a weight or bias with its readers. Raises PlanError where it does not fit its tensor."""
+    name, constant, grain = str(site.site), site.role.is_constant, site.spec.granularity
+    tensor = read_tensor(index, site.site)
+    if tensor is None:
+        raise PlanError(name, "this input is not connected in this model", "plan this model again", code="Q404")
+    if constant:
+        # A constant has a copy in integers for the readers it names, so that none comes under it unnoticed.
+        site = replace(site, consumers=site.find_readers(index))
+    for edge in site.consumers or ():
+        if read_tensor(index, edge) != tensor:
+            others = ", ".join(map(str, index.consumers(tensor)[:4]))
+            cause = f"is not read by {edge}, which its `consumers` name"
+            raise PlanError(name, cause, f"readers: {others}", code="Q403")
+    value = index.constant(tensor) if constant else None
+    if constant and value is None:
+        fix = "make its role activation, or plan this model again"
+        raise PlanError(name, f"is not a constant in this model, as a {site.role} is", fix, code="Q404")
+    if value is not None and not isinstance(grain, PerTensor) and not -value.ndim <= grain.axis < value.ndim:
+        cause = f"axis {grain.axis} is outside its shape {list(value.shape)}"
+        raise PlanError(name, cause, "give the axis of its channels", code="Q403")
+    if site.values is not None and (value is None or site.values.shape != value.shape):
+        shape = "a computed tensor" if value is None else f"a tensor of shape {list(value.shape)}"
+        cause = f"its values of shape {list(site.values.shape)} do not fit {shape}"
+        raise PlanError(name, cause, "take `values` out, or plan this model again", code="Q408")
+    return site

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from onnxq.backends import Output, describe_spec
 from onnxq.config import Rule
 from onnxq.plan import Bound, SitePlan
-from onnxq.planner.operators import QuantizableOp
-from onnxq.planner.problem import PlacementProblem
+from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import ObserverSpec, PerChannel, PerTensor, QuantSpec
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = tuple[Edge, ...] | None
@@ -45,74 +44,79 @@ class Placer:
         self.target, self.config, self.apart = problem.engine, problem.config, problem.apart
         self.index, self.existing = self.ops.index, self.ops.existing
         self.out = Placement()
+        self.weights_alone = self.config.mode == "weight-only"
         # The model's own pairs with the readers that this choice adds to them.
         self.shared: dict[Site, SitePlan] = {site.site: site for site in self.existing.sites}
 
     def place(self, chosen: frozenset[str]) -> Placement:
         """All sites of the chosen operators. Those that the model's own pairs quantize already need none."""
-        chosen = chosen | self.ops.complete
+        complete = self.ops.complete
+        chosen = chosen | complete
         picked = [op for op in self.ops if op.name in chosen]
-        activations = {} if self.config.mode == "weight-only" else self._activations(picked, chosen)
-        done: dict[Site, SitePlan] = {}
-        new = [op for op in picked if op.name not in self.ops.complete]
+        new = [op for op in picked if op.name not in complete]
+        activations = {} if self.weights_alone else self._find_activations(picked, chosen)
+        placed: dict[Site, SitePlan] = {}
         for op in new:
-            for site in self._op_sites(op, chosen, activations):
+            for site in self._list_sites(op, chosen, activations):
                 # The first to ask for a pair decides on it: operators come in the order in which they run.
-                done.setdefault(site.site, site)
-        sites = share_scales(new, [self.shared.get(name, site) for name, site in done.items()])
+                placed.setdefault(site.site, site)
+        sites = share_scales(new, [self.shared.get(name, site) for name, site in placed.items()])
         frozen = {site.site: site for site in sites if site.dequantize}
         self.out.existing = [frozen.get(site.site, site) for site in self.shared.values()]
         self.out.sites = [_adopt_existing(site, frozen) for site in sites if not site.dequantize]
         self.out.warnings += [line for line in find_unused_observers(self.out.sites) if line not in self.out.warnings]
         return self.out
 
-    def _activations(self, picked: list[QuantizableOp], chosen: frozenset[str]) -> dict[TensorId, Readers]:
+    def _find_activations(self, picked: list[QuantizableOp], chosen: frozenset[str]) -> dict[TensorId, Readers]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
-        found: dict[TensorId, Readers] = {}
+        activations: dict[TensorId, Readers] = {}
         for op in picked:
             for _, tensor in () if op.rule.joins or op.name in self.apart else op.data:
-                if tensor not in found:
-                    found[tensor] = self._readers(tensor, chosen)
+                if tensor not in activations:
+                    activations[tensor] = self._find_readers(tensor, chosen)
             # A Gemm writes float only from an int32 bias.
             without_bias = op.bias is None or self.config.bias == "float"
             if op.rule.output is Output.PAIR or (op.rule.output is Output.EITHER and without_bias):
-                found[op.out] = None
-        return found
+                activations[op.out] = None
+        return activations
 
-    def _readers(self, tensor: TensorId, chosen: frozenset[str]) -> Readers:
+    def _find_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Readers:
         maker = self.ops.by_out.get(tensor)
         if maker is not None and maker.name in chosen and maker.rule.output is not Output.FLOAT:
             return None
         return self._find_quantized_readers(tensor, chosen)
 
     def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...]:
-        readers = ((edge, op) for edge, op in self.ops.consumers(tensor) if op is not None and op.name in chosen)
-        return tuple(edge for edge, op in readers if op.name not in self.apart)
+        beside = chosen - self.apart
+        return tuple(edge for edge, op in self.ops.consumers(tensor) if op is not None and op.name in beside)
 
-    def _op_sites(
+    def _list_sites(
         self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
     ) -> Iterator[SitePlan]:
-        apart = op.name in self.apart and self.config.mode != "weight-only"
-        wanted = [(edge, tensor) for edge, tensor in op.data if apart or tensor in activations]
-        inputs = [self._activation(op, edge, tensor, activations.get(tensor), chosen) for edge, tensor in wanted]
+        apart = op.name in self.apart and not self.weights_alone
+        inputs = [
+            self._place_activation(op, edge, tensor, activations.get(tensor), chosen)
+            for edge, tensor in op.data
+            if apart or tensor in activations
+        ]
         yield from inputs
-        weights = [self._weight(op, edge, chosen) for edge in op.weights]
+        weights = [self._place_weight(op, edge, chosen) for edge in op.weights]
         yield from weights
-        for weight in weights[:1]:
-            # Only beside integers on both sides has the accumulator a scale for the bias.
-            if op.bias is not None and inputs and self.config.bias == "int32" and not inputs[0].spec.dynamic:
-                yield self._bias(op, op.bias, inputs[0], weight)
+        # Only beside integers on both sides has the accumulator a scale for the bias.
+        fixed = inputs and weights and not inputs[0].spec.dynamic
+        if op.bias is not None and fixed and self.config.bias == "int32":
+            yield self._place_bias(op, op.bias, inputs[0], weights[0])
         if op.out in activations and activations[op.out] is None:
-            yield self._activation(op, None, op.out, None, chosen)
+            yield self._place_activation(op, None, op.out, None, chosen)
 
-    def _activation(
+    def _place_activation(
         self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: Readers, chosen: frozenset[str]
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
-        maker = self.ops.by_out.get(tensor)
+        maker, apart = self.ops.by_out.get(tensor), op.name in self.apart
         pair = self.existing.pair_for(edge, tensor)
-        if pair is not None and op.name not in self.apart:
-            return self._share(pair, tensor, readers)
+        if pair is not None and not apart:
+            return self._share_pair(pair, tensor, readers)
         # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
         # a pair that its maker's kernel writes is read like any other.
         nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
@@ -123,48 +127,44 @@ class Placer:
         match = match if match.request.dynamic == own.request.dynamic else own
         spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         site: Site = tensor
-        if edge is not None and (edge.scope != tensor.scope or op.name in self.apart):
+        if edge is not None and (edge.scope != tensor.scope or apart):
             site, readers = edge, (edge,)
         elif readers is not None:
             readers = tuple(reader for reader in readers if reader.scope == tensor.scope)
         is_output = tensor.scope == "" and self.index.is_output(tensor) and readers is None
-        made = self._make_site(op, match, spec, site=site, role=Role.ACTIVATION, consumers=readers, tensor=tensor)
+        planned = self._make_site(op, match, spec, site=site, role=Role.ACTIVATION, consumers=readers, tensor=tensor)
         role = Role.OUTPUT if is_output else Role.ACTIVATION
-        return replace(made, role=role, bound=(None, None) if maker is None else maker.bound)
+        return replace(planned, role=role, bound=(None, None) if maker is None else maker.bound)
 
-    def _share(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
+    def _share_pair(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
-        if readers is None:
-            readers = self.index.consumers(tensor)
-        mine = [edge for edge in readers if edge.scope == pair.site.scope and edge.node not in self.existing.stand_ins]
-        # Inputs behind another pair of the model's own stay there.
-        mine = [edge for edge in mine if self.existing.by_edge.get(edge, pair).site == pair.site]
-        now = self.shared[pair.site]
-        now = replace(now, consumers=tuple(dict.fromkeys((*(now.consumers or ()), *mine))))
-        self.shared[pair.site] = now
-        return now
+        shared = self.shared[pair.site]
+        consumers = dict.fromkeys(shared.consumers or ())
+        for edge in self.index.consumers(tensor) if readers is None else readers:
+            inside = edge.scope == pair.site.scope and edge.node not in self.existing.stand_ins
+            # Inputs behind another pair of the model's own stay there.
+            if inside and self.existing.by_edge.get(edge, pair).site == pair.site:
+                consumers[edge] = None
+        self.shared[pair.site] = replace(shared, consumers=tuple(consumers))
+        return self.shared[pair.site]
 
-    def _weight(self, op: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
+    def _place_weight(self, op: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
         """The weight's site: the tensor itself, or the edge when its readers need different copies."""
-        tensor = self._resolve(op, edge)
+        tensor = self._find_tensor(op, edge)
         match, spec = self._ask_weight(tensor, op)
-        makers = ((reader, self.ops.by_name.get(reader.node)) for reader in self.index.consumers(tensor))
-        readers = {reader: other for reader, other in makers
-                   if other is not None and other.name in chosen and reader in other.weights}  # fmt: skip
-        alike = tensor.scope == op.node.scope and all(
-            self._ask_weight(tensor, other)[1] == spec and reader.scope == tensor.scope
-            for reader, other in readers.items()
-        )
+        readers: list[Edge] = []
+        alike = tensor.scope == op.node.scope
+        for reader in self.index.consumers(tensor):
+            other = self.ops.by_name.get(reader.node)
+            if other is not None and other.name in chosen and reader in other.weights:
+                readers.append(reader)
+                alike = alike and reader.scope == tensor.scope and self._ask_weight(tensor, other)[1] == spec
         consumers = tuple(readers) if alike else (edge,)
         site = tensor if alike else edge
         return self._make_site(op, match, spec, site=site, role=Role.WEIGHT, consumers=consumers, tensor=tensor)
 
-    def _ask_weight(self, tensor: TensorId, op: QuantizableOp) -> tuple[Match, QuantSpec]:
-        match = self.requests.match(Role.WEIGHT, tensor, (op.node,))
-        return match, self.requests.make_spec(match, Role.WEIGHT, op.node)
-
-    def _bias(self, op: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
-        tensor = self._resolve(op, edge)
+    def _place_bias(self, op: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
+        tensor = self._find_tensor(op, edge)
         # Readers with other inputs or weights need the bias on another scale, and so a copy of their own.
         alone = self.index.consumers(tensor) == (edge,) and tensor.scope == edge.scope
         # A bias has one axis: its scales follow the weight's channels along axis 0.
@@ -180,8 +180,12 @@ class Placer:
             tensor=tensor,
         )
 
-    def _resolve(self, op: QuantizableOp, edge: Edge) -> TensorId:
-        tensor = self.index.resolve(op.node.inputs[edge.index], op.node.scope)
+    def _ask_weight(self, tensor: TensorId, op: QuantizableOp) -> tuple[Match, QuantSpec]:
+        match = self.requests.match(Role.WEIGHT, tensor, (op.node,))
+        return match, self.requests.make_spec(match, Role.WEIGHT, op.node)
+
+    def _find_tensor(self, op: QuantizableOp, edge: Edge) -> TensorId:
+        tensor = self.index.input(op.node, edge.index)
         assert tensor is not None
         return tensor
 
@@ -211,20 +215,19 @@ class Placer:
             rule=op.rule.name, reason=reason, consumers=consumers, tensor=tensor,
         )  # fmt: skip
 
-    def _choose_observer(self, role: Role, spec: QuantSpec, asked: ObserverSpec) -> ObserverSpec:
+    def _choose_observer(self, role: Role, spec: QuantSpec, request: ObserverSpec) -> ObserverSpec:
         """The observer asked for, which may find negative scales of blocks where the engine reads them."""
-        blocks = role is Role.WEIGHT and isinstance(spec.granularity, PerBlock) and spec.bits <= _FEW_BITS
-        uneven = blocks and spec.symmetric and not spec.narrow_range
-        if not (uneven and self.target.signed_scales and asked == _LEAST_ERROR):
-            return asked
-        return replace(asked, options=(("signed_scales", True),))
+        uneven = spec.has_blocks and spec.bits <= _FEW_BITS and spec.symmetric and not spec.narrow_range
+        if role is Role.WEIGHT and uneven and self.target.signed_scales and request == _LEAST_ERROR:
+            return replace(request, options=(("signed_scales", True),))
+        return request
 
 
 def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list[SitePlan]:
     """Name the groups that must have one scale (pooling and moving kernels), with their common bound."""
     root: dict[Site, Site] = {}
 
-    def find(site: Site) -> Site:
+    def find_root(site: Site) -> Site:
         while root.get(site, site) != site:
             site = root[site]
         return site
@@ -232,22 +235,22 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
     known = {site.site for site in sites}
     for op in picked:
         inputs = [tensor for _, tensor in op.data if tensor in known]
-        pairs = [(op.out, tensor) for tensor in inputs if op.rule.shares and op.out in known]
-        pairs += [(tensor, inputs[0]) for tensor in inputs if op.rule.alike]
-        for one, other in pairs:
-            root[find(one)] = find(other)
+        for tensor in inputs if op.rule.shares and op.out in known else ():
+            root[find_root(op.out)] = find_root(tensor)
+        for tensor in inputs if op.rule.alike else ():
+            root[find_root(tensor)] = find_root(inputs[0])
     groups: dict[Site, list[SitePlan]] = {}
     for site in sites:
-        groups.setdefault(find(site.site), []).append(site)
-    out = []
+        groups.setdefault(find_root(site.site), []).append(site)
+    grouped = []
     for site in sites:
-        members = groups[find(site.site)]
-        if len(members) > 1 and site.role not in (Role.WEIGHT, Role.BIAS):
+        leader = find_root(site.site)
+        if len(groups[leader]) > 1 and not site.role.is_constant:
             # The one range has to serve them all, so no more of it than every member's values can fill.
-            bound = intersect_bounds(member.bound for member in members)
-            site = replace(site, group=str(find(site.site)), bound=bound)
-        out.append(site)
-    return out
+            bound = intersect_bounds(member.bound for member in groups[leader])
+            site = replace(site, group=str(leader), bound=bound)
+        grouped.append(site)
+    return grouped
 
 
 def find_unused_observers(sites: Iterable[SitePlan]) -> Iterator[Caution]:
@@ -265,8 +268,10 @@ def find_unused_observers(sites: Iterable[SitePlan]) -> Iterator[Caution]:
 
 def _adopt_existing(site: SitePlan, frozen: dict[Site, SitePlan]) -> SitePlan:
     """A site whose group holds a pair that the model came with takes that pair's numbers, and keeps them."""
-    given = next((pair for pair in frozen.values() if pair.group and pair.group == site.group), None)
-    return site if given is None else replace(site, spec=given.spec, qparams=given.qparams)
+    for pair in frozen.values():
+        if pair.group and pair.group == site.group:
+            return replace(site, spec=pair.spec, qparams=pair.qparams)
+    return site
 
 
 def intersect_bounds(bounds: Iterable[Bound]) -> Bound:

@@ -1,20 +1,318 @@
-"""The placement problem: a graph as a target sees it, the requests for its tensors, and the target's refusals."""
+"""The placement problem: a graph as a target sees it, its quantizable operators, and the refusals.
+
+A quantizable operator is a node that the target could run quantized, with the activation that folds into it. Pairs that
+the model came with are planned around, shared where they fit, and never changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.backends import Shapes, Target
+from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.graph import Graph, NodeRef
-from onnxq.planner.existing import NOTHING, Existing
-from onnxq.planner.operators import QuantizableOp, QuantizableOps, find_quantizable_ops
+from onnxq.graph import Graph, ModelLike, NodeRef
+from onnxq.graph.base import LAYOUT_OPS
+from onnxq.plan import Bound, SitePlan
 from onnxq.planner.requests import Requests
-from onnxq.sites import Refusal, Role, Unquantized
+from onnxq.sites import Edge, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
+
+# ORT moves pairs through these.
+_MOVES = LAYOUT_OPS | {"MaxPool", "Relu", "Clip"}
+# Nodes of that kind in a row: exporters write two or three, and a longer search finds pairs of other operators.
+_REACH = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Existing:
+    """The pairs of a prepared model, and the same model without them, which placement looks at.
+
+    view: the model with every pair here taken out, so that readers read the tensor before it (a stored integer weight
+        in the place of its float one). Nodes, inputs and all other tensors are called as in the model. None: no pairs.
+    by_tensor: the pair of each computed tensor, by the tensor's name in the view.
+    by_edge: the pair behind each input that reads a dequantized tensor, directly or through a guard.
+    constants: weights and biases that are integers already.
+    direct: inputs that read a dequantized tensor with nothing between.
+    stand_ins: nodes of pairs that the view has too, as something that is no pair.
+    weighted: nodes that read an integer constant through its DequantizeLinear, also behind nodes that only move it.
+    """
+
+    view: ModelLike | None = None
+    by_tensor: Mapping[TensorId, SitePlan] = field(default_factory=dict)
+    by_edge: Mapping[Edge, SitePlan] = field(default_factory=dict)
+    constants: tuple[SitePlan, ...] = ()
+    direct: frozenset[Edge] = frozenset()
+    stand_ins: frozenset[str] = frozenset()
+    weighted: frozenset[str] = frozenset()
+
+    def pair_for(self, edge: Edge | None, tensor: TensorId) -> SitePlan | None:
+        """The pair that this input of a node reads or can share; edge None: the pair behind the tensor's maker."""
+        if edge is None:
+            return self.by_tensor.get(tensor)
+        pair = self.by_edge.get(edge) or self.by_tensor.get(tensor)
+        # A pair serves the readers in its own graph: no kernel forms across the border of a body.
+        return pair if pair is not None and pair.site.scope == edge.scope else None
+
+    @property
+    def sites(self) -> tuple[SitePlan, ...]:
+        """Every pair once: those of computed tensors, then constants."""
+        pairs = (*self.by_tensor.values(), *self.by_edge.values())
+        return (*{site.site: site for site in pairs}.values(), *self.constants)
+
+
+NOTHING = Existing()
+
+
+def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
+    """True when the engine quantizes this node as the model came: by its pairs, or on its own between them.
+
+    index: of `existing.view`.
+    """
+    if name in existing.weighted:
+        return True
+    if not existing.by_tensor:
+        return False
+    node = index.node(name)
+    computed = [edge for edge in node.list_edges() if _reads_computed(index, node, edge)]
+    reads = bool(computed) and all(_reads_pair(index, existing, edge) for edge in computed)
+    return reads and _has_pair_behind(index, existing, node)
+
+
+def _reads_computed(index: Graph, node: NodeRef, edge: Edge) -> bool:
+    tensor = index.input(node, edge.index)
+    return tensor is not None and not index.is_constant(tensor)
+
+
+def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
+    """True when an input reads a pair of the model's own, directly or through nodes that move its values."""
+    for _ in range(_REACH):
+        if edge in existing.direct:
+            return True
+        maker = None if edge in existing.by_edge else index.maker(index.node(edge.node), edge.index, *_MOVES)
+        if maker is None:
+            return False
+        edge = maker.make_edge(0)
+    return False
+
+
+def _has_pair_behind(index: Graph, existing: Existing, node: NodeRef) -> bool:
+    """True when a pair of the model's own stands behind the node, or behind nodes that move or clip its values."""
+    for _ in range(_REACH):
+        if node.result in existing.by_tensor:
+            return True
+        behind = index.readers(node.result)
+        # With several readers ORT would have to find a pair on every way.
+        if len(behind) != 1 or behind[0].op_type not in _MOVES:
+            return False
+        node = behind[0]
+    return False
+
+
+# The rule that refusals name where pairs that the model came with decide.
+KEPT = "kept"
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizableOp:
+    """A node with the rule that places its pairs.
+
+    data: activation edges with the tensors they read; out: the tensor whose pair closes it
+    (behind `activation` where one folds in); bound: on that activation's values.
+    """
+
+    node: NodeRef
+    rule: PlacementRule
+    data: tuple[tuple[Edge, TensorId], ...]
+    out: TensorId
+    activation: NodeRef | None = None
+    bound: Bound = (None, None)
+
+    @property
+    def name(self) -> str:
+        """The name of the node."""
+        return self.node.name
+
+    @property
+    def weight(self) -> Edge | None:
+        """The input that is the weight; None without one."""
+        return None if self.rule.weight is None else self.node.make_edge(self.rule.weight)
+
+    @property
+    def weights(self) -> tuple[Edge, ...]:
+        """The inputs of all constant weights."""
+        indices = () if self.rule.weight is None else (self.rule.weight, *self.rule.more_weights)
+        return tuple(map(self.node.make_edge, indices))
+
+    @property
+    def bias(self) -> Edge | None:
+        """The input that is the bias; None without one."""
+        k = self.rule.bias
+        if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
+            return None
+        return self.node.make_edge(k)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizableOps:
+    """All quantizable operators of a model, in topological order, and the reasons why other nodes are none.
+
+    index: the graph, without the pairs it came with. complete: those that such pairs quantize already, as the engine
+    needs it. partial: those that stay as they are though only some of their tensors have pairs.
+    """
+
+    index: Graph
+    shapes: Shapes
+    all: tuple[QuantizableOp, ...]
+    reasons: tuple[Unquantized, ...]
+    existing: Existing
+    complete: frozenset[str]
+    partial: frozenset[str]
+
+    @cached_property
+    def by_name(self) -> dict[str, QuantizableOp]:
+        """Each operator by its name."""
+        return {op.name: op for op in self}
+
+    @cached_property
+    def by_out(self) -> dict[TensorId, QuantizableOp]:
+        """Each operator by the tensor that its closing pair stands on."""
+        return {op.out: op for op in self}
+
+    def __iter__(self) -> Iterator[QuantizableOp]:
+        return iter(self.all)
+
+    def candidate(self, node: NodeRef) -> Candidate:
+        """The node with the facts that rules may ask for."""
+        return Candidate(node, self.index, self.shapes)
+
+    def consumers(self, tensor: TensorId) -> list[tuple[Edge, QuantizableOp | None]]:
+        """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
+        readers = []
+        for edge in self.index.consumers(tensor):
+            op = self.by_name.get(edge.node)
+            reads_data = op is not None and any(edge == data for data, _ in op.data)
+            readers.append((edge, op if reads_data else None))
+        return readers
+
+    def find_integer_maker(self, tensor: TensorId) -> QuantizableOp | None:
+        """The operator that makes the tensor in integers where it runs in them; None where that always writes float."""
+        maker = self.by_out.get(tensor)
+        return maker if maker is not None and maker.rule.output is not Output.FLOAT else None
+
+    def list_roles(self, op: QuantizableOp) -> list[tuple[Role, TensorId]]:
+        """The tensors that an operator needs quantized, with their roles."""
+        weights = (self.candidate(op.node).tensor(edge.index) for edge in op.weights)
+        roles = [(Role.ACTIVATION, tensor) for _, tensor in op.data]
+        return roles + [(Role.WEIGHT, weight) for weight in weights if weight is not None]
+
+
+def find_quantizable_ops(
+    index: Graph,
+    target: Target,
+    shapes: Shapes,
+    *,
+    closed: Callable[[NodeRef], bool] = lambda _: False,
+    existing: Existing = NOTHING,
+) -> QuantizableOps:
+    """Every node some rule of the target could quantize.
+
+    index: of `existing.view`, where there are pairs. closed: nodes to leave alone (in loop bodies, in branches that
+    calibration cannot reach). Compute nodes that no rule takes come back with their reasons.
+    """
+    ops: list[QuantizableOp] = []
+    reasons: list[Unquantized] = []
+    untouched = _find_nodes_at_existing_pairs(index)
+    for node in index.nodes:
+        if closed(node) or node.name in untouched:
+            continue
+        candidate = Candidate(node, index, shapes)
+        rule, reason = target.rule_for(candidate)
+        # A weight that is stored in integers has no kernel of its own, which is no news to who stored it so.
+        if reason is not None and node.name not in existing.weighted:
+            reasons.append(reason)
+        op = None if rule is None else _make_op(candidate, rule)
+        if op is not None:
+            ops.append(op)
+    complete = frozenset(op.name for op in ops if _is_complete(op, existing))
+    partial = existing.weighted.intersection(op.name for op in ops) - complete
+    return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
+
+
+def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
+    """True when the pairs that the model came with are all that the operator's kernel needs."""
+    if not op.data or any(edge not in existing.direct or edge not in existing.by_edge for edge, _ in op.data):
+        return False
+    if op.weight is not None and op.weight not in existing.direct:
+        return False
+    return op.rule.output is not Output.PAIR or op.out in existing.by_tensor
+
+
+def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
+    """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept."""
+    names: set[str] = set()
+    for node in index.nodes:
+        if node.op_type == "DequantizeLinear":
+            names.update(edge.node for edge in index.consumers(node.result))
+        maker = index.maker(node) if node.op_type == "QuantizeLinear" else None
+        if maker is not None:
+            names.add(maker.name)
+    return frozenset(names)
+
+
+def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
+    node = candidate.node
+    indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
+    if rule.inputs is not None:
+        indices = rule.inputs(candidate)
+    data: list[tuple[Edge, TensorId]] = []
+    for k in indices:
+        tensor = candidate.tensor(k)
+        # A kernel needs all of its inputs: one that the node leaves out makes it another operator.
+        if tensor is None:
+            return None
+        data.append((node.make_edge(k), tensor))
+    out = rule.closes(candidate) or node.result
+    activation, bound = _find_fused_activation(candidate, rule, out)
+    closing = out if activation is None else activation.result
+    return QuantizableOp(node, rule, tuple(data), closing, activation, bound)
+
+
+def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
+    """The activation that only this node feeds, and its bounds."""
+    index, unbounded = candidate.index, (None, None)
+    # Somebody else would see the value in front of the activation, which the kernel does not write.
+    edge = index.find_sole_reader(out)
+    if edge is None or edge.index != 0:
+        return None, unbounded
+    node = index.node(edge.node)
+    # ai.onnx is ONNX's own domain by its other name, which files of torch's graphs may have.
+    if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
+        return None, unbounded
+    bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
+    return (None, unbounded) if bound is None else (node, bound)
+
+
+def _read_clip_bound(candidate: Candidate) -> Bound | None:
+    """Bounds of a Relu or Clip that an asymmetric range holding zero can express; None if it cannot."""
+    if candidate.node.op_type == "Relu":
+        return (0.0, None)
+    bounds: list[float | None] = []
+    for k, name in ((1, "min"), (2, "max")):
+        value = candidate.constant(k)
+        if value is not None:
+            bounds.append(float(value.reshape(-1)[0]))
+        elif candidate.tensor(k) is not None:
+            return None
+        else:
+            bounds.append(candidate.attr(name, None))
+    low, high = bounds
+    # Scales are made of ranges that hold zero, so such bounds would clip values that the activation lets through.
+    if (low is not None and low > 0) or (high is not None and high < 0):
+        return None
+    return (low, high)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,8 +350,7 @@ def state_problem(
     leave alone. existing: those pairs.
     """
     ops = find_quantizable_ops(graph, engine, shapes, closed=closed, existing=existing)
-    found = {op.name: _find_spec_refusal(ops, requests, engine, op) for op in ops}
-    refused = {name: refusal for name, refusal in found.items() if refusal is not None}
+    refused = {op.name: refusal for op in ops if (refusal := _find_spec_refusal(ops, requests, engine, op)) is not None}
     return PlacementProblem(config=requests.config, engine=engine, ops=ops, requests=requests, refused=refused)
 
 
@@ -75,8 +372,7 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
             spec = requests.make_spec(match, role, op.node) if pair is None else pair.spec
         except OnnxqError as error:
             return Refusal(op.name, f"{error.subject}: {error.cause}", error.fix, op.rule.name, "R103")
-        refusal = engine.refuse(spec, role, op.node)
-        refusal = refusal or _refuse_shape(ops, engine, op, spec, role)
+        refusal = engine.refuse(spec, role, op.node) or _refuse_shape(ops, engine, op, spec, role)
         if refusal is not None:
             return replace(refusal, rule=op.rule.name)
         multiplied.add(spec.is_float)
@@ -96,8 +392,8 @@ def _refuse_scale(requests: Requests, engine: Target, op: QuantizableOp) -> Refu
     """The refusal of an operator whose kernel computes the scale of its data, where another is asked for."""
     if requests.config.mode == "weight-only" or not op.rule.dynamic:
         return None
-    asked = (requests.match(Role.ACTIVATION, tensor, (op.node,)).request for _, tensor in op.data)
-    if all(_can_be_dynamic(request) for request in asked):
+    matches = (requests.match(Role.ACTIVATION, tensor, (op.node,)) for _, tensor in op.data)
+    if all(_can_be_dynamic(match.request) for match in matches):
         return None
     kind = f"{engine.name} runs {op.node.op_type} in integers"
     reason = f"{kind} only on scales of each run: 8-bit asymmetric uint8, one a tensor"
@@ -116,7 +412,11 @@ def _refuse_shape(
     ops: QuantizableOps, engine: Target, op: QuantizableOp, spec: QuantSpec, role: Role
 ) -> Refusal | None:
     """A weight whose shape the kernel for this spec does not take."""
+    if role is not Role.WEIGHT or op.rule.weight is None:
+        return None
     row = engine.capability(spec, role, op.node.op_type)
-    shape = None if op.rule.weight is None else ops.candidate(op.node).shape(op.rule.weight)
-    found = None if row is None or role is not Role.WEIGHT or shape is None else row.shape(shape, spec)
-    return None if found is None else Refusal(op.name, *found, code="R103")
+    shape = ops.candidate(op.node).shape(op.rule.weight)
+    if row is None or shape is None:
+        return None
+    reason_and_fix = row.shape(shape, spec)
+    return None if reason_and_fix is None else Refusal(op.name, *reason_and_fix, code="R103")

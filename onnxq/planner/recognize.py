@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import LAYOUT_OPS
 from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
 from onnxq.sites import TensorId
 
@@ -22,7 +23,7 @@ _PRODUCTS = frozenset({"MatMul", "Gemm"})
 # A bias is read at input 2, by which a Conv with one differs from a Conv with an Add behind it.
 _BIASED = frozenset({"Conv", "ConvTranspose", *_PRODUCTS})
 # Operators whose output holds exactly the values of input 0.
-MOVERS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Cast"})
+MOVERS = LAYOUT_OPS | {"Dropout", "Cast"}
 # Candidates that an error names.
 _NEAREST = 3
 
@@ -59,16 +60,16 @@ class Recognized:
 
     def find_joined_maker(self, name: str) -> str:
         """The MatMul of `joined` that a tensor of the plan is computed of, no other weight between; "" for none."""
-        queue, seen = list(self.tensors.get(name, ())[:1]), set[str]()
+        queue, visited = list(self.tensors.get(name, ())[:1]), set[str]()
         while queue:
             maker = self.index.producer(queue.pop())
-            if maker is None or maker.name in seen:
+            if maker is None or maker.name in visited:
                 continue
-            seen.add(maker.name)
+            visited.add(maker.name)
             if maker.name in self.joined:
                 return maker.name
             inputs = [self.index.input(maker, k) for k in range(len(maker.inputs))]
-            weighted = maker.op_type in _BIASED and any(t is not None and self.index.is_constant(t) for t in inputs)
+            weighted = maker.op_type in _BIASED and any(self.index.is_constant(t) for t in inputs)
             queue += [] if weighted else [t for t in inputs if t is not None]
         return ""
 
@@ -77,10 +78,12 @@ class Recognized:
         wanted = self.contents.tensors.get(name)
         if wanted is None:
             return ""
-        near = sorted((wanted.measure_distance(one), str(t)) for t, one in self.sketches.items())[:_NEAREST]
-        told = [f"{text!r} (off by {distance:.2g} of its size)" for distance, text in near if distance < 1.0]
+        near = sorted((wanted.measure_distance(sketch), str(t)) for t, sketch in self.sketches.items())[:_NEAREST]
+        listed = [f"{text!r} (off by {distance:.2g} of its size)" for distance, text in near if distance < 1.0]
         return (
-            f"nearest by their values: {', '.join(told)}" if told else "no tensor of its size has values near its own"
+            f"nearest by their values: {', '.join(listed)}"
+            if listed
+            else "no tensor of its size has values near its own"
         )
 
 
@@ -92,7 +95,7 @@ def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[Ten
     for name, node in contents.nodes.items():
         candidates = search.list_nodes(name, node)
         # Two nodes of the plan may be one here, where a tool merged what was computed twice.
-        free = [one for one in candidates if one.name not in taken] or candidates
+        free = [candidate for candidate in candidates if candidate.name not in taken] or candidates
         if free:
             nodes[name] = free[0]
             taken.add(free[0].name)
@@ -119,7 +122,7 @@ class _Search:
 
     def list_nodes(self, name: str, wanted: NodeContents) -> list[NodeRef]:
         """The nodes that compute the same as one of the plan, the likeliest first."""
-        found = []
+        ranked = []
         for node in self.nodes:
             both = {node.op_type, wanted.op_type}
             if not (len(both) == 1 or both <= _PRODUCTS or both <= MOVERS):
@@ -132,55 +135,59 @@ class _Search:
                     if read in self.contents.tensors
                 ]
                 if inputs and all(inputs):
-                    found.append((not same, node.name != name, len(both) > 1, node.order, node))
-        return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
+                    ranked.append((not same, node.name != name, len(both) > 1, node.order, node))
+        return [entry[-1] for entry in sorted(ranked, key=lambda entry: entry[:-1])]
 
     def find_joined(self, lost: set[str]) -> dict[str, dict[str, slice]]:
         """The products that a tool made of several that read one tensor, as `Recognized.joined` has them.
 
         lost: nodes of the plan that have no node here.
         """
-        found = {}
-        parts = {name: one for name in sorted(lost) if (one := self.contents.nodes[name]).op_type == "MatMul"}
+        joined = {}
+        parts = {
+            name: node_contents
+            for name in sorted(lost)
+            if (node_contents := self.contents.nodes[name]).op_type == "MatMul"
+        }
         for node in self.nodes if parts else ():
             weight = self.index.input(node, 1) if node.op_type == "MatMul" else None
-            value = None if weight is None else self.index.constant(weight)
+            value = self.index.constant(weight)
             if value is not None and value.ndim == 2:
                 data = self.index.input(node, 0)
                 beside = {name: part.inputs[1] for name, part in parts.items() if self._is_alike(part.inputs[0], data)}
                 if columns := self._split_columns(value, beside):
-                    found[node.name] = columns
-        return found
+                    joined[node.name] = columns
+        return joined
 
     def _split_columns(self, value: NDArray[np.generic], parts: Mapping[str, str]) -> dict[str, slice]:
         """The columns in which the weights of nodes stand; {} where they do not make up all of the value."""
-        found: dict[str, slice] = {}
+        placed: dict[str, slice] = {}
         start, (rows, end) = 0, value.shape
         while start < end:
             for name, weight in parts.items():
                 wanted = self.contents.tensors.get(weight)
-                if name in found or wanted is None:
+                if name in placed or wanted is None:
                     continue
                 columns = slice(start, start + wanted.size // rows)
                 if wanted.is_alike(sketch_values(value[:, columns], constant=True)):
-                    found[name], start = columns, columns.stop
+                    placed[name], start = columns, columns.stop
                     break
             else:
                 return {}
-        return found
+        return placed
 
     def list_tensors(self, name: str, nodes: Mapping[str, NodeRef]) -> tuple[TensorId, ...]:
         """The tensors that hold the values of the plan's: those that its readers read, else all that are alike."""
         read = [self.index.input(nodes[reader], k) for reader, k in self.readers[name] if reader in nodes]
-        found = dict.fromkeys(t for t in read if t is not None and self._is_alike(name, t))
-        if found:
+        likely = dict.fromkeys(t for t in read if t is not None and self._is_alike(name, t))
+        if likely:
             # The one that is made first, from which tools may have made the others by moving its values.
-            return tuple(sorted(found, key=self._order))
+            return tuple(sorted(likely, key=self._find_order))
         sketch = self.contents.tensors[name]
         alike = [t for t in self.by_size[sketch.size] if self._is_alike(name, t)]
         return tuple(sorted(alike, key=lambda t: (t.name != name, self.sketches[t].measure_distance(sketch))))
 
-    def _order(self, tensor: TensorId) -> int:
+    def _find_order(self, tensor: TensorId) -> int:
         maker = self.index.producer(tensor)
         return -1 if maker is None else maker.order
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxq.backends import find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, NodeRef
+from onnxq.graph.scopes import walk_from
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
@@ -46,7 +47,7 @@ class Requests:
             if rule.between is not None and rule.between not in self.paths:
                 self.paths[rule.between] = self._find_nodes_between(*rule.between, rule=rule)
 
-    def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+    def list_words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
         """The node's name and operators as rules may say them."""
         return node.name, (node.op_type,)
 
@@ -57,7 +58,7 @@ class Requests:
     def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
         """Axis of the weight's scales (output channels), or along which blocks run (reduction)."""
         if node.op_type == "Gemm":
-            transposed = bool(node.attrs.get("transB", 0))
+            transposed = node.is_transposed
             return int(transposed) if blocked else int(not transposed)
         return (_BLOCK_AXIS if blocked else _WEIGHT_AXIS)[node.op_type]
 
@@ -72,23 +73,23 @@ class Requests:
             default = default.model_copy(update=changed)
         if role is not Role.WEIGHT and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
-        found = Match(default)
+        match = Match(default)
         for rule in self.config.rules:
-            if rule.set.concerns_pairs and any(self._selects(rule, role, tensor, node) for node in nodes):
+            if rule.set.concerns_pairs and any(self._selects_tensor(rule, role, tensor, node) for node in nodes):
                 # A rule for float asks for nothing else: the rest of its request is never read.
-                found = Match(default if rule.set.float else rule.apply(default, role), rule)
+                match = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
         single = bool(nodes) and nodes[0].op_type in find_target(self.config.target).dynamic_ops
-        if role is Role.WEIGHT or not single or (found.rule is not None and found.rule.set.dynamic is False):
-            return found
-        return replace(found, request=found.request.model_copy(update={"dynamic": True}))
+        if role is Role.WEIGHT or not single or (match.rule is not None and match.rule.set.dynamic is False):
+            return match
+        return replace(match, request=match.request.model_copy(update={"dynamic": True}))
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""
         for rule in self.config.rules:
             if not (rule.set.concerns_pairs and (_is_specific(rule) or rule.set.float)):
                 continue
-            if any(self._selects(rule, Role.WEIGHT, tensor, node) for node in nodes):
+            if any(self._selects_tensor(rule, Role.WEIGHT, tensor, node) for node in nodes):
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
                 request = default if rule.set.float else rule.apply(default, Role.WEIGHT)
                 packed = request.bits == 4 and rule.set.storage is None
@@ -112,7 +113,8 @@ class Requests:
         for rule in self.config.rules:
             role = rule.role[0] if rule.role else None
             tensors = (TensorId(name) for name in (*node.inputs, *node.outputs) if name)
-            if rule.set.high_precision is not None and any(self._selects(rule, role, one, node) for one in tensors):
+            chosen = rule.set.high_precision is not None
+            if chosen and any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors):
                 return rule
         return None
 
@@ -125,22 +127,22 @@ class Requests:
         """True for a MatMul or Gemm whose result is an output of the model, but for a bias or a type."""
         if node.op_type not in ("MatMul", "Gemm"):
             return False
-        made = TensorId(node.outputs[0], node.scope)
-        while not self.graph.is_output(made):
-            readers = self.graph.consumers(made)
-            after = self.graph.node(readers[0].node) if len(readers) == 1 else None
+        result = node.result
+        while not self.graph.is_output(result):
+            readers = self.graph.readers(result)
+            after = readers[0] if len(readers) == 1 else None
             if after is None or after.op_type not in _BEHIND_SCORES or not after.outputs:
                 return False
-            others = [self.graph.resolve(name, after.scope) for name in after.inputs if name]
-            if any(one is not None and one != made and not self.graph.is_constant(one) for one in others):
+            others = [tensor for tensor in self.graph.list_reads(after) if tensor != result]
+            if not all(map(self.graph.is_constant, others)):
                 return False
-            made = TensorId(after.outputs[0], after.scope)
-        return not made.scope
+            result = after.result
+        return not result.scope
 
-    def _selects(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
+    def _selects_tensor(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
         if rule.between is not None and node.name not in self.paths[rule.between]:
             return False
-        name, ops = self.words(node)
+        name, ops = self.list_words(node)
         return any(rule.selects(node=name, op=op, tensor=tensor.name, role=role, scope=node.scope) for op in ops)
 
     def check_used(self, *others: Graph) -> None:
@@ -153,14 +155,14 @@ class Requests:
             # Roles are known once tensors are placed; until then each tensor may have the rule's.
             role = rule.role[0] if rule.role else None
             pairs = ((node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name)
-            if not any(self._selects(rule, role, TensorId(name), node) for node, name in pairs):
-                fix = self._suggest(rule, others or (self.graph,))
+            if not any(self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs):
+                fix = self._suggest_names(rule, others or (self.graph,))
                 raise _make_error(rule, "matches nothing in this model", fix, code="Q309")
 
-    def _suggest(self, rule: Rule, graphs: Sequence[Graph]) -> str:
+    def _suggest_names(self, rule: Rule, graphs: Sequence[Graph]) -> str:
         """The nearest names for the first selector that no name in the graphs satisfies."""
         nodes = [node for graph in graphs for node in graph.nodes]
-        words = [self.words(node) for node in nodes]
+        words = [self.list_words(node) for node in nodes]
         known = {
             "node": {name for name, _ in words},
             "op": {op for _, ops in words for op in ops},
@@ -175,32 +177,29 @@ class Requests:
 
     def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
         """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
-        after = _reach(self._find_ends(first, rule), self._readers)
-        before = _reach(self._find_ends(last, rule), self._makers)
-        found = frozenset(after & before)
-        if not found:
+        after = walk_from(self._find_ends(first, rule), self._list_readers)
+        before = walk_from(self._find_ends(last, rule), self._list_makers)
+        if after.isdisjoint(before):
             cause = f"no path leads from {first!r} to {last!r}"
             raise _make_error(rule, cause, "swap them, or name nodes on one path", code="Q314")
-        return found
+        return frozenset(node.name for node in after & before)
 
     def _find_ends(self, name: str, rule: Rule) -> list[NodeRef]:
         nodes = self.graph.nodes
         # A name may be a node's and a tensor's; a node's comes first, as it does in `node:`.
-        found = [node for node in nodes if name in (node.name, self.words(node)[0])]
-        found = found or [node for node in nodes if name in node.outputs]
-        found = found or [node for node in nodes if name in node.inputs]
-        if not found:
-            names = {self.words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
+        ends = [node for node in nodes if name in (node.name, self.list_words(node)[0])]
+        ends = ends or [node for node in nodes if name in node.outputs]
+        ends = ends or [node for node in nodes if name in node.inputs]
+        if not ends:
+            names = {self.list_words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
             raise _make_error(rule, f"no node or tensor is called {name!r}", suggest_names(name, names), code="Q314")
-        return found
+        return ends
 
-    def _readers(self, node: NodeRef) -> list[NodeRef]:
-        made = [TensorId(out, node.scope) for out in node.outputs if out]
-        return [self.graph.node(edge.node) for tensor in made for edge in self.graph.consumers(tensor)]
+    def _list_readers(self, node: NodeRef) -> list[NodeRef]:
+        return [reader for tensor in node.results for reader in self.graph.readers(tensor)]
 
-    def _makers(self, node: NodeRef) -> list[NodeRef]:
-        read = [self.graph.resolve(name, node.scope) for name in node.inputs if name]
-        makers = [self.graph.producer(tensor) for tensor in read if tensor is not None]
+    def _list_makers(self, node: NodeRef) -> list[NodeRef]:
+        makers = map(self.graph.producer, self.graph.list_reads(node))
         return [maker for maker in makers if maker is not None]
 
 
@@ -211,13 +210,3 @@ def _is_specific(rule: Rule) -> bool:
 
 def _make_error(rule: Rule, cause: str, fix: str, *, code: str) -> ConfigError:
     return ConfigError(rule.describe(), cause, fix, code=code, file=rule.source, line=rule.line or None)
-
-
-def _reach(start: list[NodeRef], follow: Callable[[NodeRef], list[NodeRef]]) -> set[str]:
-    seen, pending = {node.name for node in start}, list(start)
-    while pending:
-        for node in follow(pending.pop()):
-            if node.name not in seen:
-                seen.add(node.name)
-                pending.append(node)
-    return seen

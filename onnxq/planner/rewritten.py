@@ -1,8 +1,8 @@
-"""The sites of a plan in a graph that other tools rewrote, whose nodes and tensors were recognized by their values."""
+"""The sites of a plan in another graph: found by names and structure, or by values where tools rewrote the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,104 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex, NodeRef, compute_structural_ids
+from onnxq.nearest import suggest_names
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner.anchors import Anchors
 from onnxq.planner.recognize import MOVERS, Recognized
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor
+
+# Digits that no number of an input has, so that a made-up one costs no time.
+_DIGITS = 7
+
+
+class Anchors:
+    """Tensors and nodes of a model, found by the names and structural ids of a plan: a node's is that of its output 0.
+
+    known: node name of the plan -> structural id. lasting: names hold also where no structural id agrees.
+    recognized: nodes and tensors by their values, which hold before all names.
+    """
+
+    def __init__(
+        self,
+        index: GraphIndex,
+        known: Mapping[str, str],
+        *,
+        lasting: bool,
+        recognized: Recognized | None = None,
+    ) -> None:
+        self.index, self.known, self.lasting, self.recognized = index, known, lasting, recognized
+        self.ids = compute_structural_ids(index)
+        self.by_id: dict[str, list[TensorId]] = {}
+        for tensor, anchor in self.ids.items():
+            self.by_id.setdefault(anchor, []).append(tensor)
+        self.nodes = {node.name: node for node in index.nodes}
+
+    def find_node(self, name: str, anchor: str) -> NodeRef | None:
+        """The node of this name if its anchor agrees (or is not known), else the only one with the anchor."""
+        if self.recognized is not None and name in self.recognized.contents.nodes:
+            recognized_node = self.recognized.nodes.get(name)
+            # Scaling puts other nodes in the place of some, under their names.
+            return None if recognized_node is None else self.nodes.get(recognized_node.name)
+        own = self.nodes.get(name)
+        if own is not None and anchor in ("", self.ids.get(own.result, "")):
+            return own
+        makers = {
+            node.name: node
+            for tensor in self.by_id.get(anchor, ())
+            if (node := self.index.producer(tensor)) is not None and node.result == tensor
+        }
+        # Of two alike nothing says which is meant.
+        return next(iter(makers.values())) if len(makers) == 1 else own if self.lasting else None
+
+    def node(self, name: str) -> NodeRef:
+        """The node that the plan calls so. Raises PlanError where there is none."""
+        node = self.find_node(name, self.known.get(name, ""))
+        if node is None:
+            raise PlanError(
+                name or "a node without a name",
+                "this node is in the plan but not in this model",
+                self.suggest_nodes(name),
+                code="Q404",
+            )
+        return node
+
+    def suggest_nodes(self, name: str) -> str:
+        """The nearest nodes, for a person: by values where the plan has some, else by name."""
+        known = None if self.recognized is None else self.recognized.contents.nodes.get(name)
+        if known is None or self.recognized is None:
+            return suggest_names(name, self.nodes)
+        return f"of its output {known.output!r}, {self.recognized.suggest_tensors(known.output)}"
+
+    def edge(self, edge: Edge) -> Edge:
+        """The input that the plan calls so. Raises PlanError where its node is not there."""
+        node = self.node(edge.node)
+        return Edge(node.name, edge.index, node.scope)
+
+    def find_site(self, site: SitePlan) -> Site | None:
+        """A site by name where the anchor agrees, else by anchor alone."""
+        anchor, _, k = site.anchor.rpartition("/")
+        if isinstance(site.site, Edge):
+            node = self.find_node(site.site.node, anchor)
+            return None if node is None else Edge(node.name, site.site.index, node.scope)
+        if site.role.is_constant and site.consumers:
+            # Constants are known by who reads them: those of one value have one structural id.
+            reader = self.find_node(site.consumers[0].node, anchor)
+            position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
+            return self.index.input(reader, position)
+        return self.find_tensor(site.site, site.anchor)
+
+    def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
+        """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
+        if self.recognized is not None and not tensor.scope and tensor.name in self.recognized.tensors:
+            return next(iter(self.recognized.tensors[tensor.name]), None)
+        there = self.index.resolve(tensor.name, tensor.scope) == tensor
+        if there and anchor in ("", self.ids.get(tensor, "")):
+            return tensor
+        candidates = self.by_id.get(anchor, [])
+        return candidates[0] if len(candidates) == 1 else tensor if self.lasting and there else None
+
 
 # A tensor of this graph, and the inputs that read it dequantized; None: all of them.
 Place = tuple[TensorId, tuple[Edge, ...] | None]
@@ -31,11 +123,11 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> tupl
     """
     mover = _Mover(plan, anchors, recognized)
     for site in _join_weights(mover, plan):
-        mover.move(site)
+        mover.move_site(site)
     return tuple(
         site
         if site.derived is None
-        else replace(site, derived=(mover.find(site.derived[0]), mover.find(site.derived[1])))
+        else replace(site, derived=(mover.find_moved(site.derived[0]), mover.find_moved(site.derived[1])))
         for site in mover.done
     )
 
@@ -50,7 +142,7 @@ class _Mover:
         # Inputs in the plan, with the site that they read.
         self.claims = dict(_list_claims(plan, recognized))
 
-    def move(self, site: SitePlan) -> None:
+    def move_site(self, site: SitePlan) -> None:
         """Add the site in all its places."""
         if site.site in self.moved:
             raise PlanError(str(site.site), "stands twice in the plan", "take one of the two sites out", code="Q403")
@@ -65,17 +157,17 @@ class _Mover:
                 where = readers[0]
             self.taken[where] = site.site
             self.moved.setdefault(site.site, where)
-            self.done.append(self._orient(replace(site, site=where, tensor=tensor, consumers=readers), site))
+            self.done.append(self._orient_site(replace(site, site=where, tensor=tensor, consumers=readers), site))
 
-    def find(self, site: Site) -> Site:
+    def find_moved(self, site: Site) -> Site:
         """The name here of a site that a bias derives from; of one merged into another, the other's."""
         if site in self.moved:
             return self.moved[site]
         name = site.name if isinstance(site, TensorId) else ""
-        heirs = (self.claims.get(edge) for edge in self._follow(name))
+        heirs = (self.claims.get(edge) for edge in self._follow_lost(name))
         return next((self.moved[heir] for heir in heirs if heir in self.moved), site)
 
-    def _follow(self, name: str) -> Iterator[tuple[str, int]]:
+    def _follow_lost(self, name: str) -> Iterator[tuple[str, int]]:
         for reader, _ in self.recognized.readers.get(name, ()):
             if self.recognized.has_lost(reader):
                 yield from self.recognized.follow_readers(reader)
@@ -98,7 +190,7 @@ class _Mover:
                 if tensor is None:
                     raise self._explain_missing(site)
                 places.setdefault(tensor, {})[image] = None
-        return [(tensor, tuple(found)) for tensor, found in places.items()]
+        return [(tensor, tuple(images)) for tensor, images in places.items()]
 
     def _find_images(self, edge: Edge, site: SitePlan) -> list[Edge]:
         """An input of the plan in this graph: of a lost node those that its values go to, but for other sites' own."""
@@ -123,13 +215,13 @@ class _Mover:
             tensor, maker = source, self.index.producer(source)
         return tensor == first
 
-    def _orient(self, site: SitePlan, known: SitePlan) -> SitePlan:
+    def _orient_site(self, site: SitePlan, known: SitePlan) -> SitePlan:
         """The site of a weight along its other axis, where its reader transposes it and the plan's did not."""
         if site.role is not Role.WEIGHT or not site.consumers or not known.consumers:
             return site
         was = self.recognized.contents.nodes.get(known.consumers[0].node)
         node = self.anchors.nodes[site.consumers[0].node]
-        if was is None or site.consumers[0].index != 1 or was.turned == bool(node.attrs.get("transB", 0)):
+        if was is None or site.consumers[0].index != 1 or was.turned == node.is_transposed:
             return site
         return turn_site(site)
 
@@ -169,7 +261,7 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
     claims, contents = mover.claims, mover.recognized.contents
     known, done = {site.site: site for site in plan.sites}, dict[Site, SitePlan | None]()
     # A scaling may divide one of the weights, which here is none of its own.
-    scaled = {mover.recognized.find_joined_maker(one.tensor.name): one.tensor for one in plan.scalings}
+    scaled = {mover.recognized.find_joined_maker(joined.tensor.name): joined.tensor for joined in plan.scalings}
     for name, columns in mover.recognized.joined.items():
         parts = {part: _spread_scale(known[claims[part, 1]], columns[part]) for part in columns if (part, 1) in claims}
         tensor = mover.index.input(mover.anchors.nodes[name], 1)
@@ -189,48 +281,53 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
                 raise PlanError(contents.nodes[part].inputs[1], cause, fix, code="Q404")
         done |= {site.site: None for site in parts.values()}
         done[parts[first].site] = _join_sites(value, [(parts[part], columns[part]) for part in columns])
-    return (one for site in plan.sites if (one := done.get(site.site, site)) is not None)
+    return (joined for site in plan.sites if (joined := done.get(site.site, site)) is not None)
 
 
 def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
     """The site of a matrix with a scale for each of its columns, where it had one for all."""
-    if not isinstance(site.spec.granularity, PerTensor) or site.qparams is None:
+    if not site.spec.has_one_scale or site.qparams is None:
         return site
-    scale, zero = (np.full(columns.stop - columns.start, one) for one in (site.qparams.scale, site.qparams.zero_point))
+    scale, zero = (
+        np.full(columns.stop - columns.start, number) for number in (site.qparams.scale, site.qparams.zero_point)
+    )
     spec = replace(site.spec, granularity=PerChannel(1))
     # Numbers for other levels would be computed again.
-    numbers = replace(site.qparams, scale=scale, zero_point=zero, computed_for=spec.levels)
-    return replace(site, spec=spec, qparams=numbers)
+    qparams = replace(site.qparams, scale=scale, zero_point=zero, computed_for=spec.levels)
+    return replace(site, spec=spec, qparams=qparams)
 
 
 def _join_sites(value: NDArray[Any], parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
     """One site for a matrix whose columns have sites of one spec."""
-    numbers = [site.qparams for site, _ in parts if site.qparams is not None]
+    qparams = [site.qparams for site, _ in parts if site.qparams is not None]
     scale, zero = (
-        np.concatenate(held, -1) for held in zip(*((one.scale, one.zero_point) for one in numbers), strict=True)
+        np.concatenate(column_parts, -1)
+        for column_parts in zip(
+            *((part_qparams.scale, part_qparams.zero_point) for part_qparams in qparams), strict=True
+        )
     )
     values = None
     if any(site.values is not None for site, _ in parts):
         # Integers that were chosen stay; the others are those that rounding gives.
         values = np.concatenate(
             [
-                quantize_weight(value[:, columns], one, site.spec, site.sum_orders)
+                quantize_weight(value[:, columns], part_qparams, site.spec, site.sum_orders)
                 if site.values is None
                 else site.values
-                for (site, columns), one in zip(parts, numbers, strict=True)
+                for (site, columns), part_qparams in zip(parts, qparams, strict=True)
             ],
             1,
         )
     first = parts[0][0]
-    return replace(first, qparams=replace(numbers[0], scale=scale, zero_point=zero), values=values)
+    return replace(first, qparams=replace(qparams[0], scale=scale, zero_point=zero), values=values)
 
 
 def turn_site(site: SitePlan) -> SitePlan:
     """The site of a matrix for its transpose."""
-    grain, numbers = site.spec.granularity, site.qparams
+    grain, qparams = site.spec.granularity, site.qparams
     if not isinstance(grain, PerTensor):
         site = replace(site, spec=replace(site.spec, granularity=replace(grain, axis=1 - grain.axis % 2)))
-    if numbers is not None and numbers.scale.ndim == 2:
-        turned = replace(numbers, scale=numbers.scale.T.copy(), zero_point=numbers.zero_point.T.copy())
+    if qparams is not None and qparams.scale.ndim == 2:
+        turned = replace(qparams, scale=qparams.scale.T.copy(), zero_point=qparams.zero_point.T.copy())
         site = replace(site, qparams=turned)
     return site if site.values is None else replace(site, values=site.values.T.copy())

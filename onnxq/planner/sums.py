@@ -1,8 +1,9 @@
-"""Which quantized weights of a plan share 16-bit sums in the kernels of its target, and the treatment of those that
-came from elsewhere."""
+"""The constants at a plan's sites: read, hashed, and kept within the 16-bit sums of the kernels of its target."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.backends import find_target
 from onnxq.graph import GraphIndex
+from onnxq.graph.precision.widen import is_narrow
 from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Role, Site, TensorId
@@ -28,19 +30,19 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
     Integers stay as they are: `mend_sums` checks them. Nothing is bound where the plan allows saturation.
     """
     engine = find_target(plan.target)
-    read = _reads_bytes(plan, index)
+    multiplying = _find_byte_readers(plan, index)
 
-    def orders(site: SitePlan) -> tuple[SumOrder, ...]:
+    def list_orders(site: SitePlan) -> tuple[SumOrder, ...]:
         if plan.saturation == "allow" or site.role is not Role.WEIGHT or not needs_bound(site.spec):
             return ()
         value = read_constant(index, site.site)
         if value is None:
             return ()
-        nodes = [index.node(edge.node) for edge in site.consumers or () if edge.node in read]
-        found = (engine.sum_order(node, value.shape) for node in nodes)
-        return tuple(dict.fromkeys(order for order in found if order is not None))
+        nodes = [index.node(edge.node) for edge in site.consumers or () if edge.node in multiplying]
+        orders = (engine.sum_order(node, value.shape) for node in nodes)
+        return tuple(dict.fromkeys(order for order in orders if order is not None))
 
-    return replace(plan, sites=tuple(replace(site, sum_orders=orders(site)) for site in plan.sites))
+    return replace(plan, sites=tuple(replace(site, sum_orders=list_orders(site)) for site in plan.sites))
 
 
 def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[Caution, ...]]:
@@ -71,13 +73,13 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[Caution, ...]]
 
 def count_saturating(values: np.ndarray, orders: tuple[SumOrder, ...]) -> tuple[int, int]:
     """(rows, sums) of integer weights that can overflow, over all the orders they are read in."""
-    found = [find_saturating_sums(values, order) for order in orders]
-    return sum(int(sums.any(axis=1).sum()) for sums in found), sum(int(sums.sum()) for sums in found)
+    saturating = [find_saturating_sums(values, order) for order in orders]
+    return sum(int(sums.any(axis=1).sum()) for sums in saturating), sum(int(sums.sum()) for sums in saturating)
 
 
-def _reads_bytes(plan: Plan, index: GraphIndex) -> frozenset[str]:
+def _find_byte_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Nodes whose data, input 0, is quantized to 8 bits."""
-    sites = (site for site in plan.all_sites if site.role in (Role.ACTIVATION, Role.OUTPUT))
+    sites = (site for site in plan.all_sites if not site.role.is_constant)
     narrow = (site for site in sites if site.spec.storage_bits == 8 and not site.spec.is_float)
     return frozenset(edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0)
 
@@ -89,5 +91,19 @@ def read_tensor(index: GraphIndex, site: Site) -> TensorId | None:
 
 def read_constant(index: GraphIndex, site: Site) -> NDArray[Any] | None:
     """The value of the constant that a site quantizes; None where it is none."""
-    tensor = read_tensor(index, site)
-    return None if tensor is None else index.constant(tensor)
+    return index.constant(read_tensor(index, site))
+
+
+def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
+    """sha256 of the weights at these sites, in their order: the same however the graph around them is written."""
+    digest = hashlib.sha256()
+    for site in sites:
+        if site.role is not Role.WEIGHT:
+            continue
+        value = read_constant(index, site.site)
+        if value is not None:
+            # A model in a narrower type is planned, and carried out, in float32.
+            value = value.astype(np.float32) if is_narrow(value.dtype) else value
+            digest.update(f"{value.dtype.str}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()

@@ -71,43 +71,48 @@ def choose_tables(
     index: of the prepared model. With `embeddings: auto` those that rules name, and all large ones in mode weight-only
     or where they are more than half of the bytes of the weights.
     """
-    asked, mode, found, reasons = problem.config.embeddings, problem.config.mode, [], list[Unquantized]()
+    mode, request, reasons = problem.config.mode, problem.config.embeddings, list[Unquantized]()
     # In mode float nothing is quantized.
     tables = [] if mode == "float" else list(_find_tables(problem, index, reasons))
-    largest = max((table.elements for table in tables), default=0)
-    large = [
-        table for table in tables
-        if table.named or table.elements >= max(_LEAST_ELEMENTS, _LEAST_SHARE * largest)
-    ]  # fmt: skip
-    wanted = asked in ("int8", "int4")
-    if asked == "auto":
+    least = max(_LEAST_ELEMENTS, _LEAST_SHARE * max((table.elements for table in tables), default=0))
+    large = [table for table in tables if table.named or table.elements >= least]
+    all_of_them = request in ("int8", "int4")
+    if request == "auto":
         # Weights alone are quantized for the size of the file, of which a float table is four times its share or more.
-        wanted = mode == "weight-only" or _are_most(large, index, sites)
-    by_tensor = {site.site: site for site in sites if site.role is Role.WEIGHT}
+        all_of_them = mode == "weight-only" or _are_most(large, index, sites)
+    weights = {site.site: site for site in sites if site.role is Role.WEIGHT}
+    chosen = []
     for table in large:
-        if not (table.named or wanted):
+        if not (table.named or all_of_them):
             continue
-        against = _find_obstacle(problem, index, table, by_tensor.get(table.tensor))
-        if against is not None:
-            reasons.append(against)
+        obstacle = _find_obstacle(problem, index, table, weights.get(table.tensor))
+        if obstacle is not None:
+            reasons.append(obstacle)
+        elif mode in ("static", "dynamic"):
+            chosen.append(replace(table, twin=_find_twin(index, table, weights.values())))
         else:
             # MatMulNBits, which weights alone become, does not form behind a Transpose: there each has its own copy.
-            shares = mode in ("static", "dynamic")
-            found.append(replace(table, twin=_find_twin(index, table, sites) if shares else None))
-    return tuple(found), tuple(reasons)
+            chosen.append(table)
+    return tuple(chosen), tuple(reasons)
 
 
 def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unquantized]) -> Iterator[Table]:
     """Every table that no rule leaves float; `reasons` gets those that one does."""
-    seen: set[TensorId] = set()
+    looked_at: set[TensorId] = set()
     for node in index.nodes:
         tensor = index.input(node, 0) if node.looks_up(0) else None
-        if tensor is None or tensor in seen or not _is_table(index, tensor):
+        if tensor is None or tensor in looked_at or not _is_table(index, tensor):
             continue
-        seen.add(tensor)
-        edges = index.consumers(tensor)
-        lookups = tuple(edge for edge in edges if index.node(edge.node).looks_up(edge.index))
-        match = problem.requests.match_table(tensor, [index.node(edge.node) for edge in lookups])
+        looked_at.add(tensor)
+        lookups, others, gathers = [], [], []
+        for edge in index.consumers(tensor):
+            reader = index.node(edge.node)
+            if reader.looks_up(edge.index):
+                lookups.append(edge)
+                gathers.append(reader)
+            else:
+                others.append(edge)
+        match = problem.requests.match_table(tensor, gathers)
         if match.rule is not None and match.rule.set.float:
             reasons.append(LeftFloat(node.name, f"left float by {match.rule.describe()}", BY_PERSON, "F101"))
             continue
@@ -116,8 +121,7 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
         except OnnxqError as error:
             reasons.append(Refusal(node.name, f"{error.subject}: {error.cause}", error.fix, EMBEDDING_ROWS, "R103"))
             continue
-        others = tuple(edge for edge in edges if edge not in lookups)
-        yield Table(tensor, _count_elements(index, tensor), lookups, others, match, spec)
+        yield Table(tensor, _count_elements(index, tensor), tuple(lookups), tuple(others), match, spec)
 
 
 def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
@@ -133,11 +137,11 @@ def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
     """True when the tables would be more than half of the bytes of all weights, with these sites."""
     bits = {site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT}
-    read = (index.input(node, k) for node in index.nodes for k in range(len(node.inputs)))
     total = 0
-    for tensor in {tensor for tensor in read if tensor is not None and index.is_constant(tensor)}:
+    for tensor in {tensor for node in index.nodes for tensor in index.list_reads(node)}:
         width = _WIDTHS.get(index.dtype(tensor), 0)
-        total += _count_elements(index, tensor) * min(bits.get(tensor, width), width)
+        if width and index.is_constant(tensor):
+            total += _count_elements(index, tensor) * min(bits.get(tensor, width), width)
     return 2 * sum(table.elements * _WIDTHS[index.dtype(table.tensor)] for table in tables) > total
 
 
@@ -145,57 +149,49 @@ def _find_obstacle(
     problem: PlacementProblem, index: GraphIndex, table: Table, weight: SitePlan | None
 ) -> Unquantized | None:
     """Why the table stays float; None where it can be quantized. weight: the site of its other readers."""
-    node = index.node(table.lookups[0].node)
-    asked = table.named or problem.config.embeddings != "auto"
-    row = problem.engine.capability(table.spec, Role.WEIGHT, node.op_type)
+    engine, node = problem.engine, index.node(table.lookups[0].node)
+    demanded = table.named or problem.config.embeddings != "auto"
+    row = engine.capability(table.spec, Role.WEIGHT, node.op_type)
     if row is None or node.op_type not in row.ops:
-        refusal = problem.engine.refuse(table.spec, Role.WEIGHT, node)
-        if asked:
-            reason = refusal.reason if refusal is not None else f"{problem.engine.name} reads tables in float"
-            return Refusal(
-                node.name, reason, "it stays float" if refusal is None else refusal.fix, EMBEDDING_ROWS, "R103"
-            )
-        return _leave(node, f"{problem.engine.name} looks embeddings up in float tables only")
-    if table.others and (weight is None or weight.spec != table.spec or not set(table.others) <= _read_by(weight)):
-        other = index.node(table.others[0].node)
-        return _leave(node, f"{other.name} reads the same table in another type, and it would be stored twice")
-    if asked or weight is not None:
+        if not demanded:
+            return _leave_float(node, f"{engine.name} looks embeddings up in float tables only")
+        refusal = engine.refuse(table.spec, Role.WEIGHT, node)
+        if refusal is None:
+            refusal = Refusal(node.name, f"{engine.name} reads tables in float", "it stays float")
+        return Refusal(node.name, refusal.reason, refusal.fix, EMBEDDING_ROWS, "R103")
+    shared = weight is not None and weight.spec == table.spec and {*table.others} <= {*(weight.consumers or ())}
+    if table.others and not shared:
+        other = table.others[0].node
+        return _leave_float(node, f"{other} reads the same table in another type, and it would be stored twice")
+    if demanded or weight is not None:
         return None
-    found = _measure_rows(index, table)
-    if found >= _GOOD_ROWS_DB:
-        return None
-    return _leave(node, f"in int8 one row of a hundred has less than {found:.0f} dB, and {_GOOD_ROWS_DB:.0f} are asked")
+    rows_db = _measure_rows(index, table)
+    reason = f"in int8 one row of a hundred has less than {rows_db:.0f} dB, and {_GOOD_ROWS_DB:.0f} are asked"
+    return None if rows_db >= _GOOD_ROWS_DB else _leave_float(node, reason)
 
 
-def _find_twin(index: GraphIndex, table: Table, sites: Iterable[SitePlan]) -> TensorId | None:
+def _find_twin(index: GraphIndex, table: Table, weights: Iterable[SitePlan]) -> TensorId | None:
     """The weight that preparation made of the table by transposing it, if its site can have the table's integers."""
     value = index.constant(table.tensor)
-    spec = replace(table.spec, granularity=PerChannel(1)) if isinstance(table.spec.granularity, PerChannel) else None
-    for site in sites:
-        if (
-            site.role is Role.WEIGHT
-            and site.spec == spec
-            and site.site.scope == table.tensor.scope
-            and value is not None
-        ):
-            other = index.constant(site.site) if isinstance(site.site, TensorId) else None
+    if value is None or table.spec.granularity != PerChannel(0):
+        return None
+    spec = replace(table.spec, granularity=PerChannel(1))
+    for site in weights:
+        if site.spec == spec and site.site.scope == table.tensor.scope and isinstance(site.site, TensorId):
+            other = index.constant(site.site)
             if other is not None and other.shape == value.shape[::-1] and np.array_equal(other.T, value):
-                return site.quantized_tensor
+                return site.site
     return None
+
+
+def _leave_float(node: NodeRef, reason: str) -> LeftFloat:
+    return LeftFloat(node.name, reason, EMBEDDING_ROWS, "F109")
 
 
 def explain_loss(tables: Iterable[Table], before: float, after: float) -> tuple[LeftFloat, ...]:
     """Why tables stay float that cost the outputs too much. before, after: SQNR in dB without and with them."""
     reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
     return tuple(LeftFloat(table.lookups[0].node, reason, EMBEDDING_ROWS, "F109") for table in tables)
-
-
-def _read_by(site: SitePlan) -> set[Edge]:
-    return set(site.consumers or ())
-
-
-def _leave(node: NodeRef, reason: str) -> LeftFloat:
-    return LeftFloat(node.name, reason, EMBEDDING_ROWS, "F109")
 
 
 def _measure_rows(index: GraphIndex, table: Table) -> float:
@@ -205,7 +201,7 @@ def _measure_rows(index: GraphIndex, table: Table) -> float:
     value = value[:: max(1, len(value) // _JUDGED_ROWS)].astype(np.float32)
     error = fake_quant(value, weight_qparams(value, table.spec), table.spec)
     error -= value
-    noise, power = (np.einsum("ij,ij->i", one, one, dtype=np.float64) for one in (error, value))
+    noise, power = (np.einsum("ij,ij->i", array, array, dtype=np.float64) for array in (error, value))
     rows = 10 * np.log10(np.maximum(power, 1e-30) / np.maximum(noise, 1e-36))
     return float(np.percentile(rows, 1))
 
@@ -215,15 +211,15 @@ def add_tables(sites: tuple[SitePlan, ...], tables: Iterable[Table]) -> tuple[Si
 
     A table whose other readers have become float is left out.
     """
-    done = {site.site: site for site in sites}
+    added = {site.site: site for site in sites}
     for table in tables:
-        weight = done.get(table.tensor)
+        weight, twin = added.get(table.tensor), None if table.twin is None else added.get(table.twin)
         if weight is not None:
             readers = tuple(dict.fromkeys((*(weight.consumers or ()), *table.lookups)))
-            done[table.tensor] = replace(weight, consumers=readers)
+            added[table.tensor] = replace(weight, consumers=readers)
         elif not table.others:
-            twin = None if table.twin is None else done.get(table.twin)
-            done[table.tensor] = replace(table.make_site(), group="" if twin is None else str(twin.site))
+            group = "" if twin is None else str(twin.site)
+            added[table.tensor] = replace(table.make_site(), group=group)
             if twin is not None:
-                done[twin.site] = replace(twin, group=str(twin.site))
-    return tuple(done.values())
+                added[twin.site] = replace(twin, group=group)
+    return tuple(added.values())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text as RichText
 
@@ -28,7 +29,10 @@ _CUTS = (0.5, 0.33, 0.67)
 
 
 class Text(RichText):
-    """Text for the terminal: each argument is a line, in which names are escaped. The only text that reports print."""
+    """Text for the terminal: each argument is a line, in which names are escaped. The only text that reports print.
+
+    Lines break between words only; a word that is longer than a line loses its middle.
+    """
 
     def __init__(self, *lines: str, style: str = "") -> None:
         super().__init__("\n".join(map(escape_line, lines)), style)
@@ -37,6 +41,13 @@ class Text(RichText):
         """Write more text behind it, on the same line; returns itself."""
         self.append(escape_line(text), style)
         return self
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widest = super().__rich_measure__(console, options).maximum
+        return Measurement(min(_LEAST, widest), widest)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        return RichText.__rich_console__(fit_words(self, options.max_width), console, options)
 
 
 def shorten_name(name: str, width: int, cut: float = 0.5) -> str:
@@ -72,28 +83,8 @@ def _fit_word(word: RichText, width: int) -> RichText:
     if short == word.plain:
         return word
     head, tail = short.split("…", 1)
-    return word[: len(head)].append("…").append_text(word[len(word) - len(tail) :] if tail else RichText())
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """Text whose words never break over lines."""
-
-    text: Text
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        widest = Measurement.get(console, options, self.text).maximum
-        return Measurement(min(_LEAST, widest), widest)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield fit_words(self.text, options.max_width)
-
-
-def fit_renderable(shown: RenderableType) -> RenderableType:
-    """Make every text in a renderable break between words only."""
-    if isinstance(shown, Text):
-        return Fitted(shown)
-    return Group(*map(fit_renderable, shown.renderables)) if isinstance(shown, Group) else shown
+    fitted = word[: len(head)].append("…")
+    return fitted.append_text(word[len(word) - len(tail) :]) if tail else fitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,95 +104,103 @@ class Rows:
     fold: frozenset[str] = frozenset()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        widths = self._natural(headers=True)
-        widest = min(sum(widths) + _GAP * (len(widths) - 1), options.max_width)
+        widths = self._measure_columns(headers=True)
+        widest = min(_add_gaps(widths), options.max_width)
         return Measurement(min(_LEAST * len(widths), widest), widest)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = wanted = self._natural(headers=True)
-        if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
-            widths = self._squeezed(options.max_width)
-        if self.columns[0] in self.names and widths[0] < min(wanted[0], _TELLING):
-            yield from self._stacked(options.max_width)
-            return
-        table = self._table(widths)
-        for row in zip(*(self._cells(k, width) for k, width in enumerate(widths)), strict=True):
+        widths = self._choose_widths(options.max_width)
+        if self.columns[0] in self.names:
+            whole = self._measure_columns(headers=True)[0]
+            if widths[0] < min(whole, _TELLING):
+                yield from self._stack_rows(options.max_width)
+                return
+        table = self._make_table(widths)
+        for row in self._make_cells(widths):
             table.add_row(*row)
         yield table
 
-    def _table(self, widths: Sequence[int], *, header: bool = True) -> Table:
+    def _make_table(self, widths: Sequence[int], *, header: bool = True) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_edge=False, show_header=header)
         for name, width in zip(self.columns, widths, strict=True):
             table.add_column(
-                _wrap_header(name, width), justify="right" if name in self.right else "left", width=width,
-                no_wrap=name not in self.fold, overflow="ellipsis", vertical="top", header_style="bold",
-            )  # fmt: skip
+                _wrap_header(name, width),
+                justify="right" if name in self.right else "left",
+                width=width,
+                no_wrap=name not in self.fold,
+                overflow="ellipsis",
+                header_style="bold",
+            )
         return table
 
-    def _stacked(self, width: int) -> RenderResult:
+    def _stack_rows(self, width: int) -> RenderResult:
         """Render each name above the indented rest of its row; columns that do not fit get lines of their own, too."""
-        rest = self._only(range(1, len(self.columns)))
-        below: list[str] = []
-        while (last := rest._too_much(width - _INDENT)) is not None:
+        rest, below = self._drop_columns({self.columns[0]}), list[str]()
+        while (last := rest._find_excess(width - _INDENT)) is not None:
             below.insert(0, last)
-            rest = rest._only(k for k, name in enumerate(rest.columns) if name != last)
-        widths = rest._natural(headers=True)
-        if sum(widths) + _GAP * (len(widths) - 1) > width - _INDENT:
-            widths = rest._squeezed(width - _INDENT)
-        cells = list(zip(*(rest._cells(k, one) for k, one in enumerate(widths)), strict=True))
+            rest = rest._drop_columns({last})
+        widths = rest._choose_widths(width - _INDENT)
         yield Text(self.columns[0], style="bold")
-        yield Padding(rest._table(widths), (0, 0, 0, _INDENT))
-        for k, name in enumerate(self._cells(0, width)):
-            line = rest._table(widths, header=False)
-            line.add_row(*cells[k])
-            yield name
-            yield Padding(line, (0, 0, 0, _INDENT))
+        yield Padding.indent(rest._make_table(widths), _INDENT)
+        names = _shorten_names([row[0] for row in self.rows], width)
+        for name, row, cells in zip(names, self.rows, rest._make_cells(widths), strict=True):
+            line = rest._make_table(widths, header=False)
+            line.add_row(*cells)
+            yield Text(name)
+            yield Padding.indent(line, _INDENT)
             for column in below:
-                text = Text(f"{column}: {self.rows[k][self.columns.index(column)]}")
-                yield Padding(fit_words(text, width - _INDENT), (0, 0, 0, _INDENT))
+                yield Padding.indent(Text(f"{column}: {row[self.columns.index(column)]}"), _INDENT)
 
-    def _only(self, columns: Iterable[int]) -> Rows:
-        kept = list(columns)
-        rows = [[row[k] for k in kept] for row in self.rows]
-        return Rows([self.columns[k] for k in kept], rows, self.right, self.names, self.fold)
+    def _drop_columns(self, names: Collection[str]) -> Rows:
+        left = [k for k, name in enumerate(self.columns) if name not in names]
+        rows = [[row[k] for k in left] for row in self.rows]
+        return replace(self, columns=[self.columns[k] for k in left], rows=rows)
 
-    def _too_much(self, width: int) -> str | None:
+    def _find_excess(self, width: int) -> str | None:
         """Return the last column of names or text if it must be removed for the others to fit."""
-        giving = [name for name in self.columns if name in self.names or name in self.fold]
-        natural = zip(self.columns, self._natural(headers=False), strict=True)
-        needs = [min(most, _FEW) if name in giving else most for name, most in natural]
-        return giving[-1] if giving and sum(needs) + _GAP * (len(needs) - 1) > width else None
+        widths = self._measure_columns(headers=False)
+        flexible = self._find_flexible()
+        needs = [min(most, _FEW) if k in flexible else most for k, most in enumerate(widths)]
+        return self.columns[flexible[-1]] if flexible and _add_gaps(needs) > width else None
 
-    def _cells(self, k: int, width: int) -> list[RichText]:
-        column = [row[k] for row in self.rows]
-        if self.columns[k] in self.names:
-            return [Text(name) for name in _shorten_names(column, width)]
-        return [fit_words(Text(cell), width) if self.columns[k] in self.fold else Text(cell) for cell in column]
+    def _find_flexible(self) -> list[int]:
+        """Return the positions of the columns of names or text, which may be narrower than their contents."""
+        return [k for k, name in enumerate(self.columns) if name in self.names or name in self.fold]
 
-    def _natural(self, *, headers: bool) -> list[int]:
+    def _make_cells(self, widths: Sequence[int]) -> Iterator[tuple[Text, ...]]:
+        """Make the cells, row by row."""
+        columns = []
+        for k, (name, width) in enumerate(zip(self.columns, widths, strict=True)):
+            texts = [row[k] for row in self.rows]
+            columns.append(map(Text, _shorten_names(texts, width) if name in self.names else texts))
+        return zip(*columns, strict=True)
+
+    def _measure_columns(self, *, headers: bool) -> list[int]:
         """Return the width of each column if nothing is cut. headers: on one line."""
         widths = []
         for k, name in enumerate(self.columns):
-            words = [name] if headers else name.split()
-            widths.append(max([*map(cell_len, words), *(cell_len(row[k]) for row in self.rows)], default=0))
+            texts = [row[k] for row in self.rows] + ([name] if headers else name.split())
+            widths.append(max(map(cell_len, texts), default=0))
         return widths
 
-    def _squeezed(self, width: int) -> list[int]:
-        """Choose widths that fit: numbers keep theirs, names and text share the rest."""
-        widths = self._natural(headers=False)
-        giving = {k: widths[k] for k, name in enumerate(self.columns) if name in self.names or name in self.fold}
-        rest = width - _GAP * (len(widths) - 1) - sum(w for k, w in enumerate(widths) if k not in giving)
-        shares = _share_width(rest, giving)
-        return [shares.get(k, w) for k, w in enumerate(widths)]
+    def _choose_widths(self, width: int) -> list[int]:
+        """Choose widths that fit: if headers of one line do not, numbers keep theirs, names and text share the rest."""
+        widths = self._measure_columns(headers=True)
+        if _add_gaps(widths) <= width:
+            return widths
+        widths = self._measure_columns(headers=False)
+        flexible = sorted(self._find_flexible(), key=widths.__getitem__)
+        rest = width - _add_gaps(widths) + sum(widths[k] for k in flexible)
+        # Small requests are granted, the others get equal shares.
+        for position, k in enumerate(flexible):
+            widths[k] = min(widths[k], max(rest // (len(flexible) - position), _LEAST))
+            rest -= widths[k]
+        return widths
 
 
-def _share_width(rest: int, wanted: Mapping[int, int]) -> dict[int, int]:
-    """Divide `rest` among columns: small requests are granted, the others get equal shares."""
-    shares: dict[int, int] = {}
-    for done, (k, want) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
-        shares[k] = min(want, max(rest // (len(wanted) - done), _LEAST))
-        rest -= shares[k]
-    return shares
+def _add_gaps(widths: Sequence[int]) -> int:
+    """Return the width of a table."""
+    return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _wrap_header(header: str, width: int) -> Text:
@@ -214,8 +213,7 @@ def _wrap_header(header: str, width: int) -> Text:
     return Text(*lines)
 
 
-def _shorten_names(names: Iterable[str], width: int) -> list[str]:
+def _shorten_names(names: Sequence[str], width: int) -> list[str]:
     """Shorten names at the position that keeps most of them distinct."""
-    column = list(names)
-    tried = [[shorten_name(name, width, cut) for name in column] for cut in _CUTS]
-    return max(tried, key=lambda one: len(set(one)))
+    candidates = [[shorten_name(name, width, cut) for name in names] for cut in _CUTS]
+    return max(candidates, key=lambda candidate: len(set(candidate)))

@@ -1,20 +1,30 @@
-"""Reports as one strict JSON document."""
+"""Results as one strict JSON document or as text: the one writer of both."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from rich.console import RenderableType
+
+from onnxq.errors import OnnxqError
 from onnxq.escapes import dump_json, replace_surrogates
-from onnxq.report.model import UNCHANGED, Grade, Latency, Report, RunFigure, find_worst_figure, make_verdict
+from onnxq.report.model import Grade, Latency, RunFigure, find_worst_figure, make_verdict
+from onnxq.report.terminal import View, print_result
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
+R = TypeVar("R")
+# Values of a JSON document, and those of the error in it.
+Values = dict[str, Any]
+ErrorValues = Mapping[str, Any] | None
 # Version of the JSON that commands print; raised when a key changes its meaning or goes.
 SCHEMA = 1
+# Values that stand beside the fields of a class.
+_DERIVED: dict[type, str] = {Latency: "ratio"}
 
 
 def to_json(value: Any) -> str:
@@ -22,19 +32,18 @@ def to_json(value: Any) -> str:
     return dump_json(_to_plain(value)) + "\n"
 
 
-def report_json(report: Report, error: Mapping[str, Any] | None = None) -> str:
-    """Convert the report to JSON with its schema number and derived values.
-
-    error: the reason, as plain values, if the command fails in spite of the report.
-    """
-    derived = {"roles": dict(report.roles), "slower": report.slower, "alarms": report.alarms()}
-    derived["verdict"] = describe_verdict(report.figures, UNCHANGED if report.unchanged else None)
-    return to_json({"schema": SCHEMA, "error": error, **_to_plain(report), **derived})
-
-
-def describe_verdict(figures: Sequence[RunFigure], grade: Grade | None = None) -> dict[str, Any]:
+def describe_verdict(figures: Sequence[RunFigure], grade: Grade | None = None) -> Values:
     """The verdict on outputs. grade: in the place of theirs."""
     return {"grade": (grade or make_verdict(figures)[0]).name, "worst": find_worst_figure(figures)}
+
+
+def pick_fields(value: Any, names: str) -> Values:
+    """The attributes of a value, by their names in one text."""
+    return {name: getattr(value, name) for name in names.split()}
+
+
+def _list_fields(value: Any) -> Values:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _to_plain(value: Any) -> Any:
@@ -49,11 +58,46 @@ def _to_plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        plain = {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
-        return plain | ({"ratio": _to_plain(value.ratio)} if isinstance(value, Latency) else {})
+        return _to_plain(_list_fields(value) | pick_fields(value, _DERIVED.get(type(value), "")))
     if isinstance(value, Mapping):
         return {replace_surrogates(str(key)): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_to_plain(item) for item in value]
     # numpy's scalars have `item`; anything else is shown as its text.
     return _to_plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Form(Generic[R]):
+    """The text of a command's result, and the JSON made of the result's fields.
+
+    make_parts: of the text. list_warnings: shown behind it, and wherever the text is not. derive: JSON values beside
+    the fields, or in their place. hidden: names of fields that the JSON leaves out. only: all values of a JSON that
+    holds no field as it is. find_fault: the error that the
+    command ends with in spite of the result, with exit_code; None for commands that have none.
+    """
+
+    make_parts: Callable[[R, View], Iterable[RenderableType]]
+    list_warnings: Callable[[R], Iterable[RenderableType]] = lambda result: ()
+    derive: Callable[[R], Values] = lambda result: {}
+    hidden: str = ""
+    only: Callable[[R], Values] | None = None
+    find_fault: Callable[[R], OnnxqError | None] | None = None
+    exit_code: int = 1
+
+    def write_json(self, result: R, error: ErrorValues = None) -> str:
+        """The JSON document. error: as plain values, if the command ends with one."""
+        head: Values = {"schema": SCHEMA}
+        if self.find_fault is not None:
+            head["error"] = error
+        if self.only is not None:
+            return to_json(head | self.only(result))
+        values = _list_fields(result) | self.derive(result)
+        for name in self.hidden.split():
+            del values[name]
+        return to_json(head | values)
+
+    def show(self, result: R, view: View, error: ErrorValues = None) -> None:
+        """Print the result as the view says."""
+        parts = self.make_parts(result, view)
+        print_result(view, lambda: self.write_json(result, error), parts, self.list_warnings(result))

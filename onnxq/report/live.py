@@ -53,7 +53,7 @@ def _is_large(source: str | os.PathLike[str] | None) -> bool:
     path = Path(source or "")
     # The names of external data that torch's exporter and Optimum write.
     files = (path, path.with_name(f"{path.name}.data"), path.with_name(f"{path.name}_data")) if path.name else ()
-    return any(os.path.isfile(one) and one.stat().st_size >= _LARGE for one in files)
+    return any(os.path.isfile(file) and file.stat().st_size >= _LARGE for file in files)
 
 
 @dataclass(eq=False)
@@ -78,19 +78,21 @@ class _Step:
         self.done += steps
         self.update()
 
-    def line(self, now: float) -> str:
+    def format_state(self, now: float) -> str:
         """Format the state: calibrating: 12/32 (38%), 20 s left; reading x.onnx: 12 s so far."""
-        passed, text = now - self.begun, self.description
-        count = f"{self.done}, " if self.done else ""
+        passed, parts = now - self.begun, []
         if self.total:
             share = f" ({100 * self.done // self.total}%)" if self.done else ""
-            text += f": {self.done}/{self.total}{share}"
-            if 0 < self.done < self.total:
-                return f"{text}, {format_seconds(passed / self.done * (self.total - self.done))} left"
-            return f"{text}, {format_seconds(passed)} so far" if passed >= _FIRST else text
-        return f"{text}: {count}{format_seconds(passed)} so far" if passed >= _FIRST else text
+            parts.append(f"{self.done}/{self.total}{share}")
+        elif self.done and passed >= _FIRST:
+            parts.append(str(self.done))
+        if self.total and 0 < self.done < self.total:
+            parts.append(f"{format_seconds(passed / self.done * (self.total - self.done))} left")
+        elif passed >= _FIRST:
+            parts.append(f"{format_seconds(passed)} so far")
+        return f"{self.description}: {', '.join(parts)}" if parts else self.description
 
-    def ended(self, now: float) -> str:
+    def format_end(self, now: float) -> str:
         """Format the last line of a step of which lines were shown."""
         count = f"{self.done}/{self.total} " if self.total else ""
         return f"{self.description}: {count}in {format_seconds(now - self.begun)}"
@@ -121,13 +123,13 @@ class Lines:
     @contextmanager
     def __call__(self, description: str, total: int | None = None) -> Iterator[Task]:
         """Begin a step inside the open ones."""
-        step = self._begin(description, total)
+        step = self._begin_step(description, total)
         try:
             yield step
         finally:
-            self._end(step)
+            self._end_step(step)
 
-    def _begin(self, description: str, total: int | None) -> _Step:
+    def _begin_step(self, description: str, total: int | None) -> _Step:
         with self._changed:
             now, parent = self.clock(), self._open[-1] if self._open else None
             step = _Step(escape_line(description), total, now, self._print_due)
@@ -139,17 +141,17 @@ class Lines:
             self._open.append(step)
             self._print_due()
             if self._thread is None and not self.alone:
-                self._thread = threading.Thread(target=self._watch, name="onnxq-progress", daemon=True)
+                self._thread = threading.Thread(target=self._watch_steps, name="onnxq-progress", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         return step
 
-    def _end(self, step: _Step) -> None:
+    def _end_step(self, step: _Step) -> None:
         with self._changed:
             now = self.clock()
             self._open.remove(step)
             if step.beats and now - step.begun >= _EVERY:
-                self._write(step.ended(now))
+                self._write_line(step.format_end(now))
             if self._open and self._open[-1].named:
                 self._open[-1].due = now + _FIRST
             thread = None if self._open else self._thread
@@ -167,21 +169,21 @@ class Lines:
             if now < step.due:
                 return
             if not self._open[0].named and step is not self._open[0]:
-                self._write(self._open[0].description)
+                self._write_line(self._open[0].description)
             step.beats += step.named
-            self._write(step.line(now))
+            self._write_line(step.format_state(now))
             alive = step.begun + _FIRST
             step.due = alive if alive - now > 0.5 else now + _EVERY
             for outer in self._open:
                 outer.named = True
 
-    def _watch(self) -> None:
+    def _watch_steps(self) -> None:
         with self._changed:
             while self._open:
                 self._print_due()
                 self._changed.wait(max(self._open[-1].due - self.clock(), 0.01))
 
-    def _write(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         self._last = self.clock()
         # The reader of the pipe may be gone; the work goes on.
         with suppress(OSError, ValueError):
@@ -202,48 +204,51 @@ class Bars:
     def __call__(self, description: str, total: int | None = None) -> Iterator[Task]:
         """Begin a step inside the open ones."""
         with self._lock:
-            shown = self._opened()
+            shown = self._open_bars()
             if self._open and self._open[-1][1] == description:  # one line for both
                 shown.update(self._open[-1][0], visible=False)
-            title = shorten_name(
-                "  " * len(self._open) + escape_line(description), max(shown.console.width - _COUNT, _COUNT)
-            )
-            one = shown.add_task(title, total=total)
-            self._open.append((one, description))
+            title = "  " * len(self._open) + escape_line(description)
+            width = max(shown.console.width - _COUNT, _COUNT)
+            task = shown.add_task(shorten_name(title, width), total=total)
+            self._open.append((task, description))
         try:
-            yield _Row(shown, one)
+            yield _Row(shown, task)
         finally:
             with self._lock:
-                shown.remove_task(one)
-                self._open.remove((one, description))
+                shown.remove_task(task)
+                self._open.remove((task, description))
                 if self._open:
                     shown.update(self._open[-1][0], visible=True)
                 else:
-                    self._close(shown)
+                    self._close_bars(shown)
 
-    def _opened(self) -> bars.Progress:
+    def _open_bars(self) -> bars.Progress:
         if self._bars is not None:
             return self._bars
         title = bars.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
-        made = bars.Progress(
-            bars.SpinnerColumn(), title, _Count(), console=Console(file=self._stream, highlight=False), transient=True,
-            refresh_per_second=5, redirect_stdout=sys.stdout.isatty(),
-        )  # fmt: skip
-        self._bars = made
+        self._bars = bars.Progress(
+            bars.SpinnerColumn(),
+            title,
+            _Count(),
+            console=Console(file=self._stream, highlight=False),
+            transient=True,
+            refresh_per_second=5,
+            redirect_stdout=sys.stdout.isatty(),
+        )
         if self._patience <= 0:
-            made.start()
+            self._bars.start()
         else:
-            self._timer = threading.Timer(self._patience, self._start, (made,))
+            self._timer = threading.Timer(self._patience, self._start_bars, (self._bars,))
             self._timer.daemon = True
             self._timer.start()
-        return made
+        return self._bars
 
-    def _start(self, shown: bars.Progress) -> None:
+    def _start_bars(self, shown: bars.Progress) -> None:
         with self._lock:
             if shown is self._bars:
                 shown.start()
 
-    def _close(self, shown: bars.Progress) -> None:
+    def _close_bars(self, shown: bars.Progress) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._bars = self._timer = None

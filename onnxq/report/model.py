@@ -75,7 +75,7 @@ class RunFigure:
         """The grade of this output alone."""
         # Of few rows one may differ by chance.
         share = min(self.top_1 + 1 / self.rows, 1.0) if self.classes and self.rows else 1.0
-        reached = (one for one in GRADES if self.sqnr_db >= one.sqnr_db and share >= one.top_1)
+        reached = (grade for grade in GRADES if self.sqnr_db >= grade.sqnr_db and share >= grade.top_1)
         return next(reached, GRADES[-1])
 
     def describe_agreement(self) -> str:
@@ -92,9 +92,11 @@ def find_worst_figure(figures: Sequence[RunFigure]) -> RunFigure | None:
 
     None without figures.
     """
-    return max(
-        figures, key=lambda one: (GRADES.index(one.grade), one.run != label_run(OFF), -one.sqnr_db), default=None
-    )
+
+    def rank(figure: RunFigure) -> tuple[int, bool, float]:
+        return GRADES.index(figure.grade), figure.run != label_run(OFF), -figure.sqnr_db
+
+    return max(figures, key=rank, default=None)
 
 
 def describe_figures(figures: Sequence[RunFigure]) -> str:
@@ -103,11 +105,10 @@ def describe_figures(figures: Sequence[RunFigure]) -> str:
     if worst is None:
         return ""
     text = f"{worst.output} has {format_decibel(worst.sqnr_db)} against float {worst.run}"
-    ranked = [worst] if worst.rows else [one for one in figures if one.rows]
-    if not ranked:
-        return text
-    least = min(ranked, key=lambda one: one.top_1)
-    return f"{text}; {'' if least is worst else f'{least.output}: '}{least.describe_agreement()}"
+    if worst.rows:
+        return f"{text}; {worst.describe_agreement()}"
+    least = min((figure for figure in figures if figure.rows), key=lambda figure: figure.top_1, default=None)
+    return text if least is None else f"{text}; {least.output}: {least.describe_agreement()}"
 
 
 def make_verdict(
@@ -116,9 +117,12 @@ def make_verdict(
     """The grade of outputs, and why, in a line. choices: of which outputs may hold nothing else. facts: told behind."""
     worst = find_worst_figure(figures)
     grade = UNCHECKED if worst is None else worst.grade
-    found = min((one for one in choices if one.decides), key=lambda one: one.share, default=None)
-    chosen = "" if found is None else f"{', '.join(found.decides)}: {100 * found.share:.4g} % chosen as in float"
-    return grade, "; ".join(filter(None, (describe_figures(figures), chosen, *facts)))
+    parts = [describe_figures(figures)]
+    deciding = [choice for choice in choices if choice.decides]
+    if deciding:
+        least = min(deciding, key=lambda choice: choice.share)
+        parts.append(f"{', '.join(least.decides)}: {100 * least.share:.4g} % chosen as in float")
+    return grade, "; ".join(filter(None, (*parts, *facts)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +139,9 @@ class OutputCheck:
     """
 
     name: str
-    # [0] with ORT's optimizations off, as the file says; [1] with all on, as users run it.
     sqnr_db: tuple[float, float]
     cosine: tuple[float, float]
-    # SQNR of these two runs against each other; inf if identical.
     agreement_db: float
-    # False if ORT's optimizations fail on the file; their values are NaN then.
     optimized: bool = True
     parts: tuple[str, str] = ("", "")
     whole_db: tuple[float, float] = (math.nan, math.nan)
@@ -287,13 +288,18 @@ class Report:
         """An output as the file says and, where ONNX Runtime is to run it, as it does."""
         # Other engines run the file as it is, without ORT's optimizations.
         here = check.optimized and find_target(self.target).times_itself
-        return [
-            RunFigure(
-                output=check.name + check.parts[k], run=label_run(run), sqnr_db=check.sqnr_db[k],
-                top_1=check.top_1[k], rows=check.rows, classes=check.classes,
+        figures = []
+        for k, run in enumerate((OFF, ON) if here else (OFF,)):
+            figure = RunFigure(
+                output=check.name + check.parts[k],
+                run=label_run(run),
+                sqnr_db=check.sqnr_db[k],
+                top_1=check.top_1[k],
+                rows=check.rows,
+                classes=check.classes,
             )
-            for k, run in enumerate((OFF, ON) if here else (OFF,))
-        ]  # fmt: skip
+            figures.append(figure)
+        return figures
 
     @property
     def slower(self) -> bool:
@@ -307,13 +313,16 @@ class Report:
 
     def alarms(self) -> tuple[Caution, ...]:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
-        found = []
+        alarms = []
         if self.unchanged:
-            why = "everything was refused" if self.refusals else "int8 would not pay" if self.left_float else ""
             text = "nothing was quantized, and the result computes what the model did"
+            if self.refusals:
+                text = f"everything was refused: {text}"
+            elif self.left_float:
+                text = f"int8 would not pay: {text}"
             # Placed for one kind of CPU alone, there may be something.
-            others = [one for one in self.warnings if one.code == OTHER_CPUS]
-            found.append(Caution("W111", "; ".join(filter(None, (f"{why}: {text}" if why else text, *others)))))
+            others = [warning for warning in self.warnings if warning.code == OTHER_CPUS]
+            alarms.append(Caution("W111", "; ".join((text, *others))))
         for check in self.checks:
             figure = find_worst_figure(self.list_figures(check))
             off, on = check.sqnr_db
@@ -322,23 +331,23 @@ class Report:
                     f"output {figure.output} is far from the float model's ({figure.describe_error()}); check the "
                     f"task's own metric, {find_target(self.target).advice}, or keep sensitive nodes float with a rule"
                 )
-                found.append(Caution("W108", text))
+                alarms.append(Caution("W108", text))
             elif check.drifts:
                 text = (
                     f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}"
                 )
-                found.append(Caution("W109", text))
+                alarms.append(Caution("W109", text))
         if self.slower and self.latency is not None and not self.unchanged:
             reason = self.latency.reason or "the cause is not known; try `placement='measured'`"
-            found.append(Caution("W110", f"the quantized model is slower than the float one: {reason}"))
-        return tuple(found)
+            alarms.append(Caution("W110", f"the quantized model is slower than the float one: {reason}"))
+        return tuple(alarms)
 
 
-def group_reasons(found: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:
+def group_reasons(nodes: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:
     """Group unquantized nodes by reason, the most frequent reason first."""
     groups: dict[str, list[Unquantized]] = {}
-    for entry in found:
+    for entry in nodes:
         groups.setdefault(entry.reason, []).append(entry)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     return tuple((reason, tuple(members)) for reason, members in ordered)

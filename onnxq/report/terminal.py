@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TypeVar
+from operator import attrgetter
+from typing import IO, Any, TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
+
+# Results are made of these; nobody else imports rich.
+from rich.console import Group as Group
+from rich.console import RenderableType as RenderableType
 from rich.table import Table
 
 from onnxq.escapes import escape_line, escape_lines
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.report.columns import Rows, Text, fit_renderable
+from onnxq.report.columns import Rows, Text
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 T = TypeVar("T")
+# A renderable, or the lines of a text.
+Content = RenderableType | list[str] | tuple[str, ...] | Iterator[str]
+# Labels and contents of a sheet.
+SheetRows = Iterator[tuple[str, Content | None]]
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
 # Lines on choices.
@@ -43,7 +51,7 @@ class View:
     width: int | None = None
 
 
-def show_result(
+def print_result(
     view: View, document: Callable[[], str], parts: Iterable[RenderableType], warnings: Iterable[RenderableType]
 ) -> None:
     """Print a result: its parts, and behind them, where they stay on the screen, its warnings.
@@ -64,18 +72,18 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, 
 
     width: wrap at so many columns in any case.
     """
-    stream, renderable = sys.stdout if stream is None else stream, fit_renderable(renderable)
-    terminal = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
-    if terminal.is_terminal:
-        terminal.print(renderable)
+    stream = sys.stdout if stream is None else stream
+    console = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
+    # In a group, because rich copies a text that is printed alone, and the copy breaks words.
+    group = Group(renderable)
+    if console.is_terminal:
+        console.print(group)
         return
     # Rendered in memory, because `write_stream` replaces letters that the stream cannot encode.
-    buffer = io.StringIO()
-    plain = Console(
-        file=buffer, highlight=False, emoji=False, markup=False, color_system=None, width=width or _PIPED_WIDTH
-    )
-    plain.print(renderable)
-    write_stream("".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()), stream)
+    console.width = width or _PIPED_WIDTH
+    with console.capture() as capture:
+        console.print(group)
+    write_stream("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), stream)
 
 
 def write_stream(text: str, stream: IO[str] | None = None) -> None:
@@ -88,7 +96,7 @@ def write_stream(text: str, stream: IO[str] | None = None) -> None:
 
 def make_table(
     columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[object]],
     *,
     right: Iterable[str] = (),
     names: Iterable[str] = (),
@@ -101,11 +109,32 @@ def make_table(
     """
     return Rows(
         tuple(columns),
-        [tuple(map(escape_line, row)) for row in rows],
+        [[escape_line(str(cell)) for cell in row] for row in rows],
         frozenset(right),
         frozenset(names),
         frozenset(fold),
     )
+
+
+def make_list(
+    items: Sequence[T],
+    view: View,
+    columns: Sequence[str],
+    cells: str | Callable[[T], Sequence[object]],
+    *,
+    usual: int | None = None,
+    right: Iterable[str] = (),
+    names: Iterable[str] = (),
+    fold: Iterable[str] = (),
+) -> list[RenderableType]:
+    """Make a table of the items that a view shows, and a line that counts the others.
+
+    cells: the attributes of an item, by their names in one text, or a function that gives them. usual: as for
+    `select_rows`; the others: as for `make_table`.
+    """
+    shown, more = select_rows(items, view, usual)
+    make_row = attrgetter(*cells.split()) if isinstance(cells, str) else cells
+    return [make_table(columns, map(make_row, shown), right=right, names=names, fold=fold), *list_more(more)]
 
 
 def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tuple[Sequence[T], str]:
@@ -120,6 +149,11 @@ def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tupl
     return rows[:most], f"and {len(rows) - most} more; {translate_text(hint)}"
 
 
+def list_more(more: str) -> list[Text]:
+    """The line of `select_rows` that counts the rows left out; [] for none."""
+    return [Text(more, style="dim")] if more else []
+
+
 def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "\n") -> Text:
     """Join lines or names, and the count of the others. usual: their number without `verbose`."""
     shown, more = select_rows(lines, View(verbose=verbose), usual)
@@ -127,14 +161,26 @@ def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "
     return Text(*lines) if between == "\n" else Text(between.join(lines))
 
 
-def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Make a sheet: labels on the left, any contents on the right, indented as one column."""
-    out = Table.grid(padding=(0, 2, 0, 0))
-    out.add_column(no_wrap=True, style="bold")
-    out.add_column(overflow="fold")
+def make_sheet(rows: SheetRows) -> Table:
+    """Make a sheet: labels on the left, any contents on the right, indented as one column; empty rows are left out."""
+    sheet = Table.grid(padding=(0, 2, 0, 0))
+    sheet.add_column(no_wrap=True, style="bold")
+    sheet.add_column(overflow="fold")
     for label, content in rows:
-        out.add_row(Text(label), fit_renderable(content))
-    return out
+        shown = make_renderable(content)
+        if shown is not None:
+            sheet.add_row(Text(label), shown)
+    return sheet
+
+
+def make_renderable(content: Content | None) -> RenderableType | None:
+    """Make a text of a line or lines; None for none. Other renderables stay as they are."""
+    if isinstance(content, str):
+        return Text(content) if content else None
+    if isinstance(content, (list, tuple, Iterator)):
+        lines = list(content)
+        return Text(*lines) if lines else None
+    return content
 
 
 def format_warning(warning: Caution, style: str = "yellow") -> Text:
@@ -142,9 +188,29 @@ def format_warning(warning: Caution, style: str = "yellow") -> Text:
     return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
 
 
+def format_warnings(warnings: Iterable[Caution]) -> Iterator[Text]:
+    """Format each of the warnings."""
+    return map(format_warning, warnings)
+
+
 def format_verdict(word: str, style: str, text: str) -> Text:
     """Format a verdict, `good: text`, of which the word stands out."""
     return Text(word, style=style).join_text(f": {text}" if text else "")
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format a number of things: 1 model, 2 models."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_counts(counts: Mapping[Any, int]) -> str:
+    """Format numbers of things by their names: 3 Conv, 1 Gemm."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def format_figure(value: float | None, form: str, unit: str = "", *, before: str = "") -> str:
+    """Format a figure by `form` with its unit; "" for None and nan. before: a text in front of it."""
+    return "" if value is None or math.isnan(value) else f"{before}{value:{form}}{unit}"
 
 
 def format_bytes(count: int) -> str:
@@ -173,10 +239,10 @@ def part_text(name: str, part: str, whole_db: float) -> Text:
 
 def list_choices(choices: Sequence[ChoiceAgreement]) -> list[Text]:
     """Lines on how far the quantized model chooses as the float model does, the worst first."""
-    ranked = sorted(choices, key=lambda one: one.share)
-    lines = [Text(_describe_choice(one), style="dim") for one in ranked[:_CHOICES]]
+    ranked = sorted(choices, key=lambda choice: choice.share)
+    lines = [Text(_describe_choice(choice), style="dim") for choice in ranked[:_CHOICES]]
     more = len(ranked) - len(lines)
-    return [*lines, *([Text(f"and {more} more choices, no worse", style="dim")] if more else [])]
+    return [*lines, *list_more(f"and {more} more choices, no worse" if more else "")]
 
 
 def _describe_choice(choice: ChoiceAgreement) -> str:
@@ -207,7 +273,7 @@ def format_seconds(value: float) -> str:
 
 def format_threads(count: int) -> str:
     """Format a number of threads: 1 thread, all threads."""
-    return f"{count or 'all'} thread{'' if count == 1 else 's'}"
+    return format_count(count, "thread") if count else "all threads"
 
 
 def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
@@ -215,11 +281,12 @@ def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
     names: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         names.setdefault("x".join(map(str, shape)) or "scalar", []).append(name)
-    # Caches come by the dozen.
-    return ", ".join(
-        f"{' and '.join(found) if len(found) < 4 else f'{found[0]} and {len(found) - 1} more'} {size}"
-        for size, found in names.items()
-    )
+    parts = []
+    for size, members in names.items():
+        # Caches come by the dozen.
+        listed = members if len(members) < 4 else (members[0], f"{len(members) - 1} more")
+        parts.append(f"{' and '.join(listed)} {size}")
+    return ", ".join(parts)
 
 
 def format_scale(low: float, high: float) -> str:

@@ -20,7 +20,7 @@ from onnx import ModelProto, helper
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.storage.stored import OpenFile, StoredArray, open_data
+from onnxq.graph.stored import OpenFile, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes, is_stub
 from onnxq.runtime.engine import import_onnxruntime
 from onnxq.spec import QParams
@@ -118,9 +118,9 @@ class Crew:
         """Put a model into the folder. Raises OutputError where there is no room."""
         whole = _describe_model(model)
         places = {digest: self._place(array, digest) for digest, array in whole.arrays.items()}
-        found = {digest: (one.path, one.offset, one.stamp) for digest, one in places.items()}
+        rows = {digest: (place.path, place.offset, place.stamp) for digest, place in places.items()}
         (self._folder() / f"{whole.digest}.graph").write_bytes(whole.graph)
-        (self._folder() / f"{whole.digest}.json").write_text(json.dumps({**whole.hosts, "places": found}))
+        (self._folder() / f"{whole.digest}.json").write_text(json.dumps({**whole.hosts, "places": rows}))
         return SharedModel(str(self._folder()), whole.digest)
 
     def share_array(self, array: Array | StoredArray) -> AnyArray:
@@ -218,8 +218,8 @@ def hash_array(array: Array | StoredArray) -> str:
     if known is None:
         values = array.map() if isinstance(array, StoredArray) else array
         # Another array may have its identity later.
-        held = weakref.ref(array, lambda _: _digests.pop(key, None))
-        known = _digests[key] = held, hash_parts(_view_bytes(values))
+        alive = weakref.ref(array, lambda _: _digests.pop(key, None))
+        known = _digests[key] = alive, hash_parts(_view_bytes(values))
     return known[1]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import onnx
 
 from onnxq.errors import DataError, ModelError, OnnxqError
-from onnxq.graph.precision.contrib import MICROSOFT, is_custom
+from onnxq.graph.shapes import MICROSOFT, is_custom
 
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp)(?::\d+)? .*?\) ")
@@ -105,16 +105,16 @@ def explain_load_failure(error: Exception, model: str, *, nodes: Collection[str]
     cause = f"ONNX Runtime cannot load it: {text}"
     kind = KernelError if _NO_KERNEL in str(error) else NodeError
     for pattern in _LOADING:
-        found = pattern.search(text)
+        match = pattern.search(text)
         # Of a node whose function ORT runs, a part that has no kernel comes without a name.
-        if found and (found["name"] or kind is KernelError):
-            subject = _name_node(found["op"], found["name"])
+        if match and (match["name"] or kind is KernelError):
+            subject = _name_node(match["op"], match["name"])
             # ONNX Runtime has schemas of some of TensorRT's plugins, in ONNX's domain, and demands what they say.
-            domain = found.groupdict().get("domain", "" if kind is KernelError else MICROSOFT)
-            if is_custom(onnx.NodeProto(op_type=found["op"], domain=domain)):
-                return UnknownOperatorError(subject, _CUSTOM, _ANY_LIBRARY).name_node(found["name"])
+            domain = match.groupdict().get("domain", "" if kind is KernelError else MICROSOFT)
+            if is_custom(onnx.NodeProto(op_type=match["op"], domain=domain)):
+                return UnknownOperatorError(subject, _CUSTOM, _ANY_LIBRARY).name_node(match["name"])
             fix = _NO_KERNEL_FIX if kind is KernelError else _UNREGISTERED_FIX if _UNREGISTERED in text else _CHECK
-            return _blame_node(kind, subject, found["name"], cause, fix, "Q110", nodes)
+            return _blame_node(kind, subject, match["name"], cause, fix, "Q110", nodes)
     return ModelError(model, cause, _CHECK, code="Q110")
 
 
@@ -137,16 +137,16 @@ def _explain_bad_input(text: str) -> OnnxqError | None:
     if fault.re is _RANK:
         cause = f"has {fault['got']} dimensions, the model wants {fault['want']}"
     else:
-        found = _INDEX.findall(fault["rest"])
-        cause = "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in found) or text
+        dims = _INDEX.findall(fault["rest"])
+        cause = "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in dims) or text
     return DataError(f"input {fault['name']!r}", cause, "give it the shape the model declares", code="Q209")
 
 
 def _explain_bad_node(text: str, model: str, nodes: Collection[str] | None) -> OnnxqError:
-    found = _RUNNING.findall(text)
-    if not found:
+    running = _RUNNING.findall(text)
+    if not running:
         return ModelError(model, f"ONNX Runtime cannot run it: {text}", _SAMPLES, code="Q111")
-    op, name = found[-1]
+    op, name = running[-1]
     cause = _SOURCE.sub("", _RUNNING.split(text)[-1].strip(), count=1).strip()
     subject = _name_node(op, name)
     return _blame_node(NodeError, subject, name, f"failed in ONNX Runtime: {cause}", _SAMPLES, "Q111", nodes)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnx import NodeProto, helper
 
 from onnxq.graph import ModelLike, ensure_opset, find_opset, infer_shapes
-from onnxq.graph.precision.contrib import is_custom
 from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_graphs
+from onnxq.graph.shapes import is_custom
 from onnxq.graph.subgraph import cut_front, join_rest, list_behind
 from onnxq.runtime.faults import UnknownOperatorError
 from onnxq.runtime.session import Session
@@ -33,8 +34,8 @@ class Rest:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The outputs of the model that these nodes make."""
-        made = {name for node in self._list_nodes() for name in node.output}
-        return tuple(value.name for value in self.whole.graph.output if value.name in made)
+        results = {name for node in self._list_nodes() for name in node.output}
+        return tuple(value.name for value in self.whole.graph.output if value.name in results)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -43,8 +44,7 @@ class Rest:
 
     def count_ops(self) -> Mapping[str, int]:
         """How many of these nodes there are, by operator."""
-        types = [node.op_type for node in self._list_nodes()]
-        return {op: types.count(op) for op in types}
+        return Counter(node.op_type for node in self._list_nodes())
 
     def join(self, front: ModelLike) -> ModelLike:
         """The changed front with these nodes behind it again; they are brought to its opset."""
@@ -71,20 +71,19 @@ def find_front(model: ModelLike) -> tuple[ModelLike, Rest | None]:
             break
         except UnknownOperatorError as error:
             kinds = {node.name: _find_kind(node, error) for node in front.graph.node}
-            found = {name: kind for name, kind in kinds.items() if kind}
-            stops = {**rest.stops, **found}
+            unknown = {name: kind for name, kind in kinds.items() if kind}
+            stops = {**rest.stops, **unknown}
             rest = replace(rest, stops=stops, nodes=list_behind(model, stops))
             front = cut_front(model, rest.nodes, types)
-            if not found or not front.graph.node:
+            if not unknown or not front.graph.node:
                 raise
     if not rest.stops:
         return model, None
-    told = {
-        value.name: helper.make_tensor_value_info(value.name, value.dtype, _clean_shape(value.shape))
-        for value in session.outputs
-        if value.dtype
-    }
-    return cut_front(model, rest.nodes, {**told, **types}), rest
+    for value in session.outputs:
+        if value.dtype and value.name not in types:
+            shape = _clean_shape(value.shape)
+            types[value.name] = helper.make_tensor_value_info(value.name, value.dtype, shape)
+    return cut_front(model, rest.nodes, types), rest
 
 
 def has_custom(model: ModelLike) -> bool:

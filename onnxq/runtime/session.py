@@ -1,10 +1,10 @@
-"""A model loaded in ONNX Runtime, fed and read by name."""
+"""A model loaded in ONNX Runtime, fed and read by name, with its execution provider and its custom operators."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,20 +15,88 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import ConfigError, DataError, ModelError
 from onnxq.files import ScratchFolder
-from onnxq.graph import LightModel, ModelLike, ValueInfo, save_model
-from onnxq.graph.light import refer_to_files
+from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
+from onnxq.graph.light import is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.storage.lazy import is_large_model
 from onnxq.graph.weights import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
 from onnxq.runtime.engine import import_onnxruntime, list_faults, make_session_options
-from onnxq.runtime.faults import explain_load_failure, explain_run_failure
-from onnxq.runtime.libraries import register_libraries
-from onnxq.runtime.providers import check_loaded, set_options
+from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
+
+
+def check_libraries(paths: Iterable[str | Path]) -> tuple[str, ...]:
+    """Absolute paths of shared libraries of custom operators, each once, for `add_libraries` and `Session`.
+
+    Raises ConfigError for a file that is missing or that ONNX Runtime cannot register, and MissingDependencyError
+    without onnxruntime. No paths: nothing is loaded.
+    """
+    # dlopen looks for a bare file name in the system's folders, not in the working directory.
+    absolute = tuple(dict.fromkeys(str(Path(path).resolve()) for path in paths))
+    if absolute:
+        register_libraries(import_onnxruntime().SessionOptions(), absolute)
+    return absolute
+
+
+def register_libraries(options: Any, paths: Iterable[str]) -> None:
+    """Add libraries to an onnxruntime.SessionOptions, as `check_libraries` does."""
+    # ORT refuses a domain that is registered twice with the same options.
+    for path in dict.fromkeys(paths):
+        subject = f"operator library {path}"
+        if not os.path.isfile(path):
+            fix = "give the path of a shared library (.so, .dylib, .dll)"
+            raise ConfigError(subject, "there is no such file", fix, code="Q322")
+        try:
+            options.register_custom_ops_library(path)
+        except list_faults() as error:
+            cause = f"ONNX Runtime cannot load it: {clean_message(error)}"
+            fix = "give a shared library for this machine that exports RegisterCustomOps"
+            raise ConfigError(subject, cause, fix, code="Q322") from error
+
+
+_SUFFIX = "ExecutionProvider"
+CPU = f"CPU{_SUFFIX}"
+# Options with which a provider computes float32 in float32: ranges and checks must not depend on where they were made.
+_EXACT: Mapping[str, Mapping[str, str]] = {
+    f"CUDA{_SUFFIX}": {"use_tf32": "0"},
+    f"OpenVINO{_SUFFIX}": {"precision": "FP32"},
+}
+
+
+def check_provider(name: str) -> str:
+    """The full name of an installed provider: "cuda" -> "CUDAExecutionProvider"; "" for the CPU, which needs none.
+
+    Raises ConfigError, with the installed ones, for any other name, MissingDependencyError without onnxruntime.
+    """
+    if _shorten_name(name) == _shorten_name(CPU):
+        return ""
+    known: dict[str, str] = {_shorten_name(full): full for full in import_onnxruntime().get_available_providers()}
+    if _shorten_name(name) not in known:
+        cause = "this onnxruntime does not have it"
+        raise ConfigError(f"provider {name!r}", cause, f"installed: {', '.join(sorted(known))}", code="Q312")
+    return known[_shorten_name(name)]
+
+
+def _shorten_name(name: str) -> str:
+    return name.lower().removesuffix(_SUFFIX.lower()).replace("_", "").replace("-", "")
+
+
+def set_options(provider: str) -> tuple[str, dict[str, str]]:
+    """A provider with its options, as sessions take it. Named, because ORT would otherwise take any GPU it finds."""
+    return provider or CPU, dict(_EXACT.get(provider, {}))
+
+
+def check_loaded(session: Any, provider: str) -> None:
+    """ConfigError where ONNX Runtime printed a line and took the CPU: the provider is installed and does not load."""
+    if provider and provider not in session.get_providers():
+        cause = "is installed, but does not start on this machine: ONNX Runtime took the CPU in its place"
+        fix = "see that its driver and its libraries are there"
+        raise ConfigError(f"provider {_shorten_name(provider)!r}", cause, fix, code="Q323")
+
 
 Feeds = Mapping[str, NDArray[Any]]
+AnyModel = ModelLike | str | Path
 
 _ROOT = "/"
 # protobuf stops at 2 GiB; models near it go through files.
@@ -58,7 +126,7 @@ class Session:
 
     def __init__(
         self,
-        model: ModelLike | str | Path,
+        model: AnyModel,
         *,
         optimize: bool = True,
         layout: bool = True,
@@ -71,15 +139,20 @@ class Session:
     ) -> None:
         ort = import_onnxruntime()
         options = make_session_options(
-            optimize=optimize, layout=layout, threads=threads, arena=arena, shapes_first=shapes_first,
-            prepack=not _is_large(model), save=save_optimized,
-        )  # fmt: skip
+            optimize=optimize,
+            layout=layout,
+            threads=threads,
+            arena=arena,
+            shapes_first=shapes_first,
+            prepack=not _is_large(model),
+            save=save_optimized,
+        )
         own = model.libraries if isinstance(model, LightModel) else ()
         register_libraries(options, (*own, *libraries))
-        held = model.provider if isinstance(model, LightModel) else ""
-        chosen = held if provider is None else provider
+        if provider is None:
+            provider = model.provider if isinstance(model, LightModel) else ""
         # Kernels that add up in an order of their own would give other ranges in every run.
-        options.use_deterministic_compute = bool(chosen)
+        options.use_deterministic_compute = bool(provider)
         self._label = str(model) if isinstance(model, (str, Path)) else "the model"
         # Without optimizations ORT runs the model's own nodes.
         self._nodes = _name_nodes(model) if optimize and not isinstance(model, (str, Path)) else None
@@ -87,10 +160,10 @@ class Session:
             # ORT reads these arrays as long as the session lives.
             ready, self._weights = _hand_over_weights(model, options)
             with _open_source(ready) as source:
-                self._session = ort.InferenceSession(source, options, providers=[set_options(chosen)])
+                self._session = ort.InferenceSession(source, options, providers=[set_options(provider)])
         except list_faults() as error:
             raise explain_load_failure(error, self._label, nodes=self._nodes) from error
-        check_loaded(self._session, chosen)
+        check_loaded(self._session, provider)
         self.inputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_inputs())
         self.outputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_outputs())
         self._types = {arg.name: (arg.type, _parse_element_type(arg.type)) for arg in self._session.get_inputs()}
@@ -106,9 +179,9 @@ class Session:
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.
         """
         names = [value.name for value in self.outputs] if outputs is None else list(outputs)
-        ready: dict[str, Any] = {
-            name: value if self._is_sequence(name) else np.asarray(value) for name, value in feeds.items()
-        }
+        ready: dict[str, Any] = {}
+        for name, value in feeds.items():
+            ready[name] = value if self._is_sequence(name) else np.asarray(value)
         self._check(ready)
         try:
             values = self._session.run(names, ready)
@@ -143,7 +216,7 @@ class Session:
                 raise DataError(f"input {name!r}", cause, fix, code="Q210")
 
 
-def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:
+def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:
     """The model as a whole or with its stubs in ORT's hands; the returned values must live as long as the session."""
     if not isinstance(model, LightModel):
         return model, []
@@ -152,12 +225,11 @@ def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> tuple[Mod
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _ROOT)
     # ORT drops initializers that nothing reads before it looks for these.
     read = collect_reads(model.graph)
-    values = {
-        name: import_onnxruntime().OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items() if name in read
-    }
+    names = [name for name in arrays if name in read]
+    values = [import_onnxruntime().OrtValue.ortvalue_from_numpy(arrays[name]) for name in names]
     if values:
-        options.add_external_initializers(list(values), list(values.values()))
-    return proto, list(values.values())
+        options.add_external_initializers(names, values)
+    return proto, values
 
 
 @contextmanager
@@ -193,15 +265,31 @@ def _name_nodes(model: ModelLike) -> frozenset[str] | None:
     return None if "" in names or model.functions else names
 
 
-def _is_large(model: ModelLike | str | Path) -> bool:
+def _is_large(model: AnyModel) -> bool:
     return isinstance(model, LightModel) and is_large_model(model)
 
 
 def _parse_element_type(type_name: str) -> int:
-    found = re.fullmatch(r"tensor\((\w+)\)", type_name)
-    return TENSOR_TYPES.get(found[1], 0) if found else 0
+    match = re.fullmatch(r"tensor\((\w+)\)", type_name)
+    return TENSOR_TYPES.get(match[1], 0) if match else 0
 
 
 def _describe_value(arg: Any) -> ValueInfo:
     element = _parse_element_type(arg.type)
     return ValueInfo(arg.name, element, tuple(arg.shape) if element else None)
+
+
+def optimize_graph(model: AnyModel, *, layout: bool = True, libraries: Sequence[str] = ()) -> onnx.ModelProto:
+    """The graph ORT runs at its highest optimization level on this CPU: fused and integer kernels by op type.
+
+    layout: False stops before tensors are laid out anew (NCHWc, NHWC): the same fusions, and every tensor that
+    survives them still has its own name and axes. libraries: as of `Session`.
+    For looking at, not for shipping: it is bound to the machine. Raises ModelError when ORT refuses the model.
+    """
+    if not isinstance(model, (str, Path)):
+        # Stubs would come back in the file, and nobody could read them.
+        model, libraries = attach_weights(model), (*list_libraries(model), *libraries)
+    with ScratchFolder() as folder:
+        path = folder / "optimized.onnx"
+        Session(model, layout=layout, threads=1, save_optimized=path, libraries=libraries, provider="")
+        return onnx.load(path)

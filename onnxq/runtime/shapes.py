@@ -12,6 +12,7 @@ from onnxq.runtime.tap import Probe, Tapped, tap_tensors
 from onnxq.sites import TensorId
 
 Shape = tuple[int, ...]
+ShapeMap = dict[TensorId, Shape]
 
 # No tensor has the shape [-1]: it says that the branch did not run.
 _SHAPE = Probe(op_type="Shape", dtype=TensorProto.INT64, absent=(-1,), loops=False)
@@ -28,26 +29,26 @@ class ShapeProbe:
         if tapped.outputs:
             self._session = Session(tapped.proto, optimize=False, arena=False, shapes_first=True)
 
-    def shapes(self, feeds: Feeds) -> dict[TensorId, Shape]:
+    def shapes(self, feeds: Feeds) -> ShapeMap:
         """Shapes of the tensors that came to be."""
         if self._session is None:
             return {}
         values = self._session.run(feeds, list(self._outputs.values()))
-        found = {tensor: tuple(int(dim) for dim in values[name]) for tensor, name in self._outputs.items()}
-        return {tensor: shape for tensor, shape in found.items() if shape != (-1,)}
+        shapes = {tensor: tuple(map(int, values[name])) for tensor, name in self._outputs.items()}
+        return {tensor: shape for tensor, shape in shapes.items() if shape != (-1,)}
 
 
-def observe_shapes(proto: ModelLike, samples: Iterable[Feeds]) -> dict[TensorId, Shape]:
+def observe_shapes(proto: ModelLike, samples: Iterable[Feeds]) -> ShapeMap:
     """Shapes of all float tensors of the main graph and of the If subgraphs that ran, constants left out.
 
     Each tensor's shape is of the first sample that made it. A tensor missing from the result lies in a branch no sample
     reached, or in the subgraph of a Loop or Scan.
     """
-    shapes = Shapes(proto, list_float_tensors(get_index(proto)))
-    found: dict[TensorId, Shape] = {}
+    probe = Shapes(proto, list_float_tensors(get_index(proto)))
+    shapes: ShapeMap = {}
     for sample in samples:
-        found = shapes.of(sample) | found
-    return found
+        shapes = probe.of(sample) | shapes
+    return shapes
 
 
 class Shapes:
@@ -60,12 +61,12 @@ class Shapes:
         self._proto, self._tensors = proto, tuple(tensors)
         self._probe: ShapeProbe | None = None
         # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
-        self._known: dict[Hashable, dict[TensorId, Shape]] | None = None
+        self._known: dict[Hashable, ShapeMap] | None = None
         self._graph = ""
         if isinstance(proto, LightModel) and len(get_index(proto).scopes) == 1:
             self._known, self._graph = proto.weights.observed, hash_graph(proto)
 
-    def of(self, feeds: Feeds) -> dict[TensorId, Shape]:
+    def of(self, feeds: Feeds) -> ShapeMap:
         """Shapes of the tensors that came to be."""
         key = (self._graph, tuple((name, value.shape) for name, value in sorted(feeds.items())))
         known = None if self._known is None else self._known.setdefault(key, {})
@@ -73,10 +74,10 @@ class Shapes:
             return {tensor: known[tensor] for tensor in self._tensors}
         if self._probe is None:
             self._probe = ShapeProbe(self._proto, self._tensors)
-        found = self._probe.shapes(feeds)
+        shapes = self._probe.shapes(feeds)
         if known is not None:
-            known.update(found)
-        return found
+            known.update(shapes)
+        return shapes
 
 
 def list_float_tensors(index: GraphIndex) -> list[TensorId]:
@@ -89,5 +90,5 @@ def list_float_tensors(index: GraphIndex) -> list[TensorId]:
 
 
 def _is_looped(index: GraphIndex, scope: str) -> bool:
-    around = (index.parent(one) for one in index.list_outwards(scope))
-    return any(node is not None and node.op_type != "If" for node in around)
+    parents = map(index.parent, index.list_outwards(scope))
+    return any(node is not None and node.op_type != "If" for node in parents)

@@ -67,7 +67,7 @@ def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = F
     work = _TapWriter(index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {})
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
-    lifted = work.lift(copy.graph, "")
+    lifted = work.lift_scope(copy.graph, "")
     if only:
         del copy.graph.output[:]
     present = {value.name for value in copy.graph.output}
@@ -78,9 +78,9 @@ def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = F
     if only:
         # ORT computes every node, needed or not.
         remove_unneeded(copy.graph)
-    found = {item.tensor: item.name for item in lifted}
+    names = {item.tensor: item.name for item in lifted}
     tapped = rebuild(model, restore_weights(copy, weights))
-    return Tapped(tapped, {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals))
+    return Tapped(tapped, {tensor: names[tensor] for tensor in wanted if tensor in names}, tuple(work.refusals))
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,19 @@ class _TapWriter:
     by_scope: dict[str, list[TensorId]]
     refusals: list[Refusal] = field(default_factory=list)
 
-    def lift(self, graph: GraphProto, scope: str) -> list[_Lifted]:
+    def lift_scope(self, graph: GraphProto, scope: str) -> list[_Lifted]:
         """Everything wanted in this scope and below it, as tensors of this scope."""
-        found: list[_Lifted | None] = []
+        items: list[_Lifted | None] = []
         for node in list(graph.node):
             for label, subgraph in iterate_subgraphs(node):
                 inner = join_scope(scope, node.name, label)
-                if any(is_within(one, inner) for one in self.by_scope):
-                    items = self.lift(subgraph, inner)
-                    found += [self._through(node, label, subgraph, item, inner) for item in items]
-        found += [self._own(graph, tensor) for tensor in self.by_scope.get(scope, ())]
-        return [item for item in found if item is not None]
+                if any(is_within(other, inner) for other in self.by_scope):
+                    for item in self.lift_scope(subgraph, inner):
+                        items.append(self._lead_out(node, label, subgraph, item, inner))
+        items += [self._tap_own(graph, tensor) for tensor in self.by_scope.get(scope, ())]
+        return [item for item in items if item is not None]
 
-    def _own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
+    def _tap_own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
         dtype = self.probe.dtype or self.index.dtype(tensor)
         if tensor.scope == "" and self.probe.op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
@@ -123,49 +123,53 @@ class _TapWriter:
             fix = "run shape inference first"
             self.refusals.append(Refusal(str(tensor), "its type is unknown", fix, "tap", "R107"))
             return None
-        name = self._fresh(f"{tensor.name}/{self.probe.op_type}")
-        graph.node.append(helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._fresh(f"{name}/node")))
+        name = self._choose_name(f"{tensor.name}/{self.probe.op_type}")
+        graph.node.append(
+            helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node"))
+        )
         known = self.index.shape(tensor) if self.probe.op_type == "Identity" else None
         return _Lifted(tensor, name, dtype, rank=len(known or ()) or 1)
 
-    def _through(self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
+    def _lead_out(self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
         """Lead an item out of one subgraph of `node`."""
-        reason = self._obstacle(node, item)
+        reason = self._find_obstacle(node, item)
         if reason:
             self.refusals.append(Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap", code="R107"))
             return None
         for other_label, other in iterate_subgraphs(node):
             if other_label != label:
-                self._dummy(other, item)
+                self._add_dummy(other, item)
         # Trailing outputs may be left out of a node, but the one to be added is found by its position.
         while len(node.output) < len(subgraph.output) - int(node.op_type == "Loop"):
-            node.output.append(self._fresh(f"{item.name}/unused"))
+            node.output.append(self._choose_name(f"{item.name}/unused"))
         subgraph.output.append(helper.make_tensor_value_info(item.name, item.dtype, None))
         for attr in node.attribute:
             # These lists have an entry for every scan output.
             if node.op_type == "Scan" and attr.name in _SCAN_LISTS:
                 attr.ints.append(0)
-        name = self._fresh(f"{item.name}/{node.op_type}")
+        name = self._choose_name(f"{item.name}/{node.op_type}")
         node.output.append(name)
         branch = node.op_type == "If"
         return _Lifted(item.tensor, name, item.dtype, item.conditional or branch, item.rank + int(not branch))
 
-    def _obstacle(self, node: NodeProto, item: _Lifted) -> str:
+    def _find_obstacle(self, node: NodeProto, item: _Lifted) -> str:
         if node.op_type == "If" and node.domain in ("", "ai.onnx"):
             return ""
         if node.op_type in ("Loop", "Scan") and node.domain in ("", "ai.onnx") and self.probe.loops:
             return "it exists in some iterations only" if item.conditional else ""
         return f"the body of a {node.op_type} cannot be observed from outside"
 
-    def _dummy(self, subgraph: GraphProto, item: _Lifted) -> None:
-        name = self._fresh(f"{item.name}/absent")
+    def _add_dummy(self, subgraph: GraphProto, item: _Lifted) -> None:
+        name = self._choose_name(f"{item.name}/absent")
         absent = self.probe.absent
         # Of the tensor's rank: where the dummy is read as the tensor, sizes are inferred by it.
         value = TensorProto(name=name, data_type=item.dtype, dims=[0] * item.rank)
         if absent:
             value = numpy_helper.from_array(np.asarray(absent, helper.tensor_dtype_to_np_dtype(item.dtype)), name)
-        subgraph.node.append(helper.make_node("Constant", [], [name], name=self._fresh(f"{name}/node"), value=value))
+        subgraph.node.append(
+            helper.make_node("Constant", [], [name], name=self._choose_name(f"{name}/node"), value=value)
+        )
         subgraph.output.append(helper.make_tensor_value_info(name, item.dtype, None))
 
-    def _fresh(self, base: str) -> str:
+    def _choose_name(self, base: str) -> str:
         return choose_name(base, self.taken)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,9 +27,13 @@ _FEWEST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 9, 200
 _PRECISION = 0.005
 
 
+AnyModel = ModelLike | str | Path
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
 # Some runs of one thing, one after the other: the seconds of each.
-Block = Callable[[], Sequence[float]]
+Seconds = Sequence[float]
+Block = Callable[[], Seconds]
+# Of all runs of one thing, round by round.
+Rounds = Sequence[Seconds]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +61,13 @@ class Latency:
         return median(b / a for a, b in zip(self.times_ms, other.times_ms, strict=True))
 
 
-def summarize_rounds(rounds: Sequence[Sequence[float]], threads: int = 0) -> Latency:
+def summarize_rounds(rounds: Rounds, threads: int = 0) -> Latency:
     """The latency of a model from the seconds of its runs, round by round."""
-    times = tuple(float(np.mean(one)) * 1e3 for one in rounds)
+    times = tuple(float(np.mean(seconds)) * 1e3 for seconds in rounds)
     return Latency(
         median_ms=median(times),
         min_ms=min(times),
-        p99_ms=float(np.percentile([run for one in rounds for run in one], 99)) * 1e3,
+        p99_ms=float(np.percentile(list(chain.from_iterable(rounds)), 99)) * 1e3,
         rounds=len(times),
         threads=threads,
         times_ms=times,
@@ -70,7 +75,7 @@ def summarize_rounds(rounds: Sequence[Sequence[float]], threads: int = 0) -> Lat
 
 
 def time_models(
-    models: Mapping[str, ModelLike | str | Path],
+    models: Mapping[str, AnyModel],
     feeds: Feeds,
     *,
     threads: int = 1,
@@ -92,12 +97,12 @@ def time_models(
     for name, session in sessions.items():
         own = convert_floats(feeds, {value.name: value.dtype for value in session.inputs})
         blocks[name] = partial(time_runs, partial(session.run, own), _warm_up_session(session, own))
-    found = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
-    latencies = {name: summarize_rounds(one, threads) for name, one in found.items()}
+    times = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
+    latencies = {name: summarize_rounds(times[name], threads) for name in times}
     return {name: latencies[leader] for name, leader in leaders.items()}
 
 
-def _find_leaders(models: Mapping[str, ModelLike | str | Path]) -> dict[str, str]:
+def _find_leaders(models: Mapping[str, AnyModel]) -> dict[str, str]:
     """By name, the first model of the same structure and weights."""
     leaders: dict[str, str] = {}
     alike: dict[Hashable, list[str]] = {}
@@ -106,14 +111,15 @@ def _find_leaders(models: Mapping[str, ModelLike | str | Path]) -> dict[str, str
         ops = model if isinstance(model, (str, Path)) else tuple(node.op_type for node in model.graph.node)
         others = alike.setdefault(ops, [])
         leaders[name] = next((other for other in others if _is_same(models[other], model)), name)
-        others += [name] if leaders[name] == name else []
+        if leaders[name] == name:
+            others.append(name)
     return leaders
 
 
-def _is_same(one: ModelLike | str | Path, other: ModelLike | str | Path) -> bool:
-    if isinstance(one, (str, Path)) or isinstance(other, (str, Path)):
-        return one == other
-    return compute_fingerprint(one) == compute_fingerprint(other)
+def _is_same(model: AnyModel, other: AnyModel) -> bool:
+    if isinstance(model, (str, Path)) or isinstance(other, (str, Path)):
+        return model == other
+    return compute_fingerprint(model) == compute_fingerprint(other)
 
 
 def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, NDArray[Any]]:
@@ -121,22 +127,22 @@ def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, NDArray[
 
     types: ONNX data types by name of the input.
     """
-    found = {name: np.asarray(value) for name, value in feeds.items()}
+    converted = {name: np.asarray(value) for name, value in feeds.items()}
     for name, dtype in types.items():
-        if dtype in _FLOATS and name in found and found[name].dtype.kind in "fV":
-            found[name] = found[name].astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
-    return found
+        if dtype in _FLOATS and name in converted and converted[name].dtype.kind in "fV":
+            converted[name] = converted[name].astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+    return converted
 
 
 def measure_rounds(
     blocks: Mapping[str, Block], *, rounds: int | None = None, seconds: float = 8.0, precision: float = _PRECISION
-) -> dict[str, list[Sequence[float]]]:
+) -> dict[str, list[Seconds]]:
     """Seconds of every run, in paired rounds: every block once in each, in an order that rotates.
 
     Interleaving makes a slow moment of the machine hit all alike. rounds: how many; None measures until the medians are
     stable to `precision`, for `seconds` at most (never fewer than 3 rounds).
     """
-    times: dict[str, list[Sequence[float]]] = {name: [] for name in blocks}
+    times: dict[str, list[Seconds]] = {name: [] for name in blocks}
     names = list(blocks)
     end = time.perf_counter() + seconds
     done = 0
@@ -156,7 +162,7 @@ def count_block_runs(block: Block) -> int:
 
 
 def _is_finished(
-    times: Mapping[str, list[Sequence[float]]], done: int, rounds: int | None, precision: float, *, late: bool
+    times: Mapping[str, list[Seconds]], done: int, rounds: int | None, precision: float, *, late: bool
 ) -> bool:
     if rounds is not None:
         return done >= max(rounds, 1)
@@ -164,13 +170,13 @@ def _is_finished(
         return False
     if late or done >= _MOST_ROUNDS:
         return True
-    return done >= _ENOUGH_ROUNDS and all(_estimate_spread(found) < precision for found in times.values())
+    return done >= _ENOUGH_ROUNDS and all(_estimate_spread(rows) < precision for rows in times.values())
 
 
-def _estimate_spread(rounds: Sequence[Sequence[float]]) -> float:
+def _estimate_spread(rounds: Rounds) -> float:
     """Standard error of the median relative to it, from the interquartile range."""
     # Of a normal distribution: 1.35 deviations lie between the quartiles, and 1.25 / sqrt(n) is the median's error.
-    low, middle, high = np.percentile([np.mean(one) for one in rounds], (25, 50, 75))
+    low, middle, high = np.percentile([np.mean(seconds) for seconds in rounds], (25, 50, 75))
     return float(1.25 * (high - low) / 1.35 / np.sqrt(len(rounds)) / middle)
 
 

@@ -61,28 +61,28 @@ class Workers:
         as its result arrives. Raises what the function raises for the first piece that fails, whoever ran ahead;
         WorkerError for a piece that workers die over.
         """
-        kept: dict[int, R] = {}
-        found = {k: piece.key for k, piece in enumerate(pieces) if self.journal and self.journal.holds(piece.key)}
-        todo = [(k, piece) for k, piece in enumerate(pieces) if k not in found]
+        results: dict[int, R] = {}
+        finished = {k: piece.key for k, piece in enumerate(pieces) if self.journal and self.journal.holds(piece.key)}
+        todo = [(k, piece) for k, piece in enumerate(pieces) if k not in finished]
         stream = self._finish_pieces(function, todo)
         for k, piece in enumerate(pieces):
-            if self.journal is not None and k in found:
+            if self.journal is not None and k in finished:
                 result = self.journal.read(piece.key)
                 # A damaged file: done again, here, since it is rare.
-                kept[k] = function(piece.task) if result is None else result
+                results[k] = function(piece.task) if result is None else result
                 on_done(piece)
-            while k not in kept:
+            while k not in results:
                 at, value = next(stream)
                 if isinstance(value, _Failure):
                     if at == k:
                         raise value.error
                 elif self.journal is not None and pieces[at].key:
                     self.journal.write(pieces[at].key, value)
-                kept[at] = value
+                results[at] = value
                 on_done(pieces[at])
-            if isinstance(kept[k], _Failure):
-                raise kept[k].error  # type: ignore[attr-defined]
-            yield kept.pop(k)
+            if isinstance(results[k], _Failure):
+                raise results[k].error  # type: ignore[attr-defined]
+            yield results.pop(k)
 
     def close(self) -> None:
         """End the workers."""
@@ -126,6 +126,6 @@ def use_threads(count: int) -> Iterator[None]:
         _threads.reset(token)
 
 
-def count_threads(asked: int = 0) -> int:
+def count_threads(requested: int = 0) -> int:
     """The number of threads of a session. asked: 0 for none in particular."""
-    return asked or _threads.get()
+    return requested or _threads.get()

@@ -50,8 +50,8 @@ class DaskWorkers(Workers):
             while waiting or running:
                 while waiting and len(running) < _AHEAD * self.count:
                     k, piece = waiting.popleft()
-                    given = (function, piece.task, count_threads())
-                    future = self._client.submit(run_guarded, *given, pure=False, retries=_RETRIES)
+                    call = (function, piece.task, count_threads())
+                    future = self._client.submit(run_guarded, *call, pure=False, retries=_RETRIES)
                     running[future] = k, piece
                 with self._client.as_current():
                     done, _ = distributed.wait(list(running), return_when="FIRST_COMPLETED")

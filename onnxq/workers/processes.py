@@ -33,7 +33,7 @@ class _Member:
     pipe: Connection
     at: tuple[int, Piece[Any]] | None = None
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         self.process.terminate()
         self.process.join()
         self.pipe.close()
@@ -50,17 +50,17 @@ class ProcessWorkers(Workers):
     def close(self) -> None:
         """End the processes; what they are at is lost."""
         while self.members:
-            self.members.pop().end()
+            self.members.pop().end_process()
 
     def _finish_pieces(self, function: Callable[[T], R], todo: Sequence[tuple[int, Piece[T]]]) -> Iterator[Finished]:
         waiting, deaths = deque(todo), Counter[int]()
         # Of an earlier generator that was left before its end: its results mean nothing here.
-        self._drop([one for one in self.members if one.at is not None])
-        while waiting or any(one.at for one in self.members):
+        self._drop_members([member for member in self.members if member.at is not None])
+        while waiting or any(member.at for member in self.members):
             lost = self._hand_out(function, waiting)
-            busy = [one for one in self.members if one.at is not None and one not in lost]
-            ready = wait([one.pipe for one in busy]) if busy and not lost else []
-            for member in [one for one in busy if one.pipe in ready]:
+            busy = [member for member in self.members if member.at is not None and member not in lost]
+            ready = wait([member.pipe for member in busy]) if busy and not lost else []
+            for member in [member for member in busy if member.pipe in ready]:
                 assert member.at is not None
                 try:
                     result = member.pipe.recv()
@@ -76,13 +76,13 @@ class ProcessWorkers(Workers):
                 if deaths[k] == _PATIENCE:
                     raise _make_death_error(piece)
                 waiting.appendleft(member.at)
-            self._drop(lost)
+            self._drop_members(lost)
 
     def _hand_out(self, function: Callable[[T], R], waiting: deque[tuple[int, Piece[T]]]) -> list[_Member]:
         """Give every idle process a piece, starting processes as they are needed; returns those found dead."""
         lost = []
         while waiting:
-            member = next((one for one in self.members if one.at is None), None)
+            member = next((member for member in self.members if member.at is None), None)
             if member is None and len(self.members) == self.count:
                 break
             if member is None:
@@ -95,10 +95,10 @@ class ProcessWorkers(Workers):
                 lost.append(member)
         return lost
 
-    def _drop(self, lost: Sequence[_Member]) -> None:
+    def _drop_members(self, lost: Sequence[_Member]) -> None:
         for member in lost:
             self.members.remove(member)
-            member.end()
+            member.end_process()
 
 
 def _make_death_error(piece: Piece[Any]) -> WorkerError:

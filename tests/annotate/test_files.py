@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from onnxq.annotate import read_model
-from onnxq.annotate.files import drop_attribute, list_pair_nodes, set_attribute
+from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.errors import ModelError
 from tests.annotate import models
 

@@ -21,7 +21,7 @@ ALLOWED = {
     # Sparsebit's words for its backends, and ours for them: read below the room of backends.
     "onnxq/config/sparsebit.py",
     # What the names in TensorRT's calibration cache stand for.
-    "onnxq/interop/imported.py",
+    "onnxq/interop/matching.py",
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnxq.calibrate import calibrate
-from onnxq.calibrate.chunks import split_evenly
+from onnxq.calibrate.parts import split_evenly
 from onnxq.errors import CalibrationError
 from onnxq.observers import list_observers
 from onnxq.plan import Plan

@@ -7,11 +7,11 @@ import onnx
 import pytest
 from onnx import parser
 
-from onnxq.calibrate.importance import estimate_importance
+from onnxq.calibrate.constants import estimate_importance
+from onnxq.commands.quantize import quantize
 from onnxq.config import load_config
 from onnxq.graph import GraphIndex
 from onnxq.numerics import fake_quant
-from onnxq.pipeline.api import quantize
 from onnxq.plan import SitePlan
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import QuantSpec

@@ -12,11 +12,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxq.calibrate import weights
-from onnxq.calibrate.weights import WeightTask, search_piece, weight_numbers
+from onnxq.calibrate import constants
+from onnxq.calibrate.constants import WeightTask, search_piece, weight_numbers
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError
-from onnxq.graph import get_index, load_model, name_nodes
-from onnxq.graph.storage import lazy
+from onnxq.graph import get_index, light, load_model, name_nodes
 from onnxq.plan import SitePlan
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role, TensorId
@@ -63,7 +62,7 @@ def test_workers_find_the_same_numbers_where_the_weights_lie(
     path = write_model(tmp_path / "m.onnx")
     wanted, before = find_numbers(path), count_shared(processes)
     # Two and one of five.
-    monkeypatch.setattr(weights, "_PIECE_MB", 2)
+    monkeypatch.setattr(constants, "_PIECE_MB", 2)
     assert find_numbers(path, processes) == wanted
     # The one before the last, which the model holds itself, was written; the others stay in their file.
     assert 0 < count_shared(processes) - before <= 3 * 4096
@@ -72,7 +71,7 @@ def test_workers_find_the_same_numbers_where_the_weights_lie(
 def test_a_run_goes_on_from_the_last_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, folder = write_model(tmp_path / "m.onnx"), tmp_path / "pieces"
     wanted = find_numbers(path)
-    monkeypatch.setattr(weights, "_PIECE_MB", 0)
+    monkeypatch.setattr(constants, "_PIECE_MB", 0)
 
     def find(**given: Any) -> tuple[list[bytes], int, int]:
         journal = Journal(folder)
@@ -88,7 +87,7 @@ def test_a_run_goes_on_from_the_last_weight(tmp_path: Path, monkeypatch: pytest.
         return search_piece(tasks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(weights, "search_piece", search)
+        patch.setattr(constants, "search_piece", search)
         with pytest.raises(Killed):
             find()
     assert find() == (wanted, 3, 5)
@@ -138,7 +137,7 @@ def test_only_constants_have_numbers_without_data() -> None:
 def test_numbers_of_a_large_model_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_model(tmp_path / "m.onnx")
     wanted = find_numbers(path)
-    monkeypatch.setattr(lazy, "LARGE_BYTES", 1)
+    monkeypatch.setattr(light, "LARGE_BYTES", 1)
     index = get_index(name_nodes(load_model(path, lazy=True).light))
     found = weight_numbers(index, SITES, [], {})
     assert find_numbers(path) == wanted

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.cli import cli
-from onnxq.cli.group import LazyGroup
+from onnxq.cli.group import CommandGroup
 from onnxq.errors import ModelError
 from tests.processes import start
 
@@ -204,11 +204,11 @@ def test_inspect_fits_a_narrow_terminal(tmp_path):
     from io import StringIO
 
     from onnxq.annotate import inspect_model
-    from onnxq.report import View
-    from onnxq.report.pairs import show_inspection
+    from onnxq.commands.results import show
+    from onnxq.report.terminal import View
 
     stream = StringIO()
-    show_inspection(inspect_model(tmp_path / "m.onnx"), View(stream=stream, width=80))
+    show(inspect_model(tmp_path / "m.onnx"), View(stream=stream, width=80))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     (site,) = [line.split()[0] for line in lines if "encoder" in line]
@@ -245,12 +245,12 @@ def test_bits_attribute_is_warned_of_and_still_read(tmp_path):
     assert json.loads(run("inspect", tmp_path / "m.bits.onnx", "--json").stdout)["pairs"][0]["bits"] == 4
 
 
-def group(error: BaseException) -> LazyGroup:
+def group(error: BaseException) -> CommandGroup:
     @click.command("fail")
     def fail() -> None:
         raise error
 
-    made = LazyGroup("t", titles={"fail": "fails"})
+    made = CommandGroup("t")
     made.get_command = lambda ctx, name: fail
     return made
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 from onnxq.cli import cli
-from onnxq.cli.group import LazyGroup
+from onnxq.cli.group import CommandGroup
 from onnxq.codes import CODES
 from tests.codes.kit import gemm
 
@@ -113,7 +113,7 @@ def run_failing(error: BaseException) -> tuple[int, dict, str]:
     def fail(json: bool) -> None:
         raise error
 
-    group = LazyGroup("t", titles={"fail": "fails"})
+    group = CommandGroup("t")
     group.get_command = lambda ctx, name: fail
     result = CliRunner().invoke(group, ["fail", "--json"])
     return result.exit_code, json.loads(result.stdout)["error"], result.stderr

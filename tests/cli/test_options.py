@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from onnxq.cli import cli
 from onnxq.config import Command, Option, list_options, load_config
 from onnxq.pipeline.configuration import make_config
-from onnxq.report import View
+from onnxq.report.terminal import View
 from tests.pipeline.models import residual
 
 COMMANDS = {

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from onnxq import pipeline
+import onnxq
 from onnxq.cli import cli
 from onnxq.kernels import build_kernels
 from onnxq.progress import Progress, Task, silent
@@ -76,7 +76,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "c.yaml").write_text("rules:\n  - {op: '*', set: {quantize: true}}\n")
     log = Log()
     wanted = {"data": folder / "d.npz", "config": folder / "c.yaml"}
-    pipeline.quantize(
+    onnxq.quantize(
         folder / "m.onnx", **wanted, out=folder / "m.q.onnx", overrides={"plan_out": folder / "m.json"}, progress=log
     )  # fmt: skip
     (folder / "steps.json").write_text(json.dumps(log.begun))
@@ -87,33 +87,31 @@ def run(work: Path, command: str, progress: Progress) -> None:
     model, quantized, data = work / "m.onnx", work / "m.q.onnx", work / "d.npz"
     config, plan = work / "c.yaml", work / "m.json"
     if command == "plan":
-        pipeline.make_plan(model, data, config, out=work / "p.json", force=True, progress=progress)
+        onnxq.make_plan(model, data, config, out=work / "p.json", force=True, progress=progress)
     elif command == "apply":
-        pipeline.apply(
-            model, plan, data, overrides={"latency": False}, out=work / "a.onnx", force=True, progress=progress
-        )
+        onnxq.apply(model, plan, data, overrides={"latency": False}, out=work / "a.onnx", force=True, progress=progress)
     elif command == "prove":
-        pipeline.prove(quantized, overrides={"engine": "ort", "samples": 2}, data=data, progress=progress)
+        onnxq.prove(quantized, overrides={"engine": "ort", "samples": 2}, data=data, progress=progress)
     elif command == "diff":
-        pipeline.diff(
+        onnxq.diff(
             model, quantized, data, overrides={"engines": ["ort"], "layers": True, "samples": 2}, out=work / "out",
             force=True, progress=progress,
         )  # fmt: skip
     elif command == "profile":
-        pipeline.profile_model(model, quantized, data, overrides={"by": ["segment"], "samples": 1}, progress=progress)
+        onnxq.profile_model(model, quantized, data, overrides={"by": ["segment"], "samples": 1}, progress=progress)
     elif command == "inspect":
-        pipeline.inspect(quantized, progress=progress)
+        onnxq.inspect(quantized, progress=progress)
     elif command == "import-calibration":
         cache = work / "m.cache"
         cache.write_text("TRT-8601-EntropyCalibration2\nx: 3c010a14\n")
-        pipeline.import_calibration(cache, model, data, out=work / "i.json", force=True, progress=progress)
+        onnxq.import_calibration(cache, model, data, out=work / "i.json", force=True, progress=progress)
     elif command == "variants":
         wanted = {"only": "fp16", "effort": "fast"}
-        pipeline.variants(model, data, overrides=wanted, out=work / "hub", progress=progress)
+        onnxq.variants(model, data, overrides=wanted, out=work / "hub", progress=progress)
     elif command == "build-kernels":
         build_kernels(output=work / "kernels", progress=progress)
     else:
-        pipeline.annotate_bits(quantized, out=work / "b.onnx", force=True, progress=progress)
+        onnxq.annotate_bits(quantized, out=work / "b.onnx", force=True, progress=progress)
 
 
 @pytest.mark.parametrize("command", STEPS)
@@ -157,7 +155,7 @@ def test_a_step_is_announced_before_its_work_begins(work: Path, monkeypatch: pyt
         (check, "time_models"),
     ):
         spied(module, name)
-    pipeline.quantize(
+    onnxq.quantize(
         work / "m.onnx", work / "d.npz", work / "c.yaml", overrides={"effort": "fast", "latency": True}, progress=log
     )
     assert at == {

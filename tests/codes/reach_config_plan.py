@@ -19,7 +19,7 @@ from onnxq.numerics import quantize
 from onnxq.observers import register_observer
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.runtime import Session
-from onnxq.runtime.providers import check_loaded
+from onnxq.runtime.session import check_loaded
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, written
 

@@ -101,8 +101,7 @@ def failing_compiler(folder: Path):
 
 @reach("Q808")
 def unknown_gpu(folder: Path):
-    from onnxq.kernels.device import build_cubin
-    from onnxq.kernels.nvrtc import find_nvrtc
+    from onnxq.kernels.device import build_cubin, find_nvrtc
 
     found = find_nvrtc()
     if found is None:

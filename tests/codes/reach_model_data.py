@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 import onnxq
 from onnxq import errors
 from onnxq.cli import cli
-from onnxq.cli.group import LazyGroup
+from onnxq.cli.group import CommandGroup
 from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import check_pair
@@ -70,7 +70,7 @@ def ended(error: BaseException) -> list[object]:
     def fail(json: bool) -> None:
         raise error
 
-    group = LazyGroup("t", titles={"fail": "fails"})
+    group = CommandGroup("t")
     group.get_command = lambda ctx, name: fail
     code = json.loads(CliRunner().invoke(group, ["fail", "--json"]).stdout)["error"]["code"]
     return [errors.OnnxqError("", "", code=code)]
@@ -297,10 +297,10 @@ def images_without_words(folder: Path):
 
 @reach("Q215", pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here"))
 def full_disk(folder: Path):
-    from onnxq.data import spool
+    from onnxq.data import sources
     from onnxq.files import ScratchFolder
 
-    store = spool._Store()
+    store = sources._Store()
     store.folder, store._used = ScratchFolder(), 1 << 60
     os.symlink("/dev/full", store.folder.path / "0.npy")
     store.keep({"x": np.zeros((1 << 16,), F)})

@@ -203,14 +203,14 @@ def wish_not_met(folder: Path):
 
 @reach("W127")
 def unfitting_inputs(folder: Path):
-    from onnxq.graph.storage import lazy
+    from onnxq.graph import light
 
     # Rows of any number, of which the Reshape takes only some.
     body = "g (float[N,4] x) => (float[A,B] y) { m = MatMul(x, w) y = Reshape(m, shape) }"
     shape, weight = np.array([7, -1]), np.random.default_rng(0).standard_normal((4, 5000)).astype(F)
     path = saved(folder, model(body, w=weight, shape=shape))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lazy, "LARGE_BYTES", 1)
+        patch.setattr(light, "LARGE_BYTES", 1)
         return onnxq.quantize(path, config="ort-int8-weights").report.warnings
 
 

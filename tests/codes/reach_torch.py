@@ -58,10 +58,12 @@ def not_exported(_: Path):
     torch, _nn, _q = front_end()
     pytest.importorskip("onnxscript")
     from torch_frontend.export.graph import export_with_markers
+    from torch_frontend.tracing.modules import Inputs
 
     names = ("opset", "dynamic_shapes", "input_names", "output_names")
     free = dict.fromkeys(names)
-    export_with_markers(of(lambda x: x if x.sum() > 0 else -x), (torch.zeros(2, 4),), {}, optimize=True, **free)
+    inputs = Inputs((torch.zeros(2, 4),), {})
+    export_with_markers(of(lambda x: x if x.sum() > 0 else -x), inputs, optimize=True, **free)
 
 
 @reach("Q123")
@@ -89,7 +91,7 @@ def wrong_batch(_: Path):
 @reach("Q316")
 def no_such_scheme(_: Path):
     front_end()
-    from torch_frontend.quantizers.limits import check_spec
+    from torch_frontend.quantizers.specs import check_spec
 
     check_spec(QuantSpec(bits=32), "w", "virtual")
 
@@ -97,7 +99,7 @@ def no_such_scheme(_: Path):
 @reach("Q318")
 def no_step(_: Path):
     front_end()
-    from torch_frontend.qat.pacer import Schedule
+    from torch_frontend.qat.training import Schedule
 
     Schedule(weights=-1)
 
@@ -123,7 +125,7 @@ def no_numbers(_: Path):
 @reach("Q509")
 def no_legal_scale(_: Path):
     front_end()
-    from torch_frontend.quantizers.limits import check_qparams
+    from torch_frontend.quantizers.specs import check_qparams
 
     numbers = QParams(np.asarray(-1.0, np.float32), np.asarray(0, np.int32), "by hand")
     check_qparams(numbers, QuantSpec(bits=8), "w", "virtual")

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from onnxruntime import quantization
 
-from onnxq.compat.options import ARGUMENTS, DYNAMIC_EXTRAS, STATIC_EXTRAS, Option, choose_observer, convert_options
+from onnxq.compat.options import (
+    ARGUMENTS,
+    DYNAMIC_EXTRAS,
+    STATIC_EXTRAS,
+    CompatOption,
+    choose_observer,
+    convert_options,
+)
 from onnxq.compat.quant_utils import QuantType
 from onnxq.compat.shape_inference import quant_pre_process
 from onnxq.config import Command
@@ -66,7 +73,7 @@ def test_every_option_of_theirs_is_in_the_document() -> None:
     assert wanted - rows("from-onnxruntime.md") == set()
 
 
-def another(option: Option) -> object:
+def another(option: CompatOption) -> object:
     """A value that is not the default."""
     return not option.default if isinstance(option.default, bool) else 16
 

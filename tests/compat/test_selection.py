@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.compat.selection import Selection, read_selection
+from onnxq.compat.selection import CallLists, read_selection
 from onnxq.config import Rule, matches_any
 from onnxq.sites import Caution
 
@@ -38,7 +38,7 @@ def chosen(rules: list[dict], key: str, names: tuple[str, ...], word: str = "flo
 
 
 def make(proto: onnx.ModelProto, **lists) -> tuple[list[dict], list[Caution]]:
-    wish = read_selection(proto, Selection(**lists))
+    wish = read_selection(proto, CallLists(**lists))
     return list(wish.rules), list(wish.cautions)
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from onnxq.config import DataConfig
 from onnxq.data import Dataset, load_data
 from onnxq.data import arrays as arrays_module
-from onnxq.data.deflated import ScatteredArray
+from onnxq.data.arrays import ScatteredArray
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 

@@ -16,10 +16,9 @@ from numpy.lib import format as npy
 
 from onnxq.config import DataConfig
 from onnxq.data import arrays as arrays_module
-from onnxq.data import deflated, load_data
-from onnxq.data.arrays import load_npz
+from onnxq.data import load_data
+from onnxq.data.arrays import DeflatedArray, ScatteredArray, load_npz
 from onnxq.data.dataset import Unchosen
-from onnxq.data.deflated import DeflatedArray, ScatteredArray
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -30,8 +29,8 @@ X = ValueInfo("x", 1, ("N", 3))
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if 64 MiB were 1 KiB."""
     monkeypatch.setattr(arrays_module, "_IN_MEMORY", 2**10)
-    monkeypatch.setattr(deflated, "_BLOCK_BYTES", 2**9)
-    monkeypatch.setattr(deflated, "_CHECKPOINT_BYTES", 2**11)
+    monkeypatch.setattr(arrays_module, "_BLOCK_BYTES", 2**9)
+    monkeypatch.setattr(arrays_module, "_CHECKPOINT_BYTES", 2**11)
 
 
 @pytest.mark.usefixtures("small_blocks")

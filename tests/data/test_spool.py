@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.config import DataConfig
-from onnxq.data import load_data, spool
+from onnxq.data import load_data, sources
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -50,12 +50,12 @@ def test_a_stream_may_fill_one_buffer_again_and_again(monkeypatch: pytest.Monkey
             yield {"x": buffer}
 
     assert firsts(load_data(reused(), [X])) == [0, 1, 2, 3, 4]
-    monkeypatch.setattr(spool, "_IN_MEMORY", 2 * buffer.nbytes)
+    monkeypatch.setattr(sources, "_IN_MEMORY", 2 * buffer.nbytes)
     assert firsts(load_data(reused(), [X])) == [0, 1, 2, 3, 4]
 
 
 def test_what_does_not_fit_in_memory_goes_to_disk_and_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(spool, "_IN_MEMORY", 0)
+    monkeypatch.setattr(sources, "_IN_MEMORY", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dataset = load_data((feed(k) for k in range(3)), [X])
     assert len(list(tmp_path.rglob("*.npy"))) == 3
@@ -68,7 +68,7 @@ def test_what_does_not_fit_in_memory_goes_to_disk_and_away(monkeypatch: pytest.M
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list what is mapped")
 def test_files_are_mapped_only_while_a_sample_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pages of files count as the process's memory, and a container is stopped for them."""
-    monkeypatch.setattr(spool, "_IN_MEMORY", 0)
+    monkeypatch.setattr(sources, "_IN_MEMORY", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dataset = load_data((feed(k, rows=2) for k in range(3)), [X])
     assert firsts(dataset) == [0, 0, 1, 1, 2, 2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.emit.constants import numpy_type, quantize_constant
+from onnxq.emit.pairs import numpy_type, quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph.weights import TENSOR_TYPES
 from onnxq.numerics import weight_qparams

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import onnxq
+from onnxq.commands.diff import describe_unmet
+from onnxq.commands.results import show
 from onnxq.config import Config, load_config
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums
 from onnxq.evaluation.compare import ModelErrors, compare_models
-from onnxq.report import View, show_report
-from onnxq.report.diffs import describe_unmet, show_difference
+from onnxq.report.terminal import View
 from tests.evaluation.heads import head, samples
 
 RNG = np.random.default_rng(0)
@@ -156,7 +157,7 @@ def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
     assert check.sqnr_db[0] == pytest.approx(25, abs=1.5)
     assert check.whole_db[0] > 36
     shown = io.StringIO()
-    show_report(plain.report, View(stream=shown, width=200))
+    show(plain.report, View(stream=shown, width=200))
     assert "output0[:, 4:, :] is the part of output0 that is farthest; as a whole it has 3" in shown.getvalue()
 
     found = onnxq.diff(model, plain.model, data, overrides={"engines": ("ort",), "min_sqnr": 32})
@@ -164,10 +165,10 @@ def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
     assert (unmet.output, unmet.part) == ("output0", "[:, 4:, :]")
     assert "SQNR in dB of [:, 4:, :] is 2" in describe_unmet(found, unmet)
     shown = io.StringIO()
-    show_difference(found, View(stream=shown, width=200))
+    show(found, View(stream=shown, width=200))
     assert "output0[:, 4:, :]" in shown.getvalue()
     shown = io.StringIO()
-    show_difference(found, View(as_json=True, stream=shown))
+    show(found, View(as_json=True, stream=shown))
     error = json.loads(shown.getvalue())["outputs"][0]["accuracy"][0]
     assert error["part"] == "[:, 4:, :]"
     assert error["whole_db"] > error["sqnr_db"] + 10

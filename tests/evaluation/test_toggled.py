@@ -17,8 +17,7 @@ from onnxq.config import Config, Rule, TensorConfig, load_config
 from onnxq.evaluation import toggled
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model
-from onnxq.graph import name_nodes
-from onnxq.graph.storage import stored
+from onnxq.graph import name_nodes, stored
 from onnxq.passes.base import RunContext
 from onnxq.pipeline.prepared import load_state
 from onnxq.runtime import Session

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.files.locks import hold_lock, remove_stale_files
+from onnxq.files.scratch import hold_lock, remove_stale_files
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
 
@@ -53,7 +53,7 @@ def test_only_our_own_names_are_ever_removed(tmp_path: Path) -> None:
 _WAITS = """
 import sys, time
 from pathlib import Path
-from onnxq.files.locks import hold_lock
+from onnxq.files.scratch import hold_lock
 with hold_lock(Path(sys.argv[1])):
     print("in", flush=True)
 """

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.commands.apply import read_plan
 from onnxq.config import load_config
 from onnxq.data import load_data
 from onnxq.errors import CalibrationError, ConfigError, DataError, ModelError, OnnxqError, PlanError
 from onnxq.graph import ValueInfo, load_model
-from onnxq.interop import read_cache
-from onnxq.pipeline.apply_plan import read_plan
+from onnxq.interop import read_scales
 
 pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero and pipes")
 
@@ -23,7 +23,7 @@ _READERS = {
     "model": (load_model, ModelError, ".onnx"),
     "config": (load_config, ConfigError, ".yaml"),
     "plan": (read_plan, PlanError, ".json"),
-    "cache": (read_cache, CalibrationError, ".cache"),
+    "cache": (read_scales, CalibrationError, ".cache"),
     **{f"data{end}": (lambda path: load_data(path, [_X]), DataError, end) for end in (".npz", ".npy", ".pb")},
     **{f"data{end}": (lambda path: load_data(path, [_X]), DataError, end) for end in (".json", ".py")},
 }

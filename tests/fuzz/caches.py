@@ -17,12 +17,12 @@ import onnx
 import onnxq
 from onnxq.backends.engine import BuildState, Kernel
 from onnxq.backends.trt.kernels import read_layers_message
+from onnxq.commands.results import write_json
 from onnxq.engines.diff.results import load_results
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
-from onnxq.report.proofs import proof_json
 from onnxq.spec import PerChannel, QuantSpec
 from tests.fuzz.case import Wrong
 from tests.fuzz.graph_edits import edit_model
@@ -165,7 +165,7 @@ def _proof() -> Proof:
 
 
 def _write_proof(rng: Random, folder: Path) -> None:
-    (folder / "proof.json").write_bytes(_damaged(rng, proof_json(_proof()), tree=True))
+    (folder / "proof.json").write_bytes(_damaged(rng, write_json(_proof()), tree=True))
 
 
 def _run_proof(folder: Path, work: Path) -> Iterable[str]:

@@ -7,7 +7,7 @@ import onnx
 from onnx import helper, numpy_helper, parser
 
 from onnxq.graph import GraphIndex, name_nodes, strip_weights, verify_graph
-from onnxq.graph.dequantized import dequantize_weights
+from onnxq.graph.integer_products import dequantize_weights
 from onnxq.runtime import Session
 
 F = np.float32

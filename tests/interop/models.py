@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from onnxq.interop.trt_cache import HEADER
+from onnxq.interop import trt_cache
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -29,8 +29,7 @@ OWN = "(Unnamed Layer* 12) [Constant]_output"
 
 def write_cache(scales: Mapping[str, float | np.float32]) -> str:
     """The text of TensorRT's cache with these scales by tensor name, float32 bit for bit."""
-    lines = [f"{name}: {int(np.float32(scale).view(np.uint32)):08x}" for name, scale in scales.items()]
-    return "\n".join([HEADER, *lines]) + "\n"
+    return trt_cache.write_cache({name: np.float32(scale) for name, scale in scales.items()}).decode()
 
 
 def collect_scales(plan: Plan) -> dict[str, np.float32]:

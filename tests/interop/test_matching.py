@@ -15,11 +15,11 @@ from onnx import helper, numpy_helper, parser
 
 import onnxq
 from onnxq.cli import cli
+from onnxq.commands.import_calibration import import_calibration
 from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
-from onnxq.interop import ORIGIN, Imported, UnmatchedKind, read_cache
-from onnxq.interop.trt_cache import parse_cache
-from onnxq.pipeline import import_calibration
+from onnxq.interop import Imported, UnmatchedKind, read_scales
+from onnxq.interop.trt_cache import ORIGIN, parse_cache
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -55,7 +55,7 @@ def run(*args: object) -> Result:
 def test_the_model_has_the_very_scales_of_the_cache(folder: Path) -> None:
     found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
     model = onnxq.apply(folder / "m.onnx", found.plan).model
-    given = {entry.name: entry.scale for entry in read_cache(folder / "m.cache").entries}
+    given = {entry.name: entry.scale for entry in read_scales(folder / "m.cache").entries}
     written = scales_in(model)
     assert set(written) == {"input", "r1", "f"}
     for name, scale in written.items():
@@ -274,7 +274,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 def test_verbose_lists_every_line_and_site(folder: Path) -> None:
     done = run(folder / "m.cache", "--model", folder / "m.onnx", "-v")
     assert done.exit_code == 0
-    for entry in read_cache(folder / "m.cache").entries:
+    for entry in read_scales(folder / "m.cache").entries:
         assert entry.name in done.stdout, entry.name
 
 

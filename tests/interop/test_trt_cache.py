@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import CalibrationError
-from onnxq.interop import read_cache
+from onnxq.interop import read_scales
 from onnxq.interop.trt_cache import HEADER, parse_cache
 from tests.interop.models import write_cache
 
@@ -145,6 +145,6 @@ def test_no_bytes_end_in_anything_but_our_error(data: bytes) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="No such file"):
-        read_cache(tmp_path / "none.cache")
+        read_scales(tmp_path / "none.cache")
     with pytest.raises(CalibrationError, match="directory"):
-        read_cache(tmp_path)
+        read_scales(tmp_path)

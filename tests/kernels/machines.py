@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from onnxq.kernels import THREADS, Call, DType, Flag, Layout, Plan, backward_plan, find_layout, forward_plan
+from onnxq.kernels import THREADS, DType, Flag, KernelCall, LaunchPlan, Layout, backward_plan, find_layout, forward_plan
 
 NUMPY = {DType.F32: np.float32, DType.F16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.F64: np.float64}
 
@@ -34,8 +34,8 @@ class Case:
     def dtype(self) -> DType:
         return next(code for code, kind in NUMPY.items() if self.x.dtype == kind)
 
-    def call(self, **arrays: np.ndarray | None) -> Call:
-        call = Call(
+    def call(self, **arrays: np.ndarray | None) -> KernelCall:
+        call = KernelCall(
             qmin=self.qmin, qmax=self.qmax, flags=self.flags, dtype=self.dtype, threads=self.threads,
             grad_scale=self.grad_scale, zero_point_grad_scale=self.zero_point_grad_scale,
         )  # fmt: skip
@@ -133,7 +133,7 @@ def outputs(one: Case, dx: bool, parameters: bool) -> tuple[np.ndarray | None, .
     return (np.full_like(one.x, 99) if dx else None), *sums
 
 
-def start(library: ctypes.CDLL, plan: Plan, call: Call, first: int = 0) -> None:
+def start(library: ctypes.CDLL, plan: LaunchPlan, call: KernelCall, first: int = 0) -> None:
     """All launches of a plan under the emulation; first: the block to begin with."""
     library.fq_emu_launch_from.restype = ctypes.c_char_p
     # NaN where nothing was written; one value beyond either end is watched.
@@ -141,7 +141,7 @@ def start(library: ctypes.CDLL, plan: Plan, call: Call, first: int = 0) -> None:
     inside = 2 - scratch.ctypes.data // 8 % 2
     call.partial = scratch[inside:].ctypes.data if plan.partial_bytes else None
     for launch in plan.launches:
-        filled = launch.fill(call)
+        filled = launch.fill_call(call)
         name, grid = launch.kernel.encode(), launch.grid
         said = library.fq_emu_launch_from(name, min(first, grid), grid, THREADS, ctypes.byref(filled))
         assert said == b"", said

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 
 from onnxq.cli import cli
 from onnxq.errors import ConfigError, MissingDependencyError
-from onnxq.kernels import Call, cache, device, device_image, host, host_library, host_reason, load_host, sources
-from onnxq.kernels.nvrtc import Nvrtc, find_nvrtc
+from onnxq.kernels import KernelCall, cache, device, device_image, host, host_library, host_reason, load_host, sources
+from onnxq.kernels.device import Nvrtc, find_nvrtc
 from tests.kernels.conftest import GXX
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +63,8 @@ def test_the_host_library_is_built_once_and_speaks_this_interface(own_cache: Pat
     library = load_host()
     assert library is not None
     assert host_reason() == ""
-    assert library.fq_cpu_abi() == ctypes.sizeof(Call)
-    assert library.fq_cpu_forward(ctypes.byref(Call(dtype=9))) == -1
+    assert library.fq_cpu_abi() == ctypes.sizeof(KernelCall)
+    assert library.fq_cpu_forward(ctypes.byref(KernelCall(dtype=9))) == -1
     host._find_library.cache_clear()
     before = host_library().stat().st_mtime_ns
     assert not host.build_host().fresh
@@ -133,9 +133,9 @@ def test_the_remedy_for_a_missing_compiler(caplog: pytest.LogCaptureFixture) -> 
 def test_the_key_tells_machines_and_compilers_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = []
 
-    def fetch(place: Path, name: str, key: cache.Key, build: object, *, force: bool = False) -> cache.Entry:
+    def fetch(place: Path, name: str, key: cache.Key, build: object, *, force: bool = False) -> cache.CacheEntry:
         keys.append(dict(key))
-        return cache.Entry(tmp_path, key)
+        return cache.CacheEntry(tmp_path, key)
 
     monkeypatch.setattr(cache, "fetch_entry", fetch)
     monkeypatch.setattr(host, "_find_compiler", lambda: ("g++", "g++ 12"))
@@ -208,13 +208,13 @@ def test_nvrtc_compiles_without_a_driver(arch: int, own_cache: Path, monkeypatch
 
 def test_a_gpu_newer_than_nvrtc_gets_ptx(own_cache: Path) -> None:
     compiler = _nvrtc()
-    data, kind = compiler.compile("k.cu", 'extern "C" __global__ void k() {}', {}, 990)
+    data, kind = compiler.compile_source("k.cu", 'extern "C" __global__ void k() {}', {}, 990)
     assert kind == "ptx"
     assert b".entry k" in data
     with pytest.raises(MissingDependencyError, match=r"NVRTC .* compiles for"):
-        compiler.compile("k.cu", "", {}, 10)
+        compiler.compile_source("k.cu", "", {}, 10)
     with pytest.raises(MissingDependencyError, match=r"undefined_thing"):
-        compiler.compile("k.cu", "undefined_thing;", {}, 90)
+        compiler.compile_source("k.cu", "undefined_thing;", {}, 90)
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_the_cuda_kernels_find_the_end(emulated: ctypes.CDLL, layout: Layout) ->
     scale = np.full(layout.scales, 9, np.float32)
     plan = backward_plan(layout, DType.F16, parameters=True)
     first = plan.launches[0]
-    filled = first.fill(one.call(dscale=scale))
+    filled = first.fill_call(one.call(dscale=scale))
     scratch = np.zeros(plan.partial_bytes // 8)
     filled.partial = scratch.ctypes.data if scratch.size else None
     emulated.fq_emu_launch_from.restype = ctypes.c_char_p

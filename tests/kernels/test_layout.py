@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.kernels import Call, DType, Layout, backward_plan, find_layout, forward_plan, sources
+from onnxq.kernels import DType, KernelCall, Layout, backward_plan, find_layout, forward_plan, sources
 from tests.kernels.conftest import GXX
 from tests.kernels.machines import expand
 
@@ -67,7 +67,7 @@ def test_one_pass_needs_no_second_kernel_where_a_scale_is_one_pieces_own() -> No
 
 @pytest.mark.skipif(GXX is None, reason="no g++")
 def test_python_and_cpp_lay_out_the_argument_alike(tmp_path: Path) -> None:
-    names = [name for name, *_ in Call._fields_]
+    names = [name for name, *_ in KernelCall._fields_]
     lines = [f'std::printf("%zu %zu\\n", offsetof(FqCall, {name}), sizeof(FqCall::{name}));' for name in names]
     text = '#include <cstddef>\n#include <cstdio>\n#include "fq_call.h"\nint main() {\n'
     (tmp_path / "main.cpp").write_text(text + "\n".join(lines) + '\nstd::printf("%zu\\n", sizeof(FqCall));\n}\n')
@@ -76,5 +76,5 @@ def test_python_and_cpp_lay_out_the_argument_alike(tmp_path: Path) -> None:
         [str(GXX), "-I", str(sources.find_folder()), str(tmp_path / "main.cpp"), "-o", str(program)], check=True
     )
     said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines()
-    wanted = [f"{getattr(Call, name).offset} {getattr(Call, name).size}" for name in names]
-    assert said == [*wanted, str(ctypes.sizeof(Call))]
+    wanted = [f"{getattr(KernelCall, name).offset} {getattr(KernelCall, name).size}" for name in names]
+    assert said == [*wanted, str(ctypes.sizeof(KernelCall))]

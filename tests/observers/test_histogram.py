@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxq.observers.base import flatten_values
-from onnxq.observers.histogram import Histogram, View
+from onnxq.observers.histogram import Histogram, HistogramView
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ARRAYS = hnp.arrays(np.float32, st.integers(1, 60), elements=FINITE)
@@ -19,11 +19,11 @@ def _seen(values: Any, bins: int = 2048) -> Histogram:
     histogram = Histogram(bins)
     found = flatten_values(values)
     assert found is not None
-    histogram.update(found)
+    histogram.count_values(found)
     return histogram
 
 
-def _inside(view: View, values: Any) -> None:
+def _inside(view: HistogramView, values: Any) -> None:
     """Every non-zero value is counted in the bin whose edges enclose it."""
     edges = view.edges
     assert edges[0] == view.minimum == values.min()
@@ -44,8 +44,8 @@ def test_counts_equal_those_of_one_exact_pass(values: Any) -> None:
     for part in np.array_split(values, 3):
         found = flatten_values(part)
         if found is not None:
-            histogram.update(found)
-    _inside(histogram.view(), values)
+            histogram.count_values(found)
+    _inside(histogram.make_view(), values)
     assert histogram.count == values.size
 
 
@@ -61,7 +61,7 @@ def test_no_data_waste_half_of_the_bins(name: str) -> None:
         "relu6": np.clip(3 * x, 0, 6),
     }
     values = data[name].astype(np.float32)
-    view = _seen(values, 4096).view()
+    view = _seen(values, 4096).make_view()
     _inside(view, values)
     assert 4096 <= view.counts.size <= 8192
     assert view.zeros == (values == 0).sum()
@@ -73,26 +73,26 @@ def test_memory_does_not_grow_with_the_data() -> None:
     for k in range(40):
         found = flatten_values((rng.standard_normal(1000) * 3.0**k).astype(np.float32))
         assert found is not None
-        histogram.update(found)
-        assert histogram.view().counts.size <= 8192
+        histogram.count_values(found)
+        assert histogram.make_view().counts.size <= 8192
 
 
 def test_bins_halve_exactly_when_the_range_grows() -> None:
     rng = np.random.default_rng(1)
     small, large = rng.standard_normal(50_000).astype(np.float32), np.float32([-900.0, 5e4])
     grown = _seen(small)
-    fine = grown.view()
+    fine = grown.make_view()
     assert fine.exponent <= -8
     found = flatten_values(large)
     assert found is not None
-    grown.update(found)
-    _inside(grown.view(), np.concatenate([small, large]))
-    assert grown.view().exponent > fine.exponent + 8
+    grown.count_values(found)
+    _inside(grown.make_view(), np.concatenate([small, large]))
+    assert grown.make_view().exponent > fine.exponent + 8
 
 
 @given(ARRAYS)
 def test_magnitudes_are_those_of_the_absolute_values(values: Any) -> None:
-    folded = _seen(values).view().absolute()
+    folded = _seen(values).make_view().make_absolute()
     direct = np.abs(values)
     numbers = (
         np.trunc(np.ldexp(direct[direct != 0].astype(np.float64), -folded.exponent)).astype(np.int64) - folded.first
@@ -105,8 +105,8 @@ def test_magnitudes_are_those_of_the_absolute_values(values: Any) -> None:
 
 @given(ARRAYS, st.integers(1, 600))
 def test_coarser_views_keep_every_count_in_its_place(values: Any, bins: int) -> None:
-    view = _seen(values).view()
-    coarse = view.coarse(bins)
+    view = _seen(values).make_view()
+    coarse = view.merge_bins(bins)
     _inside(coarse, values)
     assert coarse.counts.size >= min(bins, view.counts.size) - 1
     assert coarse.counts.size <= max(2 * bins + 1, 1) or coarse.exponent == view.exponent
@@ -124,8 +124,8 @@ def test_quantiles_are_right_to_a_bin(name: str, share: float) -> None:
         "gap": x + 40 * (x > 0),
     }
     values = data[name].astype(np.float32)
-    view = _seen(values).view()
-    got = view.quantile(share * values.size, (1 - share) * values.size)
+    view = _seen(values).make_view()
+    got = view.find_quantile(share * values.size, (1 - share) * values.size)
     low, high = np.quantile(values, [max(share - 2e-5, 0), min(share + 2e-5, 1)])
     width = 2.0**view.exponent
     assert low - 2 * width <= got <= high + 2 * width
@@ -139,15 +139,15 @@ def test_quantiles_of_the_mirrored_data_are_mirrored(values: Any, share: float) 
     above = values.size - below
     if below == above:
         return
-    view = _seen(values).view()
-    mirrored = _seen(-values).view().quantile(above, below)
+    view = _seen(values).make_view()
+    mirrored = _seen(-values).make_view().find_quantile(above, below)
     # Exact but for cumulated counts that float64 rounds.
-    assert view.quantile(below, above) == pytest.approx(-mirrored, abs=1e-9 * 2.0**view.exponent, rel=0)
+    assert view.find_quantile(below, above) == pytest.approx(-mirrored, abs=1e-9 * 2.0**view.exponent, rel=0)
 
 
 def test_other_bins_cannot_be_merged() -> None:
     with pytest.raises(ValueError, match="4096 bins into 2048"):
-        Histogram(2048).merge(Histogram(4096))
+        Histogram(2048).add_histogram(Histogram(4096))
     empty = Histogram(2048)
-    empty.merge(Histogram(2048))
+    empty.add_histogram(Histogram(2048))
     assert empty.count == 0

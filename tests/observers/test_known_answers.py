@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from onnxq.numerics import fake_quant, qparams_from_range, quantize
-from onnxq.observers import Entropy, View, aciq_alpha, create_observer
-from onnxq.observers.aciq import Moments
+from onnxq.observers import Entropy, HistogramView, aciq_alpha, create_observer
+from onnxq.observers.aciq import ValueMoments
 from onnxq.observers.base import flatten_values
-from onnxq.observers.entropy import Divergence
+from onnxq.observers.entropy import KullbackLeibler
 from onnxq.observers.histogram import Histogram
 from onnxq.observers.mse import SquaredError
 from onnxq.spec import ObserverSpec, QuantSpec
@@ -96,11 +96,11 @@ def test_aciq_of_one_sided_values_is_half_of_a_distribution() -> None:
 
 def test_aciq_moments_are_those_of_the_values() -> None:
     for values in (_gauss(), 0.3 + 5 * _gauss(), _laplace() - 2, np.random.default_rng(7).uniform(1, 2, N)):
-        moments = Moments()
+        moments = ValueMoments()
         found = flatten_values(values)
         assert found is not None
-        moments.update(found)
-        center, spread, sigma = moments.spread(one_sided=False)
+        moments.count_values(found)
+        center, spread, sigma = moments.compute_spread(one_sided=False)
         assert center == pytest.approx(values.mean(dtype=np.float64), abs=1e-4)
         assert spread == pytest.approx(np.abs(values - values.mean(dtype=np.float64)).mean(dtype=np.float64), rel=1e-4)
         assert sigma == pytest.approx(values.std(dtype=np.float64), rel=1e-4)
@@ -112,7 +112,7 @@ def test_aciq_moments_are_those_of_the_values() -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8, 16])
 def test_mse_counts_what_quantizing_the_density_itself_costs(bits: int) -> None:
     """Few and wide bins of a hand-made histogram, against values spread evenly in them."""
-    view = View(
+    view = HistogramView(
         first=-4, exponent=-2, counts=np.array([4, 0, 9, 1, 30, 7, 0, 2, 5]), zeros=100, minimum=-1.1, maximum=1.0
     )
     edges, dense = view.edges, 20_000
@@ -250,7 +250,7 @@ def test_entropy_has_2048_bins_over_what_it_looks_at(name: str) -> None:
     for quant in (SIGNED, UNSIGNED):
         observer = Entropy(quant)
         observer.update(values)
-        view = observer.reference()
+        view = observer.make_reference()
         assert 2047 <= view.counts.size <= 4096
         assert view.minimum == (0 if quant.symmetric else values.min())
         assert view.maximum == (np.abs(values).max() if quant.symmetric else values.max())
@@ -300,7 +300,7 @@ def test_moving_average_is_the_mean_of_the_samples_ends() -> None:
     assert [float(end) for end in observer.range()] == [pytest.approx(-2.75 / 3), pytest.approx(4.25 / 3)]
 
 
-def _divergence(view: View, spec: QuantSpec, low: float, high: float) -> float:
+def _divergence(view: HistogramView, spec: QuantSpec, low: float, high: float) -> float:
     """By the definition: P with what lies outside in its outermost bins, Q even over the bins of each level."""
     full = view.counts > 0
     centers = ((view.edges[:-1] + view.edges[1:]) / 2)[full].astype(np.float32)
@@ -321,11 +321,11 @@ def test_divergence_is_that_of_the_definition(spec: QuantSpec) -> None:
     rng = np.random.default_rng(4)
     values, seen = flatten_values(rng.standard_normal(20_000) ** 3), Histogram(4096)
     assert values is not None
-    seen.update(values)
-    view = seen.view()
+    seen.count_values(values)
+    view = seen.make_view()
     low = np.array([-3.0, -0.2, -40.0, -1e-3, -90.0, -0.5])
     high = np.array([4.0, 0.1, 50.0, 2e-3, 90.0, 0.7])
-    got = Divergence(view, spec)(low, high)
+    got = KullbackLeibler(view, spec)(low, high)
     wanted = [_divergence(view, spec, a, b) for a, b in zip(low, high, strict=True)]
     np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
-    assert np.isinf(Divergence(view, spec)(np.array([500.0]), np.array([501.0]))).all()
+    assert np.isinf(KullbackLeibler(view, spec)(np.array([500.0]), np.array([501.0]))).all()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.observers.search import Array, find_best_range
+from onnxq.observers.histogram import Array, find_best_range
 
 COARSE, FINE = 33, (9, 9)
 

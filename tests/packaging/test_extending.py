@@ -14,6 +14,8 @@ import pytest
 
 import onnxq
 from onnxq import backends
+from onnxq.errors import CalibrationError
+from onnxq.interop import registry as formats
 from onnxq.observers import base as observers
 from onnxq.passes import registry
 from onnxq.passes.rounding import strategies
@@ -77,6 +79,19 @@ def test_a_pass_of_your_own() -> None:
     assert "second_relus" in found["result"].plan.prepare
     again = onnxq.apply(found["twice"], found["result"].plan, overrides={"latency": False})
     assert again.model == found["result"].model
+
+
+def test_an_import_format_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(formats, "FORMATS", formats.FORMATS)
+    found = run_section("An import format", *COMMON)
+    scales = {site.name: site.scale for site in found["imported"].matched}
+    assert scales == {"x": 0.03125, "r": 0.0625}
+    origins = {site.qparams.origin for site in found["imported"].plan.sites if site.qparams is not None}
+    assert "my magnitudes" in origins
+    (tmp_path / "wrong.json").write_bytes(found["write_magnitudes"]({"x": 0.0}))
+    with pytest.raises(CalibrationError, match="line 1: x has no range"):
+        onnxq.import_calibration("wrong.json", found["model"])
 
 
 def test_a_rounding_strategy_of_your_own() -> None:

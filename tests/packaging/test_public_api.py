@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -62,3 +63,10 @@ except Exception as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "MissingDependencyError" in done.stdout
     assert "onnxq[torch]" in done.stdout
+
+
+def test_type_checkers_see_the_names_that_are_looked_up() -> None:
+    tree = ast.parse(Path(onnxq.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: node.module for node in imports for alias in node.names if alias.asname}
+    assert seen == onnxq._HOMES

@@ -36,7 +36,7 @@ def start(proto: onnx.ModelProto) -> tuple[View, Edit, dict[str, Any]]:
 def test_a_node_becomes_another_operation_with_its_own_inputs_and_attributes():
     proto = model("y = Clip(x, low, high)", low=-1.0, high=1.0)
     _, edit, nodes = start(proto)
-    edit.become(nodes["y"], "LeakyRelu", ["x"], {"alpha": 0.5})
+    edit.replace_node(nodes["y"], "LeakyRelu", ["x"], {"alpha": 0.5})
     done = edit.export()
     assert lines(done) == ["y = LeakyRelu(x)"]
     assert done.graph.node[0].name == nodes["y"].name
@@ -49,7 +49,7 @@ def test_a_node_becomes_another_operation_with_its_own_inputs_and_attributes():
 def test_old_attributes_go_and_inputs_may_be_more():
     proto = model("y = LeakyRelu<alpha=0.5>(x)", slope=0.25)
     _, edit, nodes = start(proto)
-    edit.become(nodes["y"], "PRelu", ["x", "slope"], {})
+    edit.replace_node(nodes["y"], "PRelu", ["x", "slope"], {})
     done = edit.export()
     assert lines(done) == ["y = PRelu(x, slope)"]
     assert not done.graph.node[0].attribute
@@ -60,7 +60,7 @@ def test_old_attributes_go_and_inputs_may_be_more():
 def test_an_attribute_is_set_or_taken_away():
     proto = model("y = Gemm<alpha=2.0, transB=1>(x, w)", w=np.eye(4, dtype=np.float32))
     _, edit, nodes = start(proto)
-    edit.attrs(nodes["y"], {"alpha": None, "beta": 0.5})
+    edit.set_attrs(nodes["y"], {"alpha": None, "beta": 0.5})
     held = {one.name: onnx.helper.get_attribute_value(one) for one in edit.export().graph.node[0].attribute}
     assert held == {"transB": 1, "beta": 0.5}
 
@@ -68,14 +68,14 @@ def test_an_attribute_is_set_or_taken_away():
 def test_a_chain_behind_a_node_goes_and_the_last_name_stays():
     proto = model("a = Relu(x) b = Identity(a) c = Identity(b) d = Neg(c) y = Add(d, c)")
     _, edit, nodes = start(proto)
-    edit.absorb(nodes["a"], [nodes["b"], nodes["c"]])
+    edit.absorb_chain(nodes["a"], [nodes["b"], nodes["c"]])
     assert lines(edit.export()) == ["c = Relu(x)", "d = Neg(c)", "y = Add(d, c)"]
 
 
 def test_a_chain_up_to_an_output_keeps_the_output():
     proto = model("a = Relu(x) y = Identity(a)")
     _, edit, nodes = start(proto)
-    edit.absorb(nodes["a"], [nodes["y"]])
+    edit.absorb_chain(nodes["a"], [nodes["y"]])
     assert lines(edit.export()) == ["y = Relu(x)"]
 
 
@@ -84,7 +84,7 @@ def test_a_bypassed_node_is_read_past():
     view, edit, nodes = start(proto)
     source = view.tensor(nodes["b"], 0)
     assert source is not None
-    edit.bypass(nodes["b"], source)
+    edit.bypass_node(nodes["b"], source)
     assert lines(edit.export()) == ["a = Relu(x)", "c = Neg(a)", "y = Add(a, c)"]
 
 
@@ -152,7 +152,7 @@ def test_a_value_is_rounded_to_the_type_and_refused_where_it_overflows():
 def test_without_changes_the_model_itself_is_handed_on():
     proto = model("y = Relu(x)")
     refusal = Refusal("y", "not today")
-    after, report = Edit(proto).finish(make_state(proto), "made up", [], [refusal])
+    after, report = Edit(proto).finish_pass(make_state(proto), "made up", [], [refusal])
     assert after.model is proto
     assert (report.name, report.changed, report.skipped) == ("made up", (), (refusal,))
 
@@ -160,8 +160,8 @@ def test_without_changes_the_model_itself_is_handed_on():
 def test_with_changes_it_is_the_edited_one_without_what_nothing_needs():
     proto = model("a = Relu(x) b = Neg(a) y = Identity(x)", unused=2.0)
     _, edit, nodes = start(proto)
-    edit.remove(nodes["b"])
-    state, report = edit.finish(make_state(proto), "made up", ["b: gone"])
+    edit.remove_node(nodes["b"])
+    state, report = edit.finish_pass(make_state(proto), "made up", ["b: gone"])
     after = state.model
     assert lines(after) == ["y = Identity(x)"]
     assert not after.graph.initializer

@@ -12,8 +12,7 @@ from onnxq.data import load_data
 from onnxq.graph import ValueInfo
 from onnxq.passes.journal import Shortage, Shortened
 from onnxq.passes.time_budget import TimeBudget
-from onnxq.progress import OutOfTime
-from onnxq.report import Progress, silent
+from onnxq.progress import OutOfTime, Progress, silent
 
 
 class Clock:

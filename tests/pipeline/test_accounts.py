@@ -7,10 +7,11 @@ import io
 import pytest
 
 import onnxq
+from onnxq.commands.results import show
 from onnxq.config import Config
 from onnxq.passes.equalization import trial
 from onnxq.passes.registry import PASSES
-from onnxq.report import View, show_report
+from onnxq.report.terminal import View
 from tests.pipeline.models import EVERYTHING, images, residual
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
@@ -18,7 +19,7 @@ BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 
 def shown(result: onnxq.Result) -> str:
     stream = io.StringIO()
-    show_report(result.report, View(stream=stream))
+    show(result.report, View(stream=stream))
     return stream.getvalue()
 
 

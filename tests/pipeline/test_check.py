@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper, parser
 import onnxq
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import name_nodes
-from onnxq.graph.precision.rounding import emulate_types
+from onnxq.graph.precision.widen import emulate_types
 from onnxq.pipeline.check import check_model, explain_slowness, load_file
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.runtime import KernelError
@@ -33,7 +33,7 @@ EASY, HARD = ({"x": np.array([row], np.float32)} for row in ((1, 0), (0, 1)))
 
 @pytest.mark.parametrize(("few", "told"), [((), 0), ((EASY,), 0), ((EASY, HARD), 1)])
 def test_an_easy_sample_does_not_hide_that_others_are_lost(few: tuple[dict[str, np.ndarray], ...], told: int) -> None:
-    found = check_model(_network(1, 1), _network(1.001, 0), [EASY], few=few)
+    found = check_model(_network(1, 1), _network(1.001, 0), [EASY], other_samples=few)
     assert found.samples == 1
     assert found.outputs[0].sqnr_db[0] > 50
     assert [note.code for note in found.notes] == ["W108"] * told
@@ -41,7 +41,7 @@ def test_an_easy_sample_does_not_hide_that_others_are_lost(few: tuple[dict[str, 
 
 
 def test_answers_lost_on_the_sample_held_back_are_told_once() -> None:
-    found = check_model(_network(1, 1), _network(1, 0), [HARD], few=[EASY, HARD])
+    found = check_model(_network(1, 1), _network(1, 0), [HARD], other_samples=[EASY, HARD])
     assert found.notes == ()
 
 

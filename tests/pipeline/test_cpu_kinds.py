@@ -9,9 +9,10 @@ import pytest
 
 import onnxq
 from onnxq.backends.ort.costs import CPU_COSTS
+from onnxq.commands.results import show, write_json
 from onnxq.errors import ConfigError
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
-from onnxq.report import View, report_json, show_report
+from onnxq.report.terminal import View
 from onnxq.runtime import CPU_KINDS, detect_cpu
 from tests.pipeline.models import images, residual
 
@@ -21,7 +22,7 @@ def test_plan_and_report_say_what_was_placed_for(cpu: str | None) -> None:
     result = onnxq.quantize(residual(), images(), overrides={"effort": "fast", "latency": False, "cpu": cpu})
     assert result.plan.placement.cpu == (cpu or "any")
     assert result.report.cpu == (cpu or "any")
-    assert json.loads(report_json(result.report))["cpu"] == (cpu or "any")
+    assert json.loads(write_json(result.report))["cpu"] == (cpu or "any")
     assert onnxq.make_plan(residual(), images(), overrides={"cpu": cpu}).placement.cpu == (cpu or "any")
     again = onnxq.apply(residual(), result.plan, overrides={"latency": False})
     assert again.report.cpu == (cpu or "any")
@@ -32,9 +33,9 @@ def test_the_summary_names_the_kind_that_timed() -> None:
     result = onnxq.quantize(residual(), images(), overrides={"effort": "fast", "cpu": "avx2"})
     assert result.report.latency is not None
     assert result.report.latency.cpu == detect_cpu()
-    assert json.loads(report_json(result.report))["latency"]["cpu"] == detect_cpu()
+    assert json.loads(write_json(result.report))["latency"]["cpu"] == detect_cpu()
     out = io.StringIO()
-    show_report(result.report, View(stream=out, width=200))
+    show(result.report, View(stream=out, width=200))
     assert "placement by rules for x86 with AVX2, without VNNI" in out.getvalue()
     assert f"x 1x32x8x8, on {CPU_KINDS[detect_cpu()]})" in out.getvalue()
 

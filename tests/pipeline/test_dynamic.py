@@ -14,12 +14,12 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.annotate import find_saturating
+from onnxq.commands.results import show
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.numerics import fake_quant_dynamic
 from onnxq.plan import from_json, to_json
-from onnxq.report import show_report
 from onnxq.runtime import Session, optimize_graph
 from onnxq.sites import Role
 
@@ -84,7 +84,7 @@ def test_no_samples_are_needed_and_nothing_warns(capsys: pytest.CaptureFixture[s
     assert not result.report.warnings
     assert not result.report.alarms()
     assert not result.report.synthetic
-    show_report(result.report)
+    show(result.report)
     shown = capsys.readouterr()
     assert "against float on 8 made-up inputs, seed 0" in " ".join((shown.out + shown.err).split())
     assert "!!" not in shown.out + shown.err

@@ -13,12 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
+from onnxq.commands.results import show
 from onnxq.config import load_config
 from onnxq.graph import name_nodes
-from onnxq.graph.precision.rounding import emulate_types
+from onnxq.graph.precision.widen import emulate_types
 from onnxq.plan import KeepReason, to_json
-from onnxq.report import View, show_report
-from onnxq.report.pairs import show_inspection
+from onnxq.report.terminal import View
 from onnxq.runtime import Session
 from tests.backends.graphs import model
 from tests.passes.kit import parse, random_weights
@@ -78,7 +78,7 @@ def kept(result: onnxq.Result) -> dict[str, KeepReason]:
 
 def summary(result: onnxq.Result) -> str:
     stream = io.StringIO()
-    show_report(result.report, View(stream=stream, width=200))
+    show(result.report, View(stream=stream, width=200))
     return stream.getvalue()
 
 
@@ -118,12 +118,12 @@ def test_plan_is_carried_out_again_to_the_byte() -> None:
 
 
 def test_dry_run_shows_the_types(capsys: pytest.CaptureFixture[str]) -> None:
-    from onnxq.report import show_plan
+    from onnxq.commands.results import show
 
     planned = onnxq.make_plan(convs(), images(), "trt-int8")
     assert planned.precision is not None
     assert planned.precision.nodes == 5
-    show_plan(planned)
+    show(planned)
     assert "float16" in capsys.readouterr().out
 
 
@@ -132,7 +132,7 @@ def test_inspect_reads_the_types_from_the_file(capsys: pytest.CaptureFixture[str
     found = onnxq.inspect(result.model)
     assert found.float_types == result.plan.precision
     assert {pair.bits for pair in found.pairs} == {8}
-    show_inspection(found)
+    show(found)
     assert "5 nodes compute in float16" in capsys.readouterr().out
 
 

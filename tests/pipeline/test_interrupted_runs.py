@@ -20,7 +20,7 @@ from tests.processes import start
 _SLOW = """
 import os, sys, time
 from contextlib import contextmanager
-from onnxq import report
+from onnxq.report import live
 
 at = sys.argv.pop(1)
 
@@ -48,7 +48,7 @@ def replace(*names, real=os.replace):
 def watched(*_, **__):
     yield slow
 
-report.show_progress, os.replace = watched, replace
+live.show_progress, os.replace = watched, replace
 from onnxq.cli import main
 say("ready")
 main()

@@ -14,9 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.errors import ModelError
 from onnxq.evaluation.segments import compare_segments, cut_segments
-from onnxq.graph import get_index, load_model, name_nodes
-from onnxq.graph.storage import lazy, stored
-from onnxq.graph.storage.stored import Spool, StoredArray
+from onnxq.graph import get_index, light, load, load_model, name_nodes, stored
+from onnxq.graph.stored import Spool, StoredArray
 from onnxq.graph.subgraph import Cutter
 from onnxq.graph.weights import is_stub
 from onnxq.passes.equalization import smoothquant
@@ -29,8 +28,8 @@ WIDTH, LAYERS = 128, 4
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is a large one."""
-    monkeypatch.setattr(lazy, "_WORTH_MAPPING", 1)
-    monkeypatch.setattr(lazy, "LARGE_BYTES", 1 << 16)
+    monkeypatch.setattr(load, "_WORTH_MAPPING", 1)
+    monkeypatch.setattr(light, "LARGE_BYTES", 1 << 16)
     monkeypatch.setattr(stored, "_WORTH_SPOOLING", 1 << 10)
 
 

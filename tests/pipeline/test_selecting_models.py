@@ -11,13 +11,11 @@ import onnx
 import pytest
 
 import onnxq
+from onnxq.commands.results import show, write_json
 from onnxq.config import Config, Rule
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.engines.saturation.measure import measure_saturation
-from onnxq.graph.storage import lazy
-from onnxq.report import report_json, show_report
-from onnxq.report.diffs import difference_json, show_difference
-from onnxq.report.profiles import profile_json, show_profile
+from onnxq.graph import light
 from onnxq.report.terminal import View
 from tests.evaluation.selecting import HEADS, PLAIN, network, samples
 from tests.pipeline.models import EVERYTHING
@@ -54,7 +52,7 @@ def with_bits(tensor: str, bits: int) -> Config:
 
 def print_report(report: onnxq.Report) -> str:
     stream = io.StringIO()
-    show_report(report, View(stream=stream, errors=stream, width=300))
+    show(report, View(stream=stream, errors=stream, width=300))
     return stream.getvalue()
 
 
@@ -117,7 +115,7 @@ def test_the_summary_and_the_document_tell_both() -> None:
     assert "best/TopK (TopK): " in text
     assert f"top/TopK (TopK): {second.shared:.4g} of 6 chosen are the same as in float; decides label" in text
     assert "flat in front of best/TopK" in text
-    document = json.loads(report_json(report))
+    document = json.loads(write_json(report))
     assert [entry["node"] for entry in document["choices"]] == ["best/TopK", "top/TopK"]
     assert {entry["name"] for entry in document["checks"]} == JUDGED["queries"]
     labels = print_report(quantize("labels", effort="fast").report)
@@ -172,9 +170,9 @@ def test_diff_gives_every_run_the_same_choices(name: str) -> None:
     assert min(figures.values()) > 15
     assert found.divergences == ()
     stream = io.StringIO()
-    show_difference(found, View(stream=stream, width=300))
+    show(found, View(stream=stream, width=300))
     assert "chosen are the same as in float" in stream.getvalue()
-    assert json.loads(difference_json(found))["choices"][OFF][0]["op"] == HEADS_OPS[name]
+    assert json.loads(write_json(found))["choices"][OFF][0]["op"] == HEADS_OPS[name]
 
 
 HEADS_OPS = {"detector": "TopK", "suppression": "NonMaxSuppression", "queries": "TopK"}
@@ -221,9 +219,9 @@ def test_a_profile_is_of_values_and_rows_that_match() -> None:
     (choice,) = found.choices
     assert 11 <= choice.shared <= choice.chosen == 12
     stream = io.StringIO()
-    show_profile(found, View(stream=stream, width=300))
+    show(found, View(stream=stream, width=300))
     assert "chosen are the same as in float" in stream.getvalue()
-    assert json.loads(profile_json(found))["choices"][0]["node"] == "best/TopK"
+    assert json.loads(write_json(found))["choices"][0]["node"] == "best/TopK"
 
 
 def test_another_tools_names_are_told() -> None:
@@ -242,7 +240,7 @@ def test_another_tools_names_are_told() -> None:
 
 
 def test_a_large_model_is_checked_on_the_choices(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy, "LARGE_BYTES", 1 << 10)
+    monkeypatch.setattr(light, "LARGE_BYTES", 1 << 10)
     onnx.save(network("queries"), tmp_path / "m.onnx")
     report = onnxq.quantize(str(tmp_path / "m.onnx"), DATA, EVERYTHING, overrides={"effort": "fast"}).report
     assert report.segments

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
+from onnxq.plan.forms import read_array, read_mark, write_array, write_mark
 from onnxq.spec import PerChannel, QParams, QuantSpec
 
 dtypes = st.sampled_from([np.float32, np.int32, np.int8, np.uint8, np.int16, np.uint16])

@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.errors import PlanError
 from onnxq.plan import AttentionChoice, AttentionKind, BiasPlan, Plan, SitePlan, from_json, to_json
-from onnxq.plan.scalings import Scaling, check_scaling
+from onnxq.plan.model import Scaling, check_scaling
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import QParams, QuantSpec
 

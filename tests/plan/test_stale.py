@@ -10,7 +10,7 @@ import pytest
 from onnxq.errors import PlanError
 from onnxq.numerics import bias_qparams, weight_qparams
 from onnxq.plan import Plan, SitePlan, drop_stale
-from onnxq.plan.stale import is_stale
+from onnxq.plan.reading import is_stale
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 

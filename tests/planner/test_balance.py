@@ -16,9 +16,8 @@ from onnxq.backends.ort.costs import CPU_COSTS
 from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
 from onnxq.plan import PlacementChoice
-from onnxq.planner.balance import TOLERATED, Balance, find_balance
 from onnxq.planner.build import OnnxPlacement, state_placement
-from onnxq.planner.cut import CutProblem, add_costs
+from onnxq.planner.cut import TOLERATED, Balance, CutProblem, add_costs, find_balance
 
 # A layer of each kind, from a tensor of {c} channels to another.
 LAYERS = {
@@ -82,13 +81,13 @@ def test_one_graph_for_all_kinds_is_no_slower_than_float_on_any_and_says_where_i
     assert {one.cpu for one in found.forecasts} == set(CPU_COSTS)
     for one in found.forecasts:
         assert one.placed_us <= one.float_us + 1e-6
-        assert (one.loss > TOLERATED) == any(f"kind {one.cpu} " in line for line in found.warnings())
+        assert (one.loss > TOLERATED) == any(f"kind {one.cpu} " in line for line in found.make_warnings())
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_one_graph_is_close_to_the_best_of_each_kind(name: str) -> None:
     found = balance(name)
-    assert found.warnings() == ()
+    assert found.make_warnings() == ()
     for one in found.forecasts:
         assert one.loss <= TOLERATED
         assert one.speedup >= 1
@@ -157,7 +156,7 @@ def test_the_plan_names_the_kind_it_was_made_for() -> None:
 @pytest.mark.parametrize("channels", [16, 32, 64])
 def test_the_cut_is_the_best_of_all_placements(channels: int, layers: list[str], cpu: str) -> None:
     problem = CutProblem(state_placement(net(channels, 14, layers), Config()).ops)
-    costs = problem.costs(CPU_COSTS[cpu])
+    costs = problem.compute_costs(CPU_COSTS[cpu])
 
     def energy(chosen: frozenset[str]) -> float:
         """Predicted time, and what int8 must earn besides."""
@@ -176,7 +175,7 @@ def test_the_cut_is_the_best_of_all_placements(channels: int, layers: list[str],
 
 def test_a_weighted_sum_weighs_times() -> None:
     problem = CutProblem(drafted("swish").ops)
-    one, other = (problem.costs(table) for table in CPU_COSTS.values())
+    one, other = (problem.compute_costs(table) for table in CPU_COSTS.values())
     both = add_costs([(one, 0.25), (other, 2.0)])
     chosen = problem.minimum_cut(both, {})
     assert problem.time_us(both, chosen) == pytest.approx(

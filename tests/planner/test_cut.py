@@ -35,7 +35,7 @@ def problem() -> CutProblem:
 def test_given_sides_hold_and_nothing_follows_into_the_void(fixed: dict[str, bool], cpu: str) -> None:
     convs = {name: side for name, side in fixed.items() if name in CONVS}
     floats = {name: False for name, side in fixed.items() if name not in CONVS and not side}
-    chosen = problem().minimum_cut(problem().costs(CPU_COSTS[cpu]), {**convs, **floats})
+    chosen = problem().minimum_cut(problem().compute_costs(CPU_COSTS[cpu]), {**convs, **floats})
     for name, side in {**convs, **floats}.items():
         assert (name in chosen) is side
     # The Add needs what makes both of its inputs, the pooling the Add.
@@ -45,7 +45,7 @@ def test_given_sides_hold_and_nothing_follows_into_the_void(fixed: dict[str, boo
 
 def test_everything_in_integers_needs_one_pair_in_front_and_one_behind() -> None:
     cut = problem()
-    costs = cut.costs(CPU_COSTS["vnni"])
+    costs = cut.compute_costs(CPU_COSTS["vnni"])
     alone = sum(cost.int8_us for cost in costs.ops.values())
     pairs = costs.quantize[TensorId("x")] + costs.dequantize[TensorId("y")]
     assert cut.time_us(costs, ALL) == pytest.approx(alone + pairs)
@@ -54,7 +54,7 @@ def test_everything_in_integers_needs_one_pair_in_front_and_one_behind() -> None
 
 def test_a_tensor_is_quantized_and_dequantized_once() -> None:
     cut = problem()
-    costs = cut.costs(CPU_COSTS["vnni"])
+    costs = cut.compute_costs(CPU_COSTS["vnni"])
 
     def pairs(*chosen: str) -> float:
         units = sum(c.int8_us if name in chosen else c.float_us for name, c in costs.ops.items())
@@ -72,7 +72,7 @@ def test_a_tensor_is_quantized_and_dequantized_once() -> None:
 
 def test_a_cut_of_one_pieces_weights_is_a_cut_of_the_sum() -> None:
     cut = problem()
-    costs = {name: cut.costs(table) for name, table in CPU_COSTS.items()}
+    costs = {name: cut.compute_costs(table) for name, table in CPU_COSTS.items()}
     for name, one in costs.items():
         scaled = add_costs([(one, 7.0)])
         assert cut.minimum_cut(scaled, {}) == cut.minimum_cut(one, {}), name
@@ -86,7 +86,7 @@ MIXED = """g (float[16,256] x) => (float[16,256] y, float[16,256] z) {
 
 def test_kernels_that_write_float_need_nothing_behind_them() -> None:
     cut = CutProblem(draft(network(MIXED, w=(256, 256), b=(256,))).ops)
-    costs = cut.costs(CPU_COSTS["vnni"])
+    costs = cut.compute_costs(CPU_COSTS["vnni"])
     units = {name: cost.int8_us for name, cost in costs.ops.items()}
     everything = frozenset(units)
     # MatMul writes float, Gemm may: no DequantizeLinear for either.
@@ -100,5 +100,5 @@ def test_sizes_decide() -> None:
     narrow = network(TEXT.replace("64", "4"), w=(4, 4, 3, 3), v=(4, 4, 1, 1))
     small = CutProblem(draft(narrow).ops)
     for table in CPU_COSTS.values():
-        assert small.minimum_cut(small.costs(table), {}) == frozenset()
-        assert problem().minimum_cut(problem().costs(table), {}) == ALL
+        assert small.minimum_cut(small.compute_costs(table), {}) == frozenset()
+        assert problem().minimum_cut(problem().compute_costs(table), {}) == ALL

@@ -13,7 +13,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.plan import SitePlan
 from onnxq.planner import digest_weights, find_needed_opset
-from onnxq.planner.edited import check_site, drop_orphans
+from onnxq.planner.match import check_site, drop_orphans
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 from tests.planner.kit import network

@@ -14,7 +14,7 @@ from onnxq.config import load_config
 from onnxq.graph import get_index
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import NOTHING, Existing, state_placement
-from onnxq.planner.existing import is_between_pairs
+from onnxq.planner.problem import is_between_pairs
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import QuantSpec
 from tests.planner.kit import FORCE, groups, network, reasons, table

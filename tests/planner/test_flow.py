@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.planner.flow import FlowNetwork
+from onnxq.planner.cut import FlowNetwork
 
 costs = st.floats(0.0, 10.0)
 
@@ -30,11 +30,11 @@ def test_no_assignment_is_cheaper(problem: tuple[list[tuple[float, float]], list
     unary, pairs = problem
     net = FlowNetwork()
     for k, (zero, one) in enumerate(unary):
-        net.edge(k, "sink", one)
-        net.edge("source", k, zero)
-        net.vertex(k)
+        net.add_edge(k, "sink", one)
+        net.add_edge("source", k, zero)
+        net.add_vertex(k)
     for a, b, c in pairs:
-        net.edge(a, b, c)
+        net.add_edge(a, b, c)
     side = net.source_side("source", "sink")
     labels = tuple(int(net.names[k] in side) for k in range(len(unary)))
     best = min(energy(each, unary, pairs) for each in itertools.product((0, 1), repeat=len(unary)))
@@ -44,5 +44,5 @@ def test_no_assignment_is_cheaper(problem: tuple[list[tuple[float, float]], list
 def test_a_chain_of_thousands_does_not_overflow_the_stack() -> None:
     net = FlowNetwork()
     for k in range(5000):
-        net.edge(k, k + 1, 1.0 + k % 3)
+        net.add_edge(k, k + 1, 1.0 + k % 3)
     assert net.names[0] in net.source_side(0, 5000)

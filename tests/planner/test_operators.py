@@ -7,7 +7,7 @@ import pytest
 
 from onnxq.backends import find_target
 from onnxq.graph import GraphIndex
-from onnxq.planner.operators import QuantizableOps, find_quantizable_ops
+from onnxq.planner.problem import QuantizableOps, find_quantizable_ops
 from onnxq.sites import Edge, Role, TensorId
 from tests.planner.kit import network
 

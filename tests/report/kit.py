@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from onnxq.report import View
-from onnxq.report.terminal import print_renderable
+from onnxq.report.terminal import View, print_renderable
 
 
 def shown(show: Callable[..., None], found: Any, *, width: int | None = 80, **options: Any) -> str:

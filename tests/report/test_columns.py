@@ -15,14 +15,11 @@ from onnx import helper, numpy_helper
 from rich.cells import cell_len
 from rich.text import Text
 
-from onnxq import pipeline, report
+import onnxq
+from onnxq.commands.results import show
 from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
 from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
 from onnxq.report.columns import fit_words, shorten_name
-from onnxq.report.diffs import show_difference
-from onnxq.report.pairs import show_inspection
-from onnxq.report.profiles import show_profile
-from onnxq.report.proofs import show_proof
 from onnxq.report.terminal import MORE, View, make_table, print_renderable, select_rows
 
 LAYERS, WIDTH = 6, 80
@@ -55,31 +52,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     data = {"x": rng.standard_normal((4, 8, 64)).astype(np.float32)}
     np.savez(folder / "d.npz", **data)
     target = folder / "m.q.onnx"
-    pipeline.quantize(
+    onnxq.quantize(
         folder / "m.onnx", data, folder / "c.yaml", overrides={"effort": "fast", "latency": False}, out=target
     )
     return {
-        "plan": pipeline.make_plan(folder / "m.onnx", folder / "d.npz", folder / "c.yaml"),
-        "inspect": pipeline.inspect(target),
-        "prove": pipeline.prove(target, overrides={"engine": "ort"}),
+        "plan": onnxq.make_plan(folder / "m.onnx", folder / "d.npz", folder / "c.yaml"),
+        "inspect": onnxq.inspect(target),
+        "prove": onnxq.prove(target, overrides={"engine": "ort"}),
         "profile": profile(),
         "diff": difference(),
     }
 
 
-SHOW = {
-    "plan": report.show_plan,
-    "inspect": show_inspection,
-    "prove": show_proof,
-    "profile": show_profile,
-    "diff": show_difference,
-}
+NAMES = ("plan", "inspect", "prove", "profile", "diff")
 
 
 def shown(name: str, made: Made, **how: object) -> str:
     """The text that a command prints."""
     stream = io.StringIO()
-    SHOW[name](made[name], report.View(stream=stream, **how))
+    show(made[name], View(stream=stream, **how))
     return stream.getvalue()
 
 
@@ -113,7 +104,7 @@ def difference() -> Difference:
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-@pytest.mark.parametrize("name", SHOW)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_name_breaks_at_80_columns(made: Made, name: str, verbose: bool) -> None:
     text = shown(name, made, width=WIDTH, verbose=verbose)
     assert max(map(cell_len, text.splitlines())) <= WIDTH
@@ -128,14 +119,14 @@ def test_no_name_breaks_at_80_columns(made: Made, name: str, verbose: bool) -> N
     assert "…" in text or all(one in text for one in names("MatMul"))
 
 
-@pytest.mark.parametrize("name", SHOW)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_pipe_gets_whole_names(made: Made, name: str) -> None:
     text = shown(name, made)
     assert "…" not in text
     assert names("MatMul")[0] in text
 
 
-@pytest.mark.parametrize("name", SHOW)
+@pytest.mark.parametrize("name", NAMES)
 def test_top_shows_so_many_rows_and_how_many_there_are_beside(made: Made, name: str) -> None:
     whole, few = (shown(name, made, top=top).splitlines() for top in (None, 2))
     more = [line for line in few if re.search(r"and \d+ more; a larger `top=…` shows them", line)]
@@ -152,7 +143,7 @@ def test_top_of_layers_are_those_that_lost_most() -> None:
     assert found == names("MatMul_output_0")[-2:]
 
 
-@pytest.mark.parametrize("name", SHOW)
+@pytest.mark.parametrize("name", NAMES)
 def test_json_has_everything_whatever_top_says(made: Made, name: str) -> None:
     if name == "prove":
         text = shown(name, made, top=1, as_json=True)

@@ -10,8 +10,10 @@ from enum import Enum
 import numpy as np
 import pytest
 
+from onnxq.commands.results import write_json
 from onnxq.passes.journal import StageCost
-from onnxq.report import Latency, OutputCheck, Report, report_json, to_json
+from onnxq.report.document import to_json
+from onnxq.report.model import Latency, OutputCheck, Report
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, TensorId
 from onnxq.wording import use_translation
 
@@ -69,7 +71,7 @@ REPORT = Report(
 
 
 def test_a_report_keeps_every_field_and_adds_the_derived_values() -> None:
-    found = json.loads(report_json(REPORT, error={"code": "Q700"}))
+    found = json.loads(write_json(REPORT, error={"code": "Q700"}))
     assert set(found) == {*Report.__dataclass_fields__, "schema", "error", "slower", "alarms", "verdict"}
     assert (found["schema"], found["error"], found["slower"]) == (1, {"code": "Q700"}, True)
     assert found["roles"] == {"activation": 2, "weight": 1}
@@ -94,6 +96,6 @@ def test_a_report_keeps_every_field_and_adds_the_derived_values() -> None:
 
 
 def test_the_values_survive_reading_and_writing() -> None:
-    once = json.loads(report_json(REPORT))
+    once = json.loads(write_json(REPORT))
     assert json.loads(to_json(once)) == once
-    assert report_json(REPORT) == report_json(REPORT)
+    assert write_json(REPORT) == write_json(REPORT)

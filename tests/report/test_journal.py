@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
-from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
+from onnxq.report.sentences import describe_pass, describe_rewrite, describe_shortage
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from onnxq.progress import OutOfTime, count_items
-from onnxq.report import open_display, show_progress, silent
-from onnxq.report.live import Bars, Lines
+from onnxq.progress import OutOfTime, count_items, silent
+from onnxq.report.live import Bars, Lines, open_display, show_progress
 
 
 class Terminal(io.StringIO):

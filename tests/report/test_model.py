@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from onnxq.report import Latency, OutputCheck, Report
-from onnxq.report.model import SYNTHETIC, group_reasons, warn_synthetic
+from onnxq.report.model import SYNTHETIC, Latency, OutputCheck, Report, group_reasons, warn_synthetic
 from onnxq.sites import Caution, LeftFloat, Refusal
 
 

@@ -23,7 +23,7 @@ from onnxq.report.terminal import (
     make_sheet,
     make_table,
     print_renderable,
-    show_result,
+    print_result,
 )
 from onnxq.report.terminal import write_stream as write_text
 from onnxq.sites import Caution
@@ -162,7 +162,7 @@ def test_numbers_at_the_edges_of_their_units(text: str, expected: str) -> None:
 def test_warnings_are_seen_in_every_form(view: dict[str, bool], out: str, err: str, loud: bool) -> None:
     streams = io.StringIO(), io.StringIO()
     shown = View(**view, stream=streams[0], errors=streams[1])  # type: ignore[arg-type]
-    show_result(shown, lambda: "{}\n", [Text("the result")], iter([Text("mind this")] if loud else []))
+    print_result(shown, lambda: "{}\n", [Text("the result")], iter([Text("mind this")] if loud else []))
     wanted = (out, err) if loud else (out.replace("mind this\n", ""), "")
     assert (streams[0].getvalue(), streams[1].getvalue()) == wanted
 
@@ -174,7 +174,7 @@ def test_a_result_that_is_not_shown_is_not_made() -> None:
 
     for view in ({"quiet": True}, {"as_json": True}):
         stream = io.StringIO()
-        show_result(View(**view, stream=stream), lambda: "{}", parts(), [])  # type: ignore[arg-type]
+        print_result(View(**view, stream=stream), lambda: "{}", parts(), [])  # type: ignore[arg-type]
         assert stream.getvalue() == ("{}" if "as_json" in view else "")
 
 
@@ -223,5 +223,6 @@ def test_names_are_escaped_in_every_part(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_reports_make_no_text_but_the_escaped_one() -> None:
     """So that no name can be forgotten."""
-    folder = Path(terminal.__file__).parent
-    assert [path.name for path in folder.glob("*.py") if "rich.text" in path.read_text("utf-8")] == ["columns.py"]
+    package = Path(terminal.__file__).parents[1]
+    files = [*package.glob("report/*.py"), *package.glob("commands/**/*.py"), *package.glob("cli/*.py")]
+    assert [path.name for path in files if "rich.text" in path.read_text("utf-8")] == ["columns.py"]

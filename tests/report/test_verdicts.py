@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.commands.results import show
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.report import Latency, OutputCheck, Report
-from onnxq.report.model import GRADES, RunFigure, describe_figures, find_worst_figure, make_verdict
-from onnxq.report.summary import show_report
+from onnxq.report.model import (
+    GRADES,
+    Latency,
+    OutputCheck,
+    Report,
+    RunFigure,
+    describe_figures,
+    find_worst_figure,
+    make_verdict,
+)
 from onnxq.sites import Caution, LeftFloat, Refusal
 from tests.report.kit import shown
 
@@ -97,14 +105,14 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
     ],
 )  # fmt: skip
 def test_the_summary_begins_with_the_verdict(report: Report, line: str) -> None:
-    lines = shown(show_report, report, width=None).splitlines()
+    lines = shown(show, report, width=None).splitlines()
     assert re.fullmatch(r"verdict +(.*)", lines[1])[1] == line  # type: ignore[index]
 
 
 def test_a_float_result_has_one_warning_and_no_alarm() -> None:
     other = Caution("W103", "on CPUs of kind vnni it would pay")
     report = replace(REPORT, pairs=0, warnings=(other,), left_float=(LeftFloat("a", "no faster"),))
-    text = shown(show_report, report, width=None)
+    text = shown(show, report, width=None)
     assert text.count("warning[") == 1
     assert "it would pay" in text
 

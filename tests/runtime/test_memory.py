@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from onnxq.runtime import memory, trim_memory
+from onnxq.runtime import machine, trim_memory
 
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
     """The call is looked up once for each process."""
-    memory._find_trim.cache_clear()
+    machine._find_trim.cache_clear()
     yield
-    memory._find_trim.cache_clear()
+    machine._find_trim.cache_clear()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc_trim is of glibc")

@@ -13,7 +13,7 @@ from onnxq.errors import ConfigError
 from onnxq.graph import add_libraries, get_index, infer_shapes, name_nodes, strip_weights
 from onnxq.graph.light import find_provider
 from onnxq.runtime import Session, check_provider
-from onnxq.runtime.providers import CPU, set_options
+from onnxq.runtime.session import CPU, set_options
 from tests.pipeline.models import images, residual
 
 # One that every wheel has beside the CPU's: it takes no operator of ONNX, and leaves them to the CPU.

@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 import onnxq
+from onnxq.commands.results import write_json
 from onnxq.pipeline import check
-from onnxq.report import report_json
 from onnxq.runtime import Session, optimize_graph, time_models
 
 torch = pytest.importorskip("torch")
@@ -83,7 +83,7 @@ def test_a_trained_tagger_keeps_its_answers_in_integers(tagger: Path, monkeypatc
     assert not onnxq.prove(result.model, overrides={"engine": "ort", "require": [("int8", "LSTM")]}).unmet
     latency = result.report.latency
     assert latency is not None
-    told = json.loads(report_json(result.report))["latency"]
+    told = json.loads(write_json(result.report))["latency"]
     assert (told["float_ms"], told["int8_ms"]) == (latency.float_ms, latency.int8_ms)
     assert bool(latency.reason) == (latency.ratio < 1)
     # The first axis is time.

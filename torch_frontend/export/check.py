@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.runtime import Session
 from torch_frontend.quantizers import override_switches, quantizers_of
-from torch_frontend.tracing.values import as_inputs, use_eval_mode
+from torch_frontend.tracing.modules import Inputs, as_inputs
+from torch_frontend.tracing.values import use_eval_mode
 
 Arrays = list[NDArray[Any]]
 
@@ -77,24 +77,23 @@ def check_export(model: nn.Module, file: Path, example_inputs: Any) -> ExportChe
 
     The line goes to the logger `onnxq`; ExportWarning where the difference is beyond rounding.
     """
-    args, kwargs = as_inputs(example_inputs)
-    found = _compare(model, file, args, kwargs)
-    _log.info("%s %s", file.name, found)
-    if found.beyond_rounding:
-        text = f"{file.name} {found}: it does not compute what the module does [{ExportWarning.code}]"
+    outcome = _compare(model, file, as_inputs(example_inputs))
+    _log.info("%s %s", file.name, outcome)
+    if outcome.beyond_rounding:
+        text = f"{file.name} {outcome}: it does not compute what the module does [{ExportWarning.code}]"
         warnings.warn(text, ExportWarning, stacklevel=3)
-    return found
+    return outcome
 
 
-def _compare(model: nn.Module, file: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportCheck:
-    wanted = _run_torch(model, args, kwargs)
+def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
+    wanted = _run_torch(model, inputs)
     with override_switches(quantizers_of(model), False):
-        plain = _run_torch(model, args, kwargs)
+        plain = _run_torch(model, inputs)
     try:
         runs = []
         for optimize in (False, True):
             session = Session(file, optimize=optimize)
-            feeds = _name_inputs(session, args, kwargs)
+            feeds = _name_inputs(session, inputs)
             if feeds is None:
                 return ExportCheck(not_run="its inputs are not those of the example")
             runs.append(list(session.run(feeds).values()))
@@ -109,17 +108,17 @@ def _compare(model: nn.Module, file: Path, args: tuple[Any, ...], kwargs: dict[s
 def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
     """SQNR of the worst output in dB, and the largest difference; floats only."""
     worst, most = math.inf, 0.0
-    for one, two in zip(wanted, got, strict=True):
-        if one.dtype.kind == "f" and one.size:
+    for expected, value in zip(wanted, got, strict=True):
+        if expected.dtype.kind == "f" and expected.size:
             sums = ErrorAccumulator("")
-            sums.update(one, two)
+            sums.update(expected, value)
             worst, most = min(worst, sums.result().whole_db), max(most, sums.result().max_abs)
     return worst, most
 
 
-def _run_torch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arrays:
+def _run_torch(model: nn.Module, inputs: Inputs) -> Arrays:
     with use_eval_mode(model):
-        return _list_arrays(model(*args, **kwargs))
+        return _list_arrays(inputs.run_model(model))
 
 
 def _list_arrays(values: Any) -> Arrays:
@@ -127,10 +126,10 @@ def _list_arrays(values: Any) -> Arrays:
     return [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _name_inputs(session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, NDArray[Any]] | None:
+def _name_inputs(session: Session, inputs: Inputs) -> dict[str, NDArray[Any]] | None:
     """The example by the names of the file's inputs; None where they do not fit."""
     names = [value.name for value in session.inputs]
-    if not args and set(names) <= set(kwargs):
-        return {name: np.asarray(torch.as_tensor(kwargs[name]).detach().cpu()) for name in names}
-    given = _list_arrays((args, dict(kwargs)))
-    return dict(zip(names, given, strict=True)) if len(names) == len(given) else None
+    if not inputs.args and set(names) <= set(inputs.kwargs):
+        return {name: np.asarray(torch.as_tensor(inputs.kwargs[name]).detach().cpu()) for name in names}
+    arrays = _list_arrays(inputs)
+    return dict(zip(names, arrays, strict=True)) if len(names) == len(arrays) else None

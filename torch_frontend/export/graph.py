@@ -1,4 +1,4 @@
-"""torch.onnx.export with markers, and clean-up of its result: names by module path, no paths of source files."""
+"""torch.onnx.export of a module whose quantizers leave markers, and clean-up of its result."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import ast
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import onnx
 import torch
 from torch import Tensor, fx, nn
 
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, PlanError
 from onnxq.graph.scopes import walk_graphs
+from onnxq.sites import Role
+from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
+from torch_frontend.tracing.modules import Inputs
+from torch_frontend.tracing.values import use_eval_mode
 
 # Keys of node metadata that torch's exporter writes: the scopes of a node as a Python list, and the scope by which
 # viewers group nodes.
@@ -23,64 +28,60 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT = ("namespace",)
 
 
-def export_with_markers(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    opset: int | None,
-    optimize: bool,
-    dynamic_shapes: Any,
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-) -> onnx.ModelProto:
-    """The model as torch exports it, markers included. Raises ModelError if torch cannot export it."""
+def export_with_markers(model: nn.Module, inputs: Inputs, *, opset: int | None, **options: Any) -> onnx.ModelProto:
+    """The model as torch exports it, markers included. options: of torch.onnx.export.
+
+    Raises ModelError if torch cannot export it.
+    """
     # Its progress, its notes on torchvision, and warnings about its own code.
     with silence_torch("torch.onnx._internal.exporter", logging.ERROR, DeprecationWarning, FutureWarning):
         try:
             program = torch.onnx.export(
-                model, args, kwargs=kwargs or None, dynamo=True, optimize=optimize, opset_version=opset,
-                dynamic_shapes=dynamic_shapes, input_names=input_names, output_names=output_names, verbose=False,
+                model,
+                inputs.args,
+                kwargs=inputs.kwargs or None,
+                dynamo=True,
+                opset_version=opset,
+                verbose=False,
                 external_data=False,
-            )  # fmt: skip
+                **options,
+            )
         except Exception as error:  # torch may raise anything in the user's forward
-            raise ModelError(
-                type(model).__name__,
-                f"torch.onnx.export failed: {_explain_error(error)}",
-                "see the error above; torch.export has to trace the model's forward",
-                code="Q122",
-            ) from error
+            cause = f"torch.onnx.export failed: {_explain_error(error)}"
+            fix = "see the error above; torch.export has to trace the model's forward"
+            raise ModelError(type(model).__name__, cause, fix, code="Q122") from error
     if program is None:  # pragma: no cover - only with a file given
         raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122")
     proto: onnx.ModelProto = program.model_proto
     return clean_up_model(proto)
 
 
-def order_inputs(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def order_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
     """The inputs with those by name in the order of the forward, and the defaults of those between them.
 
     torch.export gives a GraphModule's inputs by position, whatever their names (torch 2.13).
     """
+    args, kwargs = inputs
     if not isinstance(model, fx.GraphModule) or not kwargs:
-        return args, kwargs
+        return inputs
     known = dict(list(inspect.signature(model.forward).parameters.items())[len(args) :])
     last = max((k for k, name in enumerate(known) if name in kwargs), default=-1)
     ordered = {name: kwargs.get(name, known[name].default) for name in list(known)[: last + 1]}
-    return args, {**ordered, **kwargs}
+    return Inputs(args, {**ordered, **kwargs})
 
 
-def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def batch_dims(inputs: Inputs) -> Any:
     """Dynamic shapes for torch.export, in which the first axis of every tensor is the same batch size."""
+    if inputs.args and inputs.kwargs:
+        raise ModelError("dynamic_batch", "inputs are given by position and by name", "pass dynamic_shapes instead")
     batch = torch.export.Dim("batch")
 
     def dims(value: Any) -> Any:
         return {0: batch} if isinstance(value, Tensor) and value.dim() else None
 
-    if args and kwargs:
-        raise ModelError("dynamic_batch", "inputs are given by position and by name", "pass dynamic_shapes instead")
-    return {name: dims(value) for name, value in kwargs.items()} if kwargs else tuple(dims(value) for value in args)
+    if inputs.kwargs:
+        return {name: dims(value) for name, value in inputs.kwargs.items()}
+    return tuple(dims(value) for value in inputs.args)
 
 
 def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -96,9 +97,9 @@ def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
             base = _name_node(node)
             node.name = f"{base}_{counts[base]}" if counts[base] else base
             counts[base] += 1
-            kept = [entry for entry in node.metadata_props if entry.key in _KEPT]
+            scopes = [entry for entry in node.metadata_props if entry.key in _KEPT]
             del node.metadata_props[:]
-            node.metadata_props.extend(kept)
+            node.metadata_props.extend(scopes)
             node.doc_string = ""
     return proto
 
@@ -121,3 +122,71 @@ def _explain_error(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def active_quantizers(model: nn.Module) -> list[Quantizer]:
+    """The quantizers that are on and leave a marker.
+
+    Raises CalibrationError naming one without qparams, PlanError if none is on, ModelError if two have one site.
+    """
+    quantizers = [quantizer for quantizer in quantizers_of(model) if quantizer.active and quantizer.marks]
+    if not quantizers:
+        raise PlanError(
+            type(model).__name__,
+            "none of its quantizers is switched on",
+            "call freeze(), or set_quant() on a QuantModel",
+            code="Q409",
+        )
+    sites: set[str] = set()
+    # Markers are found by site alone.
+    for quantizer in quantizers:
+        if not isinstance(quantizer, Dynamic):
+            quantizer.qparams()
+        if quantizer.site in sites:
+            raise ModelError(
+                quantizer.site, "two quantizers have this site", "give every quantizer a site of its own", code="Q120"
+            )
+        sites.add(quantizer.site)
+    return quantizers
+
+
+@contextmanager
+def prepare_markers(
+    model: nn.Module, quantizers: Sequence[Quantizer], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """Run a block, an export, in eval mode with fixed qparams and baked weights.
+
+    Weights that their quantizer does more with than round to nearest (DoReFa, AdaRound) are caught in one run of the
+    model.
+    """
+    with use_eval_mode(model):
+        baked = _bake_weights(model, quantizers, Inputs(args, kwargs))
+        try:
+            for quantizer in quantizers:
+                quantizer.prepare_marker(baked.get(quantizer.site))
+            yield
+        finally:
+            for quantizer in quantizers:
+                quantizer.forget_marker()
+
+
+def _bake_weights(model: nn.Module, quantizers: Sequence[Quantizer], inputs: Inputs) -> dict[str, Tensor]:
+    """Site -> baked weight, of quantizers that bake."""
+    weights: dict[str, Tensor] = {}
+
+    def catch(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(quantizer, Quantizer)
+        weight = quantizer.bake(inputs[0]).detach().clone()
+        # The marker of a site holds one weight.
+        if not torch.equal(weights.setdefault(quantizer.site, weight), weight):
+            cause = "quantizes two weights, which it changes differently"
+            raise ModelError(quantizer.site, cause, "give each a quantizer of its own", code="Q120")
+
+    # A weight may be computed in forward, so only a run shows it.
+    changing = [q for q in quantizers if q.role is Role.WEIGHT and type(q).bake is not Quantizer.bake]
+    with ExitStack() as hooks:
+        for quantizer in changing:
+            hooks.enter_context(quantizer.register_forward_pre_hook(catch))
+        if changing:
+            inputs.run_model(model)
+    return weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,20 +17,94 @@ from torch import nn
 import onnxq
 from onnxq.annotate import find_pairs, write_bits
 from onnxq.config import DEFAULT_TARGET
-from onnxq.errors import ModelError
-from onnxq.files import check_outputs
-from onnxq.plan import Plan, to_json
-from onnxq.sites import Site
+from onnxq.errors import ModelError, OutputError
+from onnxq.files import ScratchFolder, check_outputs, is_stream, write_text
+from onnxq.graph import GraphIndex, save_model
+from onnxq.interop import Marked
+from onnxq.numerics import quantize
+from onnxq.plan import Plan, SitePlan, to_json
+from onnxq.planner.sums import count_saturating, read_constant
+from onnxq.sites import Caution, Role, Site
 from onnxq.spec import PerBlock
 from torch_frontend.export.check import ExportCheck, check_export
-from torch_frontend.export.files import write_all
-from torch_frontend.export.graph import batch_dims, export_with_markers, order_inputs
-from torch_frontend.export.marking import active_quantizers, prepare_markers
-from torch_frontend.export.sums import warn_of_moved_weights
+from torch_frontend.export.graph import (
+    active_quantizers,
+    batch_dims,
+    export_with_markers,
+    order_inputs,
+    prepare_markers,
+)
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quant_model.bn_tuning import fold_trained
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing.values import as_inputs
+from torch_frontend.tracing.modules import as_inputs
+
+
+def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool) -> tuple[Path, ...]:
+    """Write everything into folders beside the targets, then move it into place; return the files, data files too.
+
+    Raises OutputError if a file is in the way, cannot be written, or does not fit on the disk; no file is left then.
+    """
+    # Before anything is computed or written; again below, with the data files.
+    check_outputs("", *models, *texts, force=overwrite)
+    # A pipe or device can take one file, not three.
+    for path in filter(is_stream, (*models, *texts)):
+        raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
+    staged: dict[Path, Path] = {}
+    try:
+        with ExitStack() as folders:
+            for path, content in {**models, **texts}.items():
+                # Beside the target: on one disk os.replace moves a file in one step.
+                folder = folders.enter_context(ScratchFolder(path.parent))
+                if isinstance(content, str):
+                    write_text(folder / path.name, content)
+                else:
+                    save_model(content, folder / path.name)
+                staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
+            check_outputs("", *staged.values(), force=overwrite)
+            # Data before models: a model must never be there without the data that it refers to.
+            for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
+                os.replace(file, staged[file])
+    except OSError as error:
+        subject = str(next(iter(models), ""))
+        raise OutputError(
+            subject, error.strerror or str(error), "free space or choose another folder", code="Q604"
+        ) from error
+    return tuple(staged.values())
+
+
+def warn_of_moved_weights(marked: Marked, quantizers: Iterable[Quantizer]) -> Plan:
+    """The plan, with a warning for every weight whose 16-bit sums are kept in the file or in training, not in both.
+
+    A QuantModel keeps those of its own target; quantizers made by hand, or for another target, may not.
+    """
+    index = GraphIndex(marked.model)
+    lines = []
+    for quantizer in quantizers:
+        for place in marked.sites[quantizer.site] if quantizer.role is Role.WEIGHT else ():
+            line = _explain_difference(quantizer, marked.plan.site(place), index)
+            lines += [Caution("W107", f"{quantizer.site}: {line}")] if line else []
+    return replace(marked.plan, warnings=(*marked.plan.warnings, *lines))
+
+
+def _explain_difference(quantizer: Quantizer, planned: SitePlan, index: GraphIndex) -> str:
+    """How the file's weight differs from training's; "" if it does not."""
+    trained = bool(quantizer.sum_orders())
+    if trained and not planned.sum_orders:
+        return "kept 16-bit sums in training that the kernels of this file do not have: rounded to nearest here"
+    # The float file holds the baked weight, whose integers are those of training.
+    value = read_constant(index, planned.site)
+    if trained or not planned.sum_orders or planned.qparams is None or value is None:
+        return ""
+    # The file keeps sums that training did not: it matters only where the trained integers overflow one.
+    _, sums = count_saturating(quantize(value, planned.qparams, planned.spec), planned.sum_orders)
+    if not sums:
+        return ""
+    return (
+        f"{sums} sums would overflow 16 bits on CPUs without VNNI: the file has other integers than training had; "
+        "train a QuantModel made for this target, or call `bind_sums` of the quantizer"
+    )
+
 
 # First opset with float16, 4-bit, 16-bit and blocked QuantizeLinear.
 _WIDE_OPSET = 21
@@ -79,15 +155,20 @@ def to_onnx(
     inner, wanted, mode = _begin_export(model, target)
     quantizers = active_quantizers(inner)
     _check_types(inner)
-    args, kwargs = order_inputs(inner, *as_inputs(example_inputs))
-    shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
-    if kwargs and isinstance(shapes, dict):
-        shapes = {**dict.fromkeys(kwargs), **shapes}
-    with prepare_markers(inner, quantizers, args, kwargs):
+    inputs = order_inputs(inner, as_inputs(example_inputs))
+    shapes = batch_dims(inputs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
+    if inputs.kwargs and isinstance(shapes, dict):
+        shapes = {**dict.fromkeys(inputs.kwargs), **shapes}
+    with prepare_markers(inner, quantizers, *inputs):
         proto = export_with_markers(
-            inner, args, kwargs, opset=opset or _choose_opset(inner, quantizers), optimize=optimize,
-            dynamic_shapes=shapes, input_names=input_names, output_names=output_names,
-        )  # fmt: skip
+            inner,
+            inputs,
+            opset=opset or _choose_opset(inner, quantizers),
+            optimize=optimize,
+            dynamic_shapes=shapes,
+            input_names=input_names,
+            output_names=output_names,
+        )
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.
     saturation = model.quant_config.saturation if isinstance(model, QuantModel) else "avoid"
@@ -154,8 +235,11 @@ def _check_types(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.dtype in (torch.bfloat16, torch.float64):
             raise ModelError(
-                name, f"is {tensor.dtype}, and ONNX Runtime quantizes only float32 and float16",
-                "call .float() on the model before the export", code="Q121")  # fmt: skip
+                name,
+                f"is {tensor.dtype}, and ONNX Runtime quantizes only float32 and float16",
+                "call .float() on the model before the export",
+                code="Q121",
+            )
 
 
 def _choose_opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:

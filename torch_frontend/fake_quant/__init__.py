@@ -1,11 +1,9 @@
 """Fake quantization with straight-through gradients: one fast operator for the CPU and CUDA, and its reference.
 
-op         registration with torch: schemas, shapes without data, gradients
-batching   its vmap rules
+op         registration with torch: schemas, shapes without data, gradients, vmap
 kernels    which implementation a device gets, and the reason when it is the reference
-calls      kernel arguments and output tensors of one call
-host       the compiled CPU kernels, on arguments from `calls`
-planned    the launches of a plan; device: the CUDA kernels; driver: the CUDA driver
+calls      kernel arguments and output tensors of one call; the CPU's kernels, and launches by a plan
+device     the CUDA kernels, by the CUDA driver
 reference  the same in plain torch operators, the standard for all others
 sums       weights that keep the 16-bit sums of kernels
 grid       integer range, granularity and gradient rule of one call, with checks

@@ -1,4 +1,4 @@
-"""The argument struct of the compiled kernels, filled from tensors, and output tensors for them to fill."""
+"""Calls of compiled kernels: their arguments and outputs, run on the CPU at once, on a GPU by launches of a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxq.kernels import Call, DType, Flag, Layout, find_layout
+from onnxq.kernels import DType, Flag, KernelCall, Layout, backward_plan, find_layout, forward_plan
 from torch_frontend.fake_quant.grid import Grid, Needed
 
 _CODES = {
@@ -36,7 +36,7 @@ _MADV_HUGEPAGE = 14
 class Prepared:
     """A call whose pointers are set, its layout, its outputs, and the tensors that must outlive the call."""
 
-    call: Call
+    call: KernelCall
     layout: Layout
     outputs: list[Tensor | None]
     # The call holds bare addresses; these references keep their memory alive until the kernels are queued.
@@ -79,7 +79,8 @@ def restore_gradients(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Gri
     """(dx, dscale, dzero_point) of a finished call, the last two in the layout and dtype of `like`."""
     dx, *sums = prepared.outputs
     restored = [
-        None if t is None else _restore_sum(t, one, prepared.layout, grid) for t, one in zip(sums, like, strict=True)
+        None if t is None else _restore_sum(t, parameter, prepared.layout, grid)
+        for t, parameter in zip(sums, like, strict=True)
     ]
     return dx, *restored
 
@@ -96,13 +97,13 @@ def _make_dense(x: Tensor, grid: Grid) -> tuple[Tensor, Layout]:
 
 def _start_call(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, layout: Layout
-) -> tuple[Call, tuple[Tensor, Tensor]]:
+) -> tuple[KernelCall, tuple[Tensor, Tensor]]:
     """A Call without outputs, and (scale, zero_point) in the kernels' type and order."""
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
     # Kernels walk dimensions in memory order; blocked scales have x's rank and must follow it.
     order = layout.order if grid.block_size else None
     qparams = _convert_qparam(scale, width, order), _convert_qparam(zero_point, width, order)
-    call = Call()
+    call = KernelCall()
     call.x, call.scale, call.zero_point = x.data_ptr(), qparams[0].data_ptr(), qparams[1].data_ptr()
     call.outer, call.channels, call.inner, call.block = layout.outer, layout.channels, layout.inner, layout.block
     call.qmin, call.qmax, call.dtype = grid.qmin, grid.qmax, _CODES[x.dtype]
@@ -157,13 +158,13 @@ class CompiledKernels(ABC):
     """Forward and backward by compiled kernels; a subclass runs a prepared call on its device."""
 
     @abstractmethod
-    def run(self, prepared: Prepared) -> None:
+    def run_call(self, prepared: Prepared) -> None:
         """Fill the outputs that the call has."""
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
         """Return y, with the strides of `torch.empty_like(x)`."""
         prepared = prepare_forward(x, scale, zero_point, grid)
-        self.run(prepared)
+        self.run_call(prepared)
         y: Tensor = prepared.outputs[0]  # type: ignore[assignment]
         return y
 
@@ -172,5 +173,62 @@ class CompiledKernels(ABC):
     ) -> tuple[Tensor | None, ...]:
         """Return (dx, dscale, dzero_point), None where not needed."""
         prepared = prepare_backward(dy, x, scale, zero_point, grid, needed)
-        self.run(prepared)
+        self.run_call(prepared)
         return restore_gradients(prepared, (scale, zero_point), grid)
+
+
+class HostKernels(CompiledKernels):
+    """Kernels of the library from `onnxq.kernels.load_host`, on as many threads as torch uses."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._forward, self._backward = library.fq_cpu_forward, library.fq_cpu_backward
+
+    def run_call(self, prepared: Prepared) -> None:
+        """Fill the outputs."""
+        # Read at every call: the user may change it with torch.set_num_threads.
+        prepared.call.threads = torch.get_num_threads()
+        # The kernels' only failure: std::bad_alloc must not cross the C interface.
+        if (self._backward if prepared.backward else self._forward)(prepared.call):
+            raise MemoryError("fake_quantize: no memory for partial sums")
+
+
+# (kernel, blocks, call with its geometry filled in)
+_Launches = tuple[tuple[str, int, KernelCall], ...]
+# Fields that differ from call to call; the geometry depends on the layout alone and is cached.
+_POINTERS = ("x", "dy", "y", "scale", "zero_point", "dscale", "dzero_point", "partial")
+_GIVEN = (*_POINTERS, "grad_scale", "zero_point_grad_scale", "qmin", "qmax", "flags")
+
+
+class PlannedKernels(CompiledKernels):
+    """Kernels run by the plans of `onnxq.kernels.launch`."""
+
+    @abstractmethod
+    def launch_kernel(self, kernel: str, grid: int, call: KernelCall, device: torch.device) -> None:
+        """Launch `kernel` with `grid` blocks, behind all earlier launches."""
+
+    def run_call(self, prepared: Prepared) -> None:
+        """Fill the outputs."""
+        parameters = any(output is not None for output in prepared.outputs[1:]) if prepared.backward else None
+        launches, scratch = _plan_launches(prepared.layout, DType(prepared.call.dtype), parameters)
+        if scratch:
+            # Freed when this returns, before the kernels have run: torch's allocator gives the memory only to work that
+            # is queued behind them on the same stream.
+            partial = torch.empty(scratch // 8, dtype=torch.float64, device=prepared.device)
+            prepared.call.partial = partial.data_ptr()
+        for kernel, grid, geometry in launches:
+            call = KernelCall.from_buffer_copy(geometry)
+            for name in _GIVEN:
+                setattr(call, name, getattr(prepared.call, name))
+            self.launch_kernel(kernel, grid, call, prepared.device)
+
+
+@lru_cache(maxsize=4096)
+def _plan_launches(layout: Layout, dtype: DType, parameters: bool | None) -> tuple[_Launches, int]:
+    """(launches, bytes of scratch memory) of forward (parameters None) or of backward.
+
+    parameters: whether backward computes dscale or dzero_point.
+    """
+    plan = forward_plan(layout, dtype) if parameters is None else backward_plan(layout, dtype, parameters=parameters)
+    return tuple(
+        (launch.kernel, launch.grid, launch.fill_call(KernelCall())) for launch in plan.launches
+    ), plan.partial_bytes

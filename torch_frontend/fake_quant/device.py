@@ -1,16 +1,87 @@
-"""The CUDA kernels: loaded once per device when its first tensor arrives, launched on torch's current stream."""
+"""The CUDA kernels: loaded once per device when its first tensor arrives, launched on torch's current stream.
+
+The driver's functions that load a kernel and launch it are called through ctypes.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 
-from onnxq.kernels import Call
-from torch_frontend.fake_quant.driver import Driver
-from torch_frontend.fake_quant.planned import PlannedKernels
+from onnxq.kernels import THREADS, KernelCall
+from torch_frontend.fake_quant.calls import PlannedKernels
+
+# libcuda.so.1 comes with the driver, libcuda.so only with its development files.
+_NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+
+
+class DriverError(RuntimeError):
+    """A call of the driver failed; the message is CUDA's."""
+
+
+class Driver:
+    """cuModuleLoadData, cuModuleGetFunction and cuLaunchKernel in the current context.
+
+    library: the driver; None: the system's. Raises OSError if there is none, DriverError if a call fails.
+    """
+
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self._library = library or _load_library()
+
+    def enter_context(self, device: int) -> None:
+        """Make the device's primary context current on this thread if no context is."""
+        # torch makes the primary context current on its own threads; autograd's and the user's may have none yet.
+        context, ordinal = ctypes.c_void_p(), ctypes.c_int()
+        self._call_driver("cuCtxGetCurrent", ctypes.byref(context))
+        if context.value is None:
+            self._call_driver("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
+            # Never released: torch keeps the primary context until the process ends, too.
+            self._call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+            self._call_driver("cuCtxSetCurrent", context)
+
+    def load_module(self, image: bytes) -> ctypes.c_void_p:
+        """Load a cubin or fatbin; return its CUmodule."""
+        module = ctypes.c_void_p()
+        self._call_driver("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
+        return module
+
+    def find_function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+        """CUfunction of a kernel in a module."""
+        function = ctypes.c_void_p()
+        self._call_driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode()))
+        return function
+
+    def launch_kernel(self, function: ctypes.c_void_p, grid: int, call: KernelCall, stream: int) -> None:
+        """Queue a kernel with `grid` blocks on a stream; the driver copies the argument before this returns."""
+        argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
+        # Blocks and threads along three axes, and bytes of shared memory.
+        sizes = (ctypes.c_uint(size) for size in (grid, 1, 1, THREADS, 1, 1, 0))
+        self._call_driver("cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None)
+
+    def _call_driver(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(code, ctypes.byref(text))
+            raise DriverError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
+
+
+@cache
+def _load_library() -> ctypes.CDLL:
+    failures = []
+    for name in _NAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            failures.append(str(error))
+    raise OSError("; ".join(failures))
+
 
 # Architecture ("sm_90") -> a cubin or fatbin with code for it.
 Images = Callable[[str], bytes]
@@ -19,7 +90,7 @@ Images = Callable[[str], bytes]
 class CudaKernels(PlannedKernels):
     """Kernels launched through `driver`, from the images that `images` finds or builds.
 
-    `load` must have been called for a device before anything is launched on it.
+    `load_kernels` must have been called for a device before anything is launched on it.
     """
 
     def __init__(self, driver: Driver, images: Images) -> None:
@@ -29,7 +100,7 @@ class CudaKernels(PlannedKernels):
         # Several threads may bring the first tensor of a device at once; its module is loaded once.
         self._lock = threading.Lock()
 
-    def load(self, device: torch.device) -> None:
+    def load_kernels(self, device: torch.device) -> None:
         """Load the kernels of `device` unless they are loaded.
 
         Raises the errors of `images`, DriverError, and RuntimeError while a CUDA graph is captured.
@@ -46,7 +117,7 @@ class CudaKernels(PlannedKernels):
             self._driver.enter_context(index)
             self._modules[index] = self._driver.load_module(image)
 
-    def launch(self, kernel: str, grid: int, call: Call, device: torch.device) -> None:
+    def launch_kernel(self, kernel: str, grid: int, call: KernelCall, device: torch.device) -> None:
         """Launch a kernel on the current stream of `device`."""
         index = torch.cuda.current_device() if device.index is None else device.index
         # torch's current device decides on the context, so the device is switched where it is another.
@@ -56,7 +127,7 @@ class CudaKernels(PlannedKernels):
             with torch.cuda.device(index):
                 self._launch_on(index, kernel, grid, call)
 
-    def _launch_on(self, index: int, kernel: str, grid: int, call: Call) -> None:
+    def _launch_on(self, index: int, kernel: str, grid: int, call: KernelCall) -> None:
         self._driver.enter_context(index)
         function = self._functions.get((index, kernel))
         if function is None:

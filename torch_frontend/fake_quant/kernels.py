@@ -12,10 +12,8 @@ from torch import Tensor
 from onnxq.errors import OnnxqError
 from onnxq.kernels import device_image, host_reason, load_host
 from torch_frontend.fake_quant import reference
-from torch_frontend.fake_quant.calls import CompiledKernels
-from torch_frontend.fake_quant.device import CudaKernels
-from torch_frontend.fake_quant.driver import Driver, DriverError
-from torch_frontend.fake_quant.host import HostKernels
+from torch_frontend.fake_quant.calls import CompiledKernels, HostKernels
+from torch_frontend.fake_quant.device import CudaKernels, Driver, DriverError
 
 
 class SlowFakeQuantWarning(UserWarning):
@@ -72,7 +70,7 @@ def _find_cuda_kernels(index: int) -> Kernels:
     try:
         kernels = _make_cuda_kernels()
         # One instance for all devices; each loads its own module.
-        kernels.load(torch.device("cuda", index))
+        kernels.load_kernels(torch.device("cuda", index))
     except (OnnxqError, OSError, DriverError) as error:
         return _fall_back("CUDA", str(error))
     return kernels

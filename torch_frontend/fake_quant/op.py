@@ -1,19 +1,92 @@
 """torch.ops.onnxq.fake_quantize and its backward: schemas, shapes without data, gradients, vmap, dispatch by device.
 
 Importing this module registers the operators; no kernel is compiled or loaded before the first tensor arrives.
+
+Under vmap a batch of tensors is computed as one larger tensor with more scales.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_frontend.fake_quant import batching
 from torch_frontend.fake_quant.grid import Grid, check_call, check_scale
 from torch_frontend.fake_quant.kernels import choose_kernels
+
+Dims = Sequence[int | None]
+
+
+def batch_forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
+    """vmap rule of fake_quantize: (y with the batch in front, 0)."""
+    grid = Grid(*args[3:])
+    x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:3], args[:3])
+    folded = _FoldedBatch(x, grid)
+    qparams = folded.fold_qparams(scale), folded.fold_qparams(zero_point)
+    y = torch.ops.onnxq.fake_quantize(folded.fold_batch(x), *qparams, *folded.grid)
+    return folded.unfold_batch(y), 0
+
+
+def batch_backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """vmap rule of fake_quantize_backward: (dx, dscale, dzero_point) and their batch dimensions.
+
+    Each sample of the batch gets its own dscale and dzero_point; a gradient that is not needed has no batch dimension.
+    """
+    needed, grid = args[4:7], Grid(*args[7:])
+    dy, x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:4], args[:4])
+    folded = _FoldedBatch(x, grid)
+    qparams = folded.fold_qparams(scale), folded.fold_qparams(zero_point)
+    grads = torch.ops.onnxq.fake_quantize_backward(
+        folded.fold_batch(dy), folded.fold_batch(x), *qparams, *needed, *folded.grid
+    )
+    restore: tuple[Callable[[Tensor], Tensor], ...] = (
+        folded.unfold_batch,
+        lambda t: t.reshape(scale.shape),
+        lambda t: t.reshape(zero_point.shape),
+    )
+    out = tuple(put(g) if need else g for put, g, need in zip(restore, grads, needed, strict=True))
+    return out, tuple(0 if need else None for need in needed)
+
+
+def _move_batch_first(size: int, dims: Dims, tensors: Sequence[Tensor]) -> list[Tensor]:
+    # A tensor that the batch shares is expanded: the folded call needs its values once per sample.
+    return [
+        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)
+    ]
+
+
+class _FoldedBatch:
+    """A batch [batch, ...] as one tensor with its own grid.
+
+    The batch becomes channels (per tensor), multiplies them (per channel), or is one more dimension (per block, whose
+    scales have x's rank).
+    """
+
+    def __init__(self, x: Tensor, grid: Grid) -> None:
+        rank = x.dim() - 1
+        # The axis counts from the sample; the batch stands in front of it.
+        self.axis = None if grid.axis is None else grid.axis % max(rank, 1) + 1
+        self.channels = x.shape[:1] if self.axis is None else (x.shape[0], x.shape[self.axis])
+        self.blocked = grid.block_size > 0
+        # Per tensor and per channel the folded channels stand first.
+        self.grid = grid._replace(axis=self.axis if self.blocked else 0)
+
+    def fold_batch(self, x: Tensor) -> Tensor:
+        if self.blocked or self.axis is None:
+            return x
+        return x.movedim(self.axis, 1).flatten(0, 1)
+
+    def unfold_batch(self, y: Tensor) -> Tensor:
+        if self.blocked or self.axis is None:
+            return y
+        return y.unflatten(0, self.channels).movedim(1, self.axis)
+
+    def fold_qparams(self, values: Tensor) -> Tensor:
+        return values if self.blocked else values.reshape(-1)
+
 
 _SHARED = (
     "int qmin, int qmax, int? axis=None, int block_size=0, float grad_scale=1.0, "
@@ -41,13 +114,10 @@ def _run_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -
     return choose_kernels(x).forward(x, scale, zero_point, grid)
 
 
-def _run_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
-    need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    grid = Grid(*settings)
+def _run_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    # The schema has three flags in front of the grid: whether x, scale and zero_point need their gradients.
+    needed, grid, leaves = settings[:3], Grid(*settings[3:]), (x, scale, zero_point)
     check_call(x, scale, zero_point, grid)
-    needed, leaves = (need_x, need_scale, need_zero_point), (x, scale, zero_point)
     if x.numel() == 0:
         return tuple(torch.zeros_like(t) if need else t.new_empty(0) for t, need in zip(leaves, needed, strict=True))
     # The schema has no optional tensors among its results: an empty one stands for None.
@@ -67,14 +137,10 @@ def _fake_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) 
 
 
 @torch.library.register_fake("onnxq::fake_quantize_backward", lib=_LIBRARY)
-def _fake_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
-    need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    check_call(x, scale, zero_point, Grid(*settings))
-    needed = ((x, need_x), (scale, need_scale), (zero_point, need_zero_point))
-    dx, dscale, dzero = (torch.empty_like(t) if need else t.new_empty(0) for t, need in needed)
-    return dx, dscale, dzero
+def _fake_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    check_call(x, scale, zero_point, Grid(*settings[3:]))
+    leaves = zip((x, scale, zero_point), settings[:3], strict=True)
+    return tuple(torch.empty_like(leaf) if need else leaf.new_empty(0) for leaf, need in leaves)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -105,5 +171,5 @@ def _apply_with_gradient(*args: Any) -> Tensor:
 
 
 _LIBRARY.impl("fake_quantize", _apply_with_gradient, "Autograd")
-torch.library.register_vmap("onnxq::fake_quantize", batching.batch_forward, lib=_LIBRARY)
-torch.library.register_vmap("onnxq::fake_quantize_backward", batching.batch_backward, lib=_LIBRARY)
+torch.library.register_vmap("onnxq::fake_quantize", batch_forward, lib=_LIBRARY)
+torch.library.register_vmap("onnxq::fake_quantize_backward", batch_backward, lib=_LIBRARY)

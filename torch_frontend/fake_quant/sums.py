@@ -84,8 +84,8 @@ class _KeepSums(torch.autograd.Function):
             room = moved.double() * sign * (MOST // 2 * grid.grad_scale)
             added = _sum_at(room, at, scale, grid) if ctx.sparse else reference.sum_like(room, scale, grid)
             dscale = dscale + added.to(dscale.dtype)
-        found = zip((dx, dscale, dzero), needed, strict=True)
-        return (*(gradient if need else None for gradient, need in found), None, None)
+        gradients = zip((dx, dscale, dzero), needed, strict=True)
+        return (*(gradient if need else None for gradient, need in gradients), None, None)
 
 
 def _selects_sums(x: Tensor, zero_point: Tensor, grid: Grid, orders: Sequence[SumOrder]) -> bool:
@@ -137,8 +137,8 @@ def keep_sums(codes: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[
         pairs = split_sums(codes, order)
         over, sign, moved = fit_sums(*pairs, *split_sums(aims, order))
         codes = join_sums(*(torch.where(over, q, k) for q, k in zip(moved, pairs, strict=True)), codes, order)
-        found = (torch.where(over, sign, before) for before in split_sums(signs, order))
-        signs = join_sums(*found, signs, order)
+        joined = (torch.where(over, sign, before) for before in split_sums(signs, order))
+        signs = join_sums(*joined, signs, order)
     return codes, signs
 
 
@@ -157,18 +157,18 @@ def keep_soft_sums(codes: Tensor, orders: Sequence[SumOrder]) -> Tensor:
     return codes
 
 
-def fit_sums(one: Tensor, two: Tensor, aim: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+def fit_sums(first: Tensor, second: Tensor, aim: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(overflows, sign, neighbours that keep the sum) of each sum, as `onnxq.numerics.round_within_sum`.
 
     one, two: neighbours' integers, as floats. aim, other: the real numbers before rounding. Where a sum does not
     overflow, the neighbours are undefined.
     """
-    over = ((one + two).abs() > MOST) & ((one > 0) == (two > 0))
-    sign = torch.where(one > 0, 1.0, -1.0).to(one.dtype)
-    most, most_other = one * sign, two * sign
+    over = ((first + second).abs() > MOST) & ((first > 0) == (second > 0))
+    sign = torch.where(first > 0, 1.0, -1.0).to(first.dtype)
+    most, most_other = first * sign, second * sign
     # The types of numpy's code, for equal bits: real numbers are float32, their difference float64.
     aims = [(wanted.float() * sign.float()).double().clamp(1, MOST) for wanted in (aim, other)]
-    share = ((aims[0] - aims[1] + MOST) / 2).round().to(one.dtype)
+    share = ((aims[0] - aims[1] + MOST) / 2).round().to(first.dtype)
     share = share.maximum(MOST - most_other).minimum(most)
     return over, sign, (share * sign, (MOST - share).minimum(most_other) * sign)
 
@@ -209,11 +209,11 @@ def _locate_weights(sums: At, shape: torch.Size, order: SumOrder, k: int) -> At:
     """Indices of the k-th weight of each sum. sums: indices into a result of `split_sums`."""
     last = order[-1]
     if _has_views(shape, order):
-        return tuple(one * 2 + k if axis == last else one for axis, one in enumerate(sums))
+        return tuple(index * 2 + k if axis == last else index for axis, index in enumerate(sums))
     rows, columns = sums
     inside = torch.unravel_index(columns * 2 + k, [shape[axis] for axis in order[1:]])
-    found = dict(zip(order, (rows, *inside), strict=True))
-    return tuple(found[axis] for axis in range(len(shape)))
+    by_axis = dict(zip(order, (rows, *inside), strict=True))
+    return tuple(by_axis[axis] for axis in range(len(shape)))
 
 
 def _sum_at(terms: Tensor, at: At, scale: Tensor, grid: Grid) -> Tensor:

@@ -10,12 +10,86 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from onnxq.graph import NodeRef, ValueInfo
+from onnxq.config import MultiInput
+from onnxq.graph import Graph, NodeRef, ValueInfo
 from onnxq.sites import Edge, TensorId, Unquantized
-from torch_frontend.placement.slots import Slot
 from torch_frontend.qmodules import Op
+from torch_frontend.tracing.modules import name_arguments
+from torch_frontend.tracing.names import CallName, is_constant, is_plain
+from torch_frontend.tracing.values import is_float
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place among a call's arguments: position or name, and the index inside where that is a list."""
+
+    key: int | str
+    item: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TracedCall:
+    """A call with its registration. module: None for functions and methods that are not registered.
+
+    policy: the person's for the inputs of its operator.
+    """
+
+    node: fx.Node
+    name: CallName
+    module: nn.Module | None = None
+    policy: MultiInput | None = None
+
+    @property
+    def op(self) -> Op:
+        """The operator."""
+        return self.name.entry.op
+
+    @property
+    def function(self) -> str:
+        """The name of the function or method that is called; "" for layers."""
+        # A function that is registered stands in the graph as a module that holds it.
+        target = getattr(self.module, "target", "") if self.node.op == "call_module" else self.node.target
+        return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+    @property
+    def reads_floats(self) -> bool:
+        """False where data that it reads are integers."""
+        # Only computed values can have a pair; the type of a parameter or number decides nothing.
+        values = (value for param in self.name.entry.data for _, value in self.find_slots(param))
+        return all(is_float(value) for value in values if not is_plain(value) and not is_constant(value))
+
+    def find_slots(self, param: str) -> list[tuple[Slot, fx.Node]]:
+        """The graph values that a parameter gets: none, one, or those of a list."""
+        if param not in self.name.entry.params:
+            return []
+        # fx keeps arguments as the call passes them, by position or by name.
+        position = self.name.entry.params.index(param)
+        key: int | str = position if position < len(self.node.args) else param
+        value = self.node.args[position] if isinstance(key, int) else self.node.kwargs.get(param)
+        if isinstance(value, fx.Node):
+            return [(Slot(key), value)]
+        if isinstance(value, (list, tuple)):
+            return [(Slot(key, k), item) for k, item in enumerate(value) if isinstance(item, fx.Node)]
+        return []
+
+    def find_setting(self, key: str, *names: str, default: Any = None) -> Any:
+        """A setting of the call: the layer's attribute or the argument of this name. names: of its first arguments."""
+        return getattr(self.module, key, name_arguments(self.node, *names).get(key, default))
+
+
+def fill_slot(node: fx.Node, slot: Slot, value: fx.Node) -> None:
+    """Put `value` into a slot."""
+    argument: Any = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
+    new: Any = value
+    if slot.item is not None:
+        new = [value if k == slot.item else item for k, item in enumerate(argument)]
+    if isinstance(slot.key, int):
+        node.update_arg(slot.key, new)
+    else:
+        node.update_kwarg(slot.key, new)
+
 
 # An argument of a call: what reads, and where.
 Argument = tuple[fx.Node, Slot]
@@ -41,7 +115,7 @@ def read_call(node: NodeRef) -> CallNode:
 
 
 @dataclass(frozen=True, eq=False)
-class Weight:
+class CallWeight:
     """The weight of a call. module: the layer that holds it; else `argument` gets the graph's value.
 
     transposed: the node reads it transposed.
@@ -55,7 +129,7 @@ class Weight:
 
 
 @dataclass(eq=False)
-class CallGraph:
+class CallGraph(Graph):
     """The planner's graph protocol over torch calls. Tensors are called like their sites.
 
     constants: parameters and tensors computed from them, in the layout of the node that reads them.
@@ -73,22 +147,41 @@ class CallGraph:
     integers: set[str] = field(default_factory=set)
     values: dict[str, fx.Node | None] = field(default_factory=dict)
     arguments: dict[tuple[str, int], Argument] = field(default_factory=dict)
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, CallWeight] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     reasons: list[Unquantized] = field(default_factory=list)
     _by_name: dict[str, CallNode] = field(default_factory=dict)
     _producers: dict[str, CallNode] = field(default_factory=dict)
     _consumers: defaultdict[str, list[Edge]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(
-        self, name: str, op_type: str, inputs: Iterable[str], outputs: Iterable[str], *, path: str, op: Op,
-        call: str = "", function: str = "", **attrs: Any,
-    ) -> None:  # fmt: skip
+    def add_node(
+        self,
+        name: str,
+        op_type: str,
+        inputs: Iterable[str],
+        outputs: Iterable[str],
+        *,
+        path: str,
+        op: Op,
+        call: str = "",
+        function: str = "",
+        **attrs: Any,
+    ) -> None:
         """Append a node; its inputs are made before it."""
         node = CallNode(
-            name=name, op_type=op_type, domain="", inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, scope="",
-            order=len(self._by_name), path=path, op=op, call=call or path, function=function,
-        )  # fmt: skip
+            name=name,
+            op_type=op_type,
+            domain="",
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            attrs=attrs,
+            scope="",
+            order=len(self._by_name),
+            path=path,
+            op=op,
+            call=call or path,
+            function=function,
+        )
         self._by_name[name] = node
         self._producers.update(dict.fromkeys(node.outputs, node))
         for k, tensor in enumerate(node.inputs):
@@ -107,33 +200,33 @@ class CallGraph:
         """The tensor of this name; there is one scope."""
         return TensorId(tensor) if tensor else None
 
-    def producer(self, t: TensorId) -> CallNode | None:
+    def producer(self, t: TensorId | None) -> CallNode | None:
         """The node that makes the tensor."""
-        return self._producers.get(t.name)
+        return None if t is None else self._producers.get(t.name)
 
-    def consumers(self, t: TensorId) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
         """Every node input that reads the tensor."""
-        return tuple(self._consumers.get(t.name, ()))
+        return () if t is None else tuple(self._consumers.get(t.name, ()))
 
-    def is_output(self, t: TensorId) -> bool:
+    def is_output(self, t: TensorId | None) -> bool:
         """True when the module returns the tensor."""
-        return t.name in self.outputs
+        return t is not None and t.name in self.outputs
 
-    def is_constant(self, t: TensorId) -> bool:
+    def is_constant(self, t: TensorId | None) -> bool:
         """True for parameters and tensors computed from them alone."""
-        return t.name in self.constants
+        return t is not None and t.name in self.constants
 
-    def constant(self, t: TensorId) -> NDArray[Any] | None:
+    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
         """The value of a constant."""
-        found = self.constants.get(t.name)
+        value = None if t is None else self.constants.get(t.name)
         # Engines' rules look at values, not at the type and device that training takes.
-        return None if found is None else np.asarray(found.detach().float().cpu())
+        return None if value is None else np.asarray(value.detach().float().cpu())
 
-    def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:
+    def shape(self, t: TensorId | None) -> tuple[int | str | None, ...] | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
-        found = self.constants.get(t.name)
-        return None if found is None else tuple(found.shape)
+        value = None if t is None else self.constants.get(t.name)
+        return None if value is None else tuple(value.shape)
 
-    def dtype(self, t: TensorId) -> int:
+    def dtype(self, t: TensorId | None) -> int:
         """int64 for integers; float32, which engines compute in, for any other type that may be one."""
-        return TensorProto.INT64 if t.name in self.integers else TensorProto.FLOAT
+        return TensorProto.INT64 if t is not None and t.name in self.integers else TensorProto.FLOAT

@@ -1,4 +1,4 @@
-"""The planner's sites as quantizers of a torch module: which value, which arguments, whose qparams."""
+"""The planner's sites as quantizers of a torch module, and the account of all products."""
 
 from __future__ import annotations
 
@@ -15,12 +15,58 @@ from onnxq.plan import Bound, SitePlan
 from onnxq.planner.choose import choose_ops
 from onnxq.planner.place import Placement, Placer
 from onnxq.planner.problem import PlacementProblem, state_problem
-from onnxq.sites import Edge, Role, TensorId, Unquantized
+from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
-from torch_frontend.placement.graph import Argument, CallGraph, Weight, read_call
-from torch_frontend.placement.products import Product, list_products
-from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
+from torch_frontend.placement.graph import Argument, CallGraph, CallNode, CallWeight, read_call
+from torch_frontend.placement.rules import CallRequests, front_end_target
+from torch_frontend.qmodules.registry import FUSED, GROUPS
 from torch_frontend.tracing.names import is_constant, read_op
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product. subject: its call. op: torch's operator or function. weight: the site of its weight; "" without one.
+
+    reason: why it stays float; None where it is quantized.
+    """
+
+    subject: str
+    op: str
+    weight: str = ""
+    reason: Unquantized | None = None
+
+
+def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unquantized]) -> list[Product]:
+    """Every product of a graph in its order. reasons: by the paths of calls."""
+    by_subject: dict[str, Unquantized] = {}
+    for reason in reasons:
+        by_subject.setdefault(reason.subject, reason)
+    weights, data = set(), set()
+    for site in placement.sites:
+        found = weights if site.role is Role.WEIGHT else data
+        found |= {edge.node for edge in site.consumers or graph.consumers(site.quantized_tensor)}
+    calls: dict[str, list[CallNode]] = {}
+    for node in graph.nodes:
+        if node.op.name in GROUPS["products"] or node.function in GROUPS["product_functions"]:
+            calls.setdefault(node.call, []).append(node)
+    products = []
+    for call, nodes in calls.items():
+        weight = next((graph.weights[node.name].site for node in nodes if node.name in graph.weights), "")
+        quantized = any(node.name in (weights if weight else data) for node in nodes)
+        path = nodes[0].path
+        reason = (
+            None if quantized else by_subject.get(path) or by_subject.get(call) or _explain_closed(graph, nodes, path)
+        )
+        products.append(Product(call, nodes[0].op.name or nodes[0].function, weight, reason))
+    return products
+
+
+def _explain_closed(graph: CallGraph, nodes: Iterable[CallNode], path: str) -> Unquantized:
+    """The reason of a product for which the planner has none, as nothing can be placed at it."""
+    if all(tensor in graph.integers or tensor in graph.constants for node in nodes for tensor in node.inputs):
+        return LeftFloat(path, "it reads no floats that are computed", "integers", "F103")
+    return Refusal(path, "what it reads has no place for a pair", "", "closed", "R105")
+
 
 # The quantizer of activations on scales of each run.
 _DYNAMIC = "dynamic"
@@ -58,7 +104,7 @@ class Pair:
     observer: ObserverSpec
     quantizer: QuantizerSpec
     value: fx.Node | None = None
-    weight: Weight | None = None
+    weight: CallWeight | None = None
     readers: list[Argument] | None = None
     leader: str | None = None
     contributes: bool = True
@@ -90,16 +136,22 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
     placement = Placer(problem).place(choice.chosen)
     kernels = (problem.engine.without_kernel(node) for node in graph.nodes)
-    reasons = [*graph.reasons, *choice.reasons, *problem.ops.reasons, *(one for one in kernels if one is not None)]
+    reasons = [
+        *graph.reasons,
+        *choice.reasons,
+        *problem.ops.reasons,
+        *(reason for reason in kernels if reason is not None),
+    ]
     # The person knows modules, not the nodes that their calls become.
     paths = {node.name: node.path for node in graph.nodes}
-    out = Pairs(reasons=[replace(one, subject=paths.get(one.subject, one.subject)) for one in reasons])
+    out = Pairs(reasons=[replace(reason, subject=paths.get(reason.subject, reason.subject)) for reason in reasons])
     out.products = list_products(graph, placement, out.reasons)
     # The planner's order is that of operators; values come in that of the model.
     order = {value: k for k, value in enumerate(graph.values)}
     sites = [site for site in placement.sites if isinstance(site.site, TensorId) and site.site.name in order]
-    out.pairs = sorted((_make_activation(graph, site, placement, config) for site in sites),
-                       key=lambda pair: order[pair.site])  # fmt: skip
+    out.pairs = sorted(
+        (_make_activation(graph, site, placement, config) for site in sites), key=lambda pair: order[pair.site]
+    )
     _share_qparams(out.pairs, placement, leaders)
     for site in placement.sites:
         if site.role is Role.WEIGHT:
@@ -115,12 +167,12 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
 def _find_quantizer(placement: Placement, site: SitePlan, config: Config) -> QuantizerSpec:
     rule = placement.rules.get(site.site)
     default = config.torch.weights if site.role is Role.WEIGHT else config.torch.activations
-    found = default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
-    if site.role is Role.WEIGHT or (found.name == _DYNAMIC) is site.spec.dynamic:
-        return found
-    if site.spec.dynamic and found == QuantizerSpec():
+    quantizer = default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
+    if site.role is Role.WEIGHT or (quantizer.name == _DYNAMIC) is site.spec.dynamic:
+        return quantizer
+    if site.spec.dynamic and quantizer == QuantizerSpec():
         return QuantizerSpec(_DYNAMIC)
-    cause = f"{found.name} in mode {config.mode}: scales either stand in the file or are computed at each run"
+    cause = f"{quantizer.name} in mode {config.mode}: scales either stand in the file or are computed at each run"
     fix = "write `mode: dynamic` or `mode: weight-only` for the quantizer dynamic, `mode: static` for others"
     raise ConfigError(config.where("torch.activations.quantizer"), cause, fix, code="Q307")
 
@@ -130,12 +182,18 @@ def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, con
     readers = None
     if site.consumers is not None:
         # An argument may be read by several nodes, and some nodes read no argument of the call.
-        found = (graph.arguments.get((edge.node, edge.index)) for edge in site.consumers)
-        readers = list(dict.fromkeys(argument for argument in found if argument is not None))
+        arguments = (graph.arguments.get((edge.node, edge.index)) for edge in site.consumers)
+        readers = list(dict.fromkeys(argument for argument in arguments if argument is not None))
     return Pair(
-        name, Role.ACTIVATION, site.spec, site.observer, _find_quantizer(placement, site, config),
-        value=graph.values.get(name), readers=readers, bound=site.bound,
-    )  # fmt: skip
+        name,
+        Role.ACTIVATION,
+        site.spec,
+        site.observer,
+        _find_quantizer(placement, site, config),
+        value=graph.values.get(name),
+        readers=readers,
+        bound=site.bound,
+    )
 
 
 def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placement, problem: PlacementProblem) -> Pair:
@@ -144,15 +202,21 @@ def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placem
     if weight.transposed and not isinstance(grain, PerTensor):
         spec = replace(spec, granularity=replace(grain, axis=1 - grain.axis))
     return Pair(
-        weight.site, Role.WEIGHT, spec, site.observer, _find_quantizer(placement, site, problem.config), weight=weight,
-        value=weight.value, readers=None if weight.argument is None else [weight.argument],
+        weight.site,
+        Role.WEIGHT,
+        spec,
+        site.observer,
+        _find_quantizer(placement, site, problem.config),
+        weight=weight,
+        value=weight.value,
+        readers=None if weight.argument is None else [weight.argument],
         sums=_find_sums(graph, edge, weight, problem),
-    )  # fmt: skip
+    )
 
 
 def _find_engine_data(graph: CallGraph, placement: Placement, problem: PlacementProblem) -> list[Pair]:
     """Data of quantized weights, which an engine quantizes by itself as it multiplies: trained so, and not exported."""
-    config, found = problem.config, dict[str, Pair]()
+    config, pairs = problem.config, dict[str, Pair]()
     spec, observer = config.activations.spec(None), config.activations.observer
     quantizer, options = config.torch.activations.quantizer, dict(config.torch.activations.quantizer.options)
     # MatMulNBits has the same blocks for both.
@@ -165,13 +229,13 @@ def _find_engine_data(graph: CallGraph, placement: Placement, problem: Placement
             argument = graph.arguments.get((data.node, data.index))
             value = graph.values.get(tensor.name)
             pair = Pair(tensor.name, Role.ACTIVATION, spec, observer, quantizer, value=value, readers=[])
-            readers = found.setdefault(tensor.name, pair).readers
+            readers = pairs.setdefault(tensor.name, pair).readers
             if argument is not None and readers is not None and argument not in readers:
                 readers.append(argument)
-    return list(found.values())
+    return list(pairs.values())
 
 
-def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementProblem) -> Sums | None:
+def _find_sums(graph: CallGraph, edge: Edge, weight: CallWeight, problem: PlacementProblem) -> Sums | None:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
     op, shape = problem.ops.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
     order = problem.engine.sum_order(op.node, tuple(shape))
@@ -182,7 +246,7 @@ def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementP
 
 def _find_leaders(problem: PlacementProblem) -> list[str]:
     """Sites that the person named as leaders by `follow`. Raises ConfigError where an operator has no such input."""
-    found = []
+    sites = []
     for op in problem.ops:
         policy = problem.config.torch.policy(read_call(op.node).op.name)
         if policy is None or policy.policy != "follow" or not op.data:
@@ -194,8 +258,8 @@ def _find_leaders(problem: PlacementProblem) -> list[str]:
                 "name one of them",
                 code="Q309",
             )
-        found.append(op.data[policy.leader][1].name)
-    return found
+        sites.append(op.data[policy.leader][1].name)
+    return sites
 
 
 def _share_qparams(pairs: list[Pair], placement: Placement, leaders: Iterable[str]) -> None:

@@ -19,9 +19,27 @@ _READS = "a pair on what it reads"
 VIRTUAL_RULES: tuple[PlacementRule, ...] = (
     PlacementRule(
         name="one-operand",
-        ops=("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Sigmoid", "Gelu", "Mish", "HardSigmoid", "HardSwish", "Tanh",
-             "Softplus", "torch.glu", "BatchNormalization", "GroupNormalization", "InstanceNormalization",
-             "RMSNormalization", "LogSoftmax", "ReduceSum"),
+        ops=(
+            "Relu",
+            "Clip",
+            "LeakyRelu",
+            "PRelu",
+            "Elu",
+            "Sigmoid",
+            "Gelu",
+            "Mish",
+            "HardSigmoid",
+            "HardSwish",
+            "Tanh",
+            "Softplus",
+            "torch.glu",
+            "BatchNormalization",
+            "GroupNormalization",
+            "InstanceNormalization",
+            "RMSNormalization",
+            "LogSoftmax",
+            "ReduceSum",
+        ),
         kernel="",
         why=_READS,
         output=Output.FLOAT,
@@ -31,28 +49,28 @@ VIRTUAL_RULES: tuple[PlacementRule, ...] = (
         name="attention", ops=("Attention",), kernel="", why=_READS, output=Output.FLOAT, data=(0, 1, 2), compute=True
     ),
     PlacementRule(
-        name="bilinear", ops=("Einsum",), kernel="", why=_READS, output=Output.FLOAT, data=(0, 1), weight=2,
+        name="bilinear",
+        ops=("Einsum",),
+        kernel="",
+        why=_READS,
+        output=Output.FLOAT,
+        data=(0, 1),
+        weight=2,
         compute=True,
     ),
     PlacementRule(
-        name="embedding", ops=("torch.embedding",), kernel="", why="its table", output=Output.FLOAT, weight=0,
-        inputs=lambda _: (), compute=True,
+        name="embedding",
+        ops=("torch.embedding",),
+        kernel="",
+        why="its table",
+        output=Output.FLOAT,
+        weight=0,
+        inputs=lambda _: (),
+        compute=True,
     ),
-)  # fmt: skip
+)
 
 _NONE = PlacementRule(name="multi-input", ops=(), kernel="", why="as torch.multi_input asks", output=Output.FLOAT)
-
-# Operators that run as one kernel: a pair between the two rounds twice. The first -> those that disappear behind it.
-_ACTIVATIONS = frozenset(
-    ("relu", "relu6", "clamp", "sigmoid", "leaky_relu", "mish", "silu", "hardsigmoid", "hardswish")
-)
-_MORE = _ACTIVATIONS | {"batch_norm", "prelu", "elu", "tanh"}
-FUSED: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("conv", "conv_transpose"), _MORE),
-    "linear": _MORE | {"gelu"},
-    "batch_norm": _ACTIVATIONS,
-    "add": frozenset(("relu", "relu6", "clamp")),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +111,15 @@ def front_end_target(config: Config) -> FrontEndTarget:
         raise ConfigError(config.where("mode"), cause, fix, code="Q307")
     engine = find_target(config.target, config.mode)
     # Targets are shared by all that plan for an engine, so the additions go into a copy.
-    given = {one.name: getattr(engine, one.name) for one in fields(engine)}
-    given["rules"] += VIRTUAL_RULES if engine.ideal else ()
-    return FrontEndTarget(**given, policies=dict(config.torch.multi_input))
+    settings = {attribute.name: getattr(engine, attribute.name) for attribute in fields(engine)}
+    settings["rules"] += VIRTUAL_RULES if engine.ideal else ()
+    return FrontEndTarget(**settings, policies=dict(config.torch.multi_input))
 
 
 class CallRequests(Requests):
     """Requests for calls: rules name modules by path, and operators in torch's words or in ONNX's."""
 
-    def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+    def list_words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
         """The module's path; the operator in both."""
         # One file of rules serves the module and its export.
         call = read_call(node)

@@ -1,10 +1,7 @@
 """Quantization-aware training: plain functions and small objects that fit any training loop.
 
 observation   first qparams from a few batches, the same on every rank
-parameters    optimizer groups: learned scales have a rate of their own and no weight decay
-pacer         a schedule of quantizers and batch norms by training step
-distill       the float model as teacher
-batch_norm    frozen batch norms
+training      optimizer groups, a schedule of quantizers and batch norms, the float model as teacher
 
     model = QuantModel(net, config)
     with qat.observing(model):
@@ -24,11 +21,8 @@ wrap it in DistributedDataParallel, after `observing`: before, learned scales do
 """
 
 # Plain functions and objects, no trainer: the loop, the optimizer and the launcher stay the user's.
-from torch_frontend.qat.batch_norm import freeze_batch_norms
-from torch_frontend.qat.distill import Distiller
 from torch_frontend.qat.observation import observing, share_qparams
-from torch_frontend.qat.pacer import Pacer, Schedule
-from torch_frontend.qat.parameters import parameter_groups
+from torch_frontend.qat.training import Distiller, Pacer, Schedule, freeze_batch_norms, parameter_groups
 from torch_frontend.quantizers import penalty
 
 __all__ = [

@@ -33,33 +33,33 @@ def observing(module: nn.Module) -> Iterator[None]:
         _merge_ranks(module.quantizers.values())
         module.calc_qparams()
         return
-    everything = quantizers_of(module)
-    waiting = [found for found in everything if found.active and not found.calibrated]
+    quantizers = quantizers_of(module)
+    waiting = [quantizer for quantizer in quantizers if quantizer.active and not quantizer.calibrated]
     # Others are off, too: first qparams are those of float activations.
-    with override_switches(everything, False), torch.no_grad():
-        for found in waiting:
-            found.observing = True
+    with override_switches(quantizers, False), torch.no_grad():
+        for quantizer in waiting:
+            quantizer.observing = True
         yield
     _merge_ranks(waiting)
-    for found in waiting:
-        found.calc_qparams()
+    for quantizer in waiting:
+        quantizer.calc_qparams()
 
 
 def _merge_ranks(waiting: Iterable[Quantizer]) -> None:
     """Give every rank the merged statistics of all ranks."""
     # Weights are the same on every rank.
     if dist.is_available() and dist.is_initialized():
-        for found in waiting:
-            if found.role is not Role.WEIGHT and found.disabled_reason is None:
-                found.merge_observations(_gather_observations(found))
+        for quantizer in waiting:
+            if quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None:
+                quantizer.merge_observations(_gather_observations(quantizer))
 
 
-def _gather_observations(found: Quantizer) -> list[Any]:
+def _gather_observations(quantizer: Quantizer) -> list[Any]:
     """Statistics of this site on every rank, in the order of ranks."""
     # Objects, not tensors: observers hold histograms and lists. Every rank must call this for the same sites in order.
-    seen: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(seen, found.observations())
-    return seen
+    statistics: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(statistics, quantizer.observations())
+    return statistics
 
 
 def share_qparams(module: nn.Module, *, source: int = 0) -> None:
@@ -69,15 +69,20 @@ def share_qparams(module: nn.Module, *, source: int = 0) -> None:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
-    mine = {found.site: found for found in quantizers_of(module)}
+    own = {quantizer.site: quantizer for quantizer in quantizers_of(module)}
     sent: list[object] = [None]
     if dist.get_rank() == source:
-        sent = [{site: found.qparams() if found.slots and found.calibrated else None for site, found in mine.items()}]
+        sent = [
+            {
+                site: quantizer.qparams() if quantizer.slots and quantizer.calibrated else None
+                for site, quantizer in own.items()
+            }
+        ]
     dist.broadcast_object_list(sent, src=source)
     qparams = sent[0]
-    if not isinstance(qparams, dict) or set(qparams) != set(mine):
-        other = sorted(set(mine) ^ set(qparams if isinstance(qparams, dict) else ()))
+    if not isinstance(qparams, dict) or set(qparams) != set(own):
+        other = sorted(set(own) ^ set(qparams if isinstance(qparams, dict) else ()))
         raise CalibrationError(other[0], f"is not on this rank and on rank {source} alike", "build one model on all")
-    for site, found in mine.items():
+    for site, quantizer in own.items():
         if qparams[site] is not None:
-            found.load_qparams(qparams[site])
+            quantizer.load_qparams(qparams[site])

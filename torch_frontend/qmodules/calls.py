@@ -29,9 +29,11 @@ class Call(nn.Module):
         return {**self.__dict__, "target": _find_reference(self.target)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        held = state["target"]
-        found = getattr(importlib.import_module(held[0]), held[1]) if isinstance(held, tuple) else held
-        super().__setstate__({**state, "target": found})
+        reference = state["target"]
+        target = (
+            getattr(importlib.import_module(reference[0]), reference[1]) if isinstance(reference, tuple) else reference
+        )
+        super().__setstate__({**state, "target": target})
 
     def extra_repr(self) -> str:
         """The method as `.name`, or the function's name."""

@@ -1,4 +1,8 @@
-"""Layers with a quantized weight: a layer's class is changed, its Parameters stay the same objects."""
+"""Layers with a quantized weight: a layer's class is changed, its Parameters stay the same objects.
+
+A weight norm w = g v / |v| is multiplied out first, as a batch norm is folded: Salimans and Kingma 2016 (arXiv
+1602.07868) split a weight so that gradient descent converges faster; the function of the network does not depend on it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.weight_norm import WeightNorm
 
 from onnxq.errors import ModelError
-from torch_frontend.qmodules.ops import Op
-from torch_frontend.qmodules.registry import find_layer, register_qmodule
+from torch_frontend.qmodules.registry import Op, find_layer, register_qmodule
 
 
 class WeightQuantized(nn.Module):
@@ -106,8 +111,8 @@ class QTurnedLinear(WeightQuantized):
 
     def forward(self, x: Tensor) -> Tensor:
         """As transformers' class."""
-        made = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.quantized_weight())
-        return made.reshape(*x.shape[:-1], -1)
+        rows = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.quantized_weight())
+        return rows.reshape(*x.shape[:-1], -1)
 
 
 @register_qmodule(nn.Bilinear, op="bilinear")
@@ -137,43 +142,43 @@ def swap_class(module: nn.Module) -> nn.Module:
     Raises ModelError for a layer without a quantized class.
     """
     # Changing the class of a copy keeps parameters, buffers, hooks and names, whatever the constructor would need.
-    found = find_layer(module)
-    if found is None or found.qmodule is None:
+    registration = find_layer(module)
+    if registration is None or registration.qmodule is None:
         raise ModelError(
             type(module).__name__, "has no quantized class", "register one with @register_qmodule", code="Q123"
         )
-    made = copy_shallowly(module)
-    made.__class__ = found.qmodule
-    return made
+    copy_ = copy_shallowly(module)
+    copy_.__class__ = registration.qmodule
+    return copy_
 
 
 def copy_shallowly(module: nn.Module) -> nn.Module:
     """A copy that shares tensors and children, with tables of its own for parameters, buffers, children and hooks."""
     # copy.copy would ask for a state to pickle, which parametrized modules refuse.
-    made = object.__new__(type(module))
-    made.__dict__ = dict(module.__dict__)
+    shallow = object.__new__(type(module))
+    shallow.__dict__ = dict(module.__dict__)
     for name, table in module.__dict__.items():
         # Shared tables would let a quantizer added here appear in the user's model.
         if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks") or "_hooks_" in name:
-            made.__dict__[name] = copy.copy(table)
-    return made
+            shallow.__dict__[name] = copy.copy(table)
+    return shallow
 
 
 def copy_module_tree(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
     """A copy of the module tree with the same tensors. memo: id of a module -> its copy."""
     memo = {} if memo is None else memo
     if id(model) not in memo:
-        memo[id(model)] = made = copy_shallowly(model)
-        for name, child in made._modules.items():
-            made._modules[name] = None if child is None else copy_module_tree(child, memo)
+        memo[id(model)] = shallow = copy_shallowly(model)
+        for name, child in shallow._modules.items():
+            shallow._modules[name] = None if child is None else copy_module_tree(child, memo)
     return memo[id(model)]
 
 
 def copy_with_tensors(model: nn.Module) -> nn.Module:
     """A copy of a module and its tensors; those that it computed for its next call, as pruned weights, as values."""
     # deepcopy refuses tensors that have a gradient function.
-    computed = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)]
-    return copy.deepcopy(model, {id(one): one.detach().clone() for one in computed if not one.is_leaf})
+    computed = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed if not value.is_leaf})
 
 
 def explain_unconvertible(module: nn.Module) -> str | None:
@@ -185,3 +190,46 @@ def explain_unconvertible(module: nn.Module) -> str | None:
     if any(hasattr(module, name) for name in computing) or "weight" not in module._parameters:
         return "its weight is computed (parametrized, weight-normed or lazy)"
     return None
+
+
+def multiply_weight_norms(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """(model, paths of its layers whose weight norm is multiplied out); a copy with the same tensors if any is."""
+    paths = [path for path, module in model.named_modules() if path and _has_weight_norm(module)]
+    if not paths:
+        return model, []
+    tree = copy_module_tree(model)
+    plain: dict[int, nn.Module] = {}
+    for path in paths:
+        layer = tree.get_submodule(path)
+        plain[id(layer)] = _make_plain(layer)
+    # One module under two names stays one module.
+    for path, module in list(tree.named_modules(remove_duplicate=False)):
+        if id(module) in plain:
+            tree.set_submodule(path, plain[id(module)])
+    return tree, paths
+
+
+def _has_weight_norm(module: nn.Module) -> bool:
+    if any(isinstance(hook, WeightNorm) and hook.name == "weight" for hook in module._forward_pre_hooks.values()):
+        return True
+    if not parametrize.is_parametrized(module) or list(module.parametrizations) != ["weight"]:  # type: ignore[arg-type]
+        return False
+    chain: Any = module.parametrizations["weight"]  # type: ignore[index]
+    return len(chain) == 1 and isinstance(chain[0], parametrizations._WeightNorm)
+
+
+def _make_plain(layer: nn.Module) -> nn.Module:
+    """The layer with the weight that its weight norm gives now."""
+    plain: Any = copy_shallowly(layer)
+    if parametrize.is_parametrized(layer):
+        weight = layer.weight
+        # torch makes a class for each parametrized layer, below the layer's own.
+        plain.__class__ = type(layer).__base__
+        del plain._modules["parametrizations"]
+    else:
+        (key, hook), *_ = [(k, hook) for k, hook in plain._forward_pre_hooks.items() if isinstance(hook, WeightNorm)]
+        weight = hook.compute_weight(layer)
+        del plain._forward_pre_hooks[key], plain._parameters["weight_g"], plain._parameters["weight_v"]
+        plain.__dict__.pop("weight", None)
+    plain.weight = nn.Parameter(weight.detach().clone())
+    return plain

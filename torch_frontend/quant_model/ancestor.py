@@ -17,8 +17,8 @@ from onnxq.nearest import suggest_names
 from onnxq.sites import Role
 from torch_frontend.quant_model.state import State
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.quantizers.ancestor import warn_renamed
-from torch_frontend.tracing.values import as_inputs
+from torch_frontend.quantizers.base import warn_renamed
+from torch_frontend.tracing.modules import as_inputs
 
 # Sparsebit's words for backends -> ours.
 BACKENDS = {alias: backend.name for backend in list_backends() for alias in backend.aliases if alias != backend.name}
@@ -106,10 +106,16 @@ class AncestorNames:
         # By name: the room of exports stands above this one.
         export: Any = import_module("torch_frontend.export").export_onnx
         return export(
-            self, name, dummy_data, input_names=input_names, output_names=output_names, overwrite=True,
-            dynamic_shapes=shapes, opset=opset_version if opset_version >= _LOWEST_OPSET else None,
+            self,
+            name,
+            dummy_data,
+            input_names=input_names,
+            output_names=output_names,
+            overwrite=True,
+            dynamic_shapes=shapes,
+            opset=opset_version if opset_version >= _LOWEST_OPSET else None,
             bits_attribute=extra_info,
-        )  # fmt: skip
+        )
 
 
 def _read_axes(
@@ -124,16 +130,18 @@ def _read_axes(
     names = list(input_names or signature(model.model.forward).parameters)[: len(args)]
     names += list(kwargs)
     dims: dict[str, torch.export.Dim] = {}
-    found: dict[str, dict[int, Any]] = {}
-    for name, given in axes.items():
+    shapes: dict[str, dict[int, Any]] = {}
+    for name, axes_of_input in axes.items():
         if name in output_names:
             continue
         if name not in names:
             raise ConfigError(f"dynamic_axes[{name!r}]", "is no input", suggest_names(name, names), code="Q303")
-        symbols = given if isinstance(given, Mapping) else {axis: f"{name}_{axis}" for axis in given}
-        found[name] = {axis: dims.setdefault(symbol, torch.export.Dim(symbol)) for axis, symbol in symbols.items()}
-    if not found:
+        symbols = (
+            axes_of_input if isinstance(axes_of_input, Mapping) else {axis: f"{name}_{axis}" for axis in axes_of_input}
+        )
+        shapes[name] = {axis: dims.setdefault(symbol, torch.export.Dim(symbol)) for axis, symbol in symbols.items()}
+    if not shapes:
         return None
     if kwargs:
-        return {name: found.get(name) for name in kwargs}
-    return tuple(found.get(name) for name in names)
+        return {name: shapes.get(name) for name in kwargs}
+    return tuple(shapes.get(name) for name in names)

@@ -1,19 +1,26 @@
-"""Carry out a placement: quantizers become modules, graph calls and children of layers."""
+"""Carry out a placement: quantizers become calls of a graph, children of layers, or hooks of untraced layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from onnxq.config import Config
-from torch_frontend.placement.pairs import Pair, Pairs
-from torch_frontend.placement.slots import fill_slot
-from torch_frontend.qmodules import swap_class
-from torch_frontend.quant_model.follower import Follower
+from onnxq.sites import Refusal
+from torch_frontend.placement.graph import CallGraph, fill_slot
+from torch_frontend.placement.pairs import Pair, Pairs, Product, plan_pairs
+from torch_frontend.placement.rules import CallRequests
+from torch_frontend.qmodules import Registration, WeightQuantized, copy_module_tree, find_entry, find_layer, swap_class
+from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quantizers import Quantizer, create_quantizer
-from torch_frontend.tracing.arguments import CHECKS
-from torch_frontend.tracing.names import make_unique_path
+from torch_frontend.quantizers.borrowed import Follower
+from torch_frontend.tracing.leaves import CallsOutside
+from torch_frontend.tracing.modules import Inputs, make_unique_path
+from torch_frontend.tracing.names import name_input
+from torch_frontend.tracing.signature import CHECKS
+from torch_frontend.tracing.values import use_eval_mode
 
 WEIGHT = "weight_quantizer"
 
@@ -22,7 +29,7 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
     """Insert every quantizer of the placement. Returns site -> module path, activations in order, then weights."""
     holder = make_unique_path(model, "", "quantizers")
     calls = [pair for pair in placement.pairs if pair.weight is None or not pair.weight.module]
-    made = make_quantizers(calls, config)
+    quantizers = make_quantizers(calls, config)
     paths: dict[str, str] = {}
     nodes: dict[str, fx.Node] = {}
     for pair in calls:
@@ -30,7 +37,7 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
         # A parameter that several calls read has a pair for each of them, and one quantizer.
         if pair.site not in paths:
             paths[pair.site] = path = make_unique_path(model, holder, pair.site.replace(".", "_"))
-            model.add_submodule(path, made[pair.site])
+            model.add_submodule(path, quantizers[pair.site])
             nodes[pair.site] = _insert_call(model, pair.value, path)
         node = nodes[pair.site]
         # None: all readers, save the quantizer itself, and checks: these come before anything is observed.
@@ -40,8 +47,8 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
             )
         for reader, slot in pair.readers or ():
             fill_slot(reader, slot, node)
-    paths |= swap_layers(model, placement.pairs, config, made)
-    bind_sums(model, placement.pairs, made, paths)
+    paths |= swap_layers(model, placement.pairs, config, quantizers)
+    bind_sums(model, placement.pairs, quantizers, paths)
     model.graph.lint()
     model.recompile()
     return paths
@@ -49,14 +56,14 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
 
 def make_quantizers(pairs: Iterable[Pair], config: Config) -> dict[str, Quantizer]:
     """Site -> its quantizer."""
-    made: dict[str, Quantizer] = {}
+    quantizers: dict[str, Quantizer] = {}
     # A follower is made from its leader.
     for pair in sorted(pairs, key=lambda pair: pair.leader is not None):
         if pair.leader is not None:
-            made[pair.site] = Follower(made[pair.leader], pair.site, contributes=pair.contributes)
-        elif pair.site not in made:
-            made[pair.site] = _make_quantizer(pair, config)
-    return made
+            quantizers[pair.site] = Follower(quantizers[pair.leader], pair.site, contributes=pair.contributes)
+        elif pair.site not in quantizers:
+            quantizers[pair.site] = _make_quantizer(pair, config)
+    return quantizers
 
 
 def _make_quantizer(pair: Pair, config: Config) -> Quantizer:
@@ -89,11 +96,11 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
 
 
 def swap_layers(
-    model: nn.Module, pairs: Iterable[Pair], config: Config, made: Mapping[str, Quantizer] | None = None
+    model: nn.Module, pairs: Iterable[Pair], config: Config, known: Mapping[str, Quantizer] | None = None
 ) -> dict[str, str]:
     """Give layers their weight's quantizer and change their class. Returns site -> module path of a new quantizer.
 
-    made: quantizers of weights that calls outside of layers read, by site; layers of these weights share them.
+    known: quantizers of weights that calls outside of layers read, by site; layers of these weights share them.
     """
     paths: dict[str, str] = {}
     layers: dict[int, nn.Module] = {}
@@ -108,9 +115,9 @@ def swap_layers(
         # Tied weights are one Parameter in several layers; with one spec they share a quantizer.
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
         if key not in shared:
-            known = (made or {}).get(pair.site)
-            if known is not None and known.spec == pair.spec:
-                shared[key] = known
+            quantizer = (known or {}).get(pair.site)
+            if quantizer is not None and quantizer.spec == pair.spec:
+                shared[key] = quantizer
             else:
                 shared[key], paths[pair.site] = _make_quantizer(pair, config), f"{path}.{WEIGHT}"
         layer.add_module(WEIGHT, shared[key])
@@ -132,3 +139,96 @@ def bind_sums(
             weight = model.get_submodule(path)
             assert isinstance(weight, Quantizer)
             weight.bind_sums(pair.sums.order, activations[pair.sums.data])
+
+
+INPUTS = "input_quantizers"
+# Modules that a forward may call by hand in place of functions.
+_BY_HAND = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
+
+
+def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Forward pre-hook: quantize the module's data arguments by its `input_quantizers`."""
+    values, named = list(args), dict(kwargs)
+    for name, quantizer in module._modules[INPUTS].named_children():  # type: ignore[union-attr]
+        # <parameter>_<position>, by `_add_input_quantizers`; parameters may hold underscores, so the last one counts.
+        param, _, position = name.rpartition("_")
+        k = int(position)
+        if k < len(values):
+            values[k] = _quantize_value(quantizer, values[k])
+        elif param in named:
+            named[param] = _quantize_value(quantizer, named[param])
+    return tuple(values), named
+
+
+def _quantize_value(quantizer: nn.Module, value: Any) -> Any:
+    # Lists are the tensors of a cat or stack.
+    if isinstance(value, (list, tuple)):
+        return [_quantize_value(quantizer, item) for item in value]
+    return quantizer(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def convert_layers(
+    model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = ""
+) -> tuple[nn.Module, dict[str, str], Pairs]:
+    """A copy of the module tree that shares its tensors, with quantizers where the planner places them.
+
+    graph: its layers. prefix: the module's own qualified name, with which sites begin. Activation sites are inputs of
+    layers (`<path>.in`), since their producers are unknown; a layer that is called twice has one.
+    Returns (module, site -> path of its quantizer in the module, activations first, the placement).
+    """
+    placed, converted = plan_pairs(graph, requests, sized=False), copy_module_tree(model)
+    inputs = make_quantizers((pair for pair in placed.pairs if pair.weight is None), requests.config)
+    # By the classes of before: quantized classes are not registered.
+    entries = {path: find_layer(module) for path, module in converted.named_modules(remove_duplicate=False)}
+    weights = swap_layers(converted, placed.pairs, requests.config)
+    paths: dict[str, str] = {}
+    for path, entry in entries.items():
+        if path and entry is not None:
+            full = f"{prefix}.{path}" if prefix else path
+            names = _add_input_quantizers(converted.get_submodule(path), entry, full, inputs)
+            paths |= {site: f"{path}.{INPUTS}.{name}" for site, name in names.items()}
+    bind_sums(converted, placed.pairs, inputs, weights)
+    return converted, paths | weights, placed
+
+
+def _add_input_quantizers(
+    module: nn.Module, entry: Registration, path: str, quantizers: Mapping[str, Quantizer]
+) -> dict[str, str]:
+    """Give a layer the quantizers of its data arguments. Returns site -> name among them."""
+    children, names = nn.Module(), {}
+    for k, param in enumerate(entry.data):
+        site = name_input(path, k)
+        if site in quantizers:
+            names[site] = f"{param}_{entry.params.index(param)}"
+            children.add_module(names[site], quantizers[site])
+    if names:
+        module.add_module(INPUTS, children)
+        module.register_forward_pre_hook(quantize_inputs, with_kwargs=True)
+    return names
+
+
+def list_unreached(model: nn.Module, inputs: Inputs) -> list[Product]:
+    """Calls of functions in a forward that cannot be traced, which stay float; one run of it shows them."""
+    calls: dict[tuple[str, str], None] = {}
+
+    def record(path: str, function: Any, *_: Any) -> None:
+        name = getattr(function, "__name__", "")
+        entry = find_entry(function) or find_entry(name)
+        op = name if entry is None else entry.op.name
+        if op in GROUPS["product_functions" if entry is None else "combining"]:
+            calls[path, op] = None
+
+    # Calls inside a known module belong to its operator.
+    def is_known(module: nn.Module, _: str) -> bool:
+        return find_layer(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
+
+    with use_eval_mode(model), CallsOutside(model, is_known, record):
+        inputs.run_model(model)
+    products = []
+    for path, op in calls:
+        by_hand = _BY_HAND.get(op)
+        fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
+        name = f"{path}.{op}" if path else op
+        reason = "a function call in a forward that cannot be traced: it stays float"
+        products.append(Product(name, op, reason=Refusal(name, reason, fix, "tracing", "R108")))
+    return products

@@ -19,16 +19,17 @@ from onnxq.numerics import scale_floor
 from onnxq.spec import PerChannel, QParams
 from torch_frontend.placement.pairs import Decision
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing.fold import compute_factors, find_layers, fold_layer
+from torch_frontend.tracing.batch_norms import compute_factors, find_layers, fold_call
 from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import list_readers
 from torch_frontend.tracing.values import use_eval_mode
 
-Pair = tuple[str, str]  # layer, batch norm
+# The call of a layer, and of the batch norm behind it.
+NormPair = tuple[fx.Node, fx.Node]
 
 
-def find_pairs(model: nn.Module) -> list[Pair]:
-    """(layer, batch norm) paths where a batch norm folds into a layer without a change to another result.
+def find_pairs(model: nn.Module) -> list[NormPair]:
+    """Calls where a batch norm folds into a layer without a change to another result.
 
     Raises PlanError for a model that was not traced, since its connections are unknown.
     """
@@ -36,23 +37,23 @@ def find_pairs(model: nn.Module) -> list[Pair]:
         raise PlanError(
             "batchnorm_tuning()", "the model was not traced", "make its forward traceable (see refusals)", code="Q410"
         )
-    found = find_layers(model, lambda value: _find_layer_call(model, value))
-    return [(str(layer.target), str(norm.target)) for norm, layer, why in found if why is None]
+    folds = find_layers(model, lambda value: _find_layer_call(model, value))
+    return [(layer, norm) for norm, layer, why in folds if why is None]
 
 
 def _find_layer_call(model: fx.GraphModule, node: Any) -> fx.Node | None:
     """The call that makes a value, seen through quantizers that are off for good; None behind an active one."""
     while (module := find_module(model, node)) is not None and len(list_readers(node)) == 1:
         if not isinstance(module, Quantizer):
-            found: fx.Node = node
-            return found
+            call: fx.Node = node
+            return call
         if module.disabled_reason is None:
             return None
         node = node.args[0]
     return None
 
 
-def check_tunable(model: nn.Module, pairs: list[Pair]) -> None:
+def check_tunable(model: nn.Module, pairs: list[NormPair]) -> None:
     """Raise PlanError if there is no batch norm, or a weight that cannot take one factor per channel."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise PlanError(
@@ -60,16 +61,16 @@ def check_tunable(model: nn.Module, pairs: list[Pair]) -> None:
         )
     for pair in pairs:
         if (wrong := _explain_scales(model, pair)) is not None:
-            raise PlanError(pair[0], *wrong, code="Q410")
+            raise PlanError(str(pair[0].target), *wrong, code="Q410")
 
 
-def _explain_scales(model: nn.Module, pair: Pair) -> tuple[str, str] | None:
+def _explain_scales(model: nn.Module, pair: NormPair) -> tuple[str, str] | None:
     """(cause, fix) where the weight of a pair cannot take one factor per channel, or None."""
-    quantizer = model.get_submodule(pair[0])._modules.get("weight_quantizer")
+    quantizer = model.get_submodule(str(pair[0].target))._modules.get("weight_quantizer")
     if not isinstance(quantizer, Quantizer):
         return None
     if not isinstance(quantizer.spec.granularity, PerChannel):
-        cause = f"its weight has one scale for all channels, which {pair[1]} multiplies differently"
+        cause = f"its weight has one scale for all channels, which {pair[1].target} multiplies differently"
         return cause, "write `weights: {granularity: channel}`"
     # A quantizer that bakes (DoReFa, AdaRound) does more than divide by a scale.
     if type(quantizer).bake is not Quantizer.bake:
@@ -86,10 +87,14 @@ def fold_trained(model: nn.Module) -> list[Decision]:
     """
     if not isinstance(model, fx.GraphModule):
         return []
-    pairs = find_pairs(model)
-    wrong = {pair: found for pair in pairs if (found := _explain_scales(model, pair)) is not None}
-    kept = [Decision(norm, f"not folded into {path}: {why}", "fuse-bn") for (path, norm), (why, _) in wrong.items()]
-    return [*fold_tuned(model, [pair for pair in pairs if pair not in wrong], "trained", "fuse-bn"), *kept]
+    foldable, decisions = [], []
+    for layer, norm in find_pairs(model):
+        fault = _explain_scales(model, (layer, norm))
+        if fault is None:
+            foldable.append((layer, norm))
+        else:
+            decisions.append(Decision(str(norm.target), f"not folded into {layer.target}: {fault[0]}", "fuse-bn"))
+    return [*fold_tuned(model, foldable, "trained", "fuse-bn"), *decisions]
 
 
 @contextmanager
@@ -110,35 +115,28 @@ def tune_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def fold_tuned(
-    model: nn.Module, pairs: list[Pair], how: str = "tuned", rule: str = "batchnorm-tuning"
+    model: nn.Module, pairs: list[NormPair], how: str = "tuned", rule: str = "batchnorm-tuning"
 ) -> list[Decision]:
     """Fold batch norms into their layers; scales are multiplied with the weights. how, rule: for the decisions."""
     assert isinstance(model, fx.GraphModule)
-    done = []
-    for path, norm_path in pairs:
-        layer, norm = model.get_submodule(path), model.get_submodule(norm_path)
-        factor, _ = compute_factors(norm)
-        made = fold_layer(layer, norm)
-        quantizer = made._modules.get("weight_quantizer")
+    decisions = []
+    for layer, norm in pairs:
+        factor, _ = compute_factors(model.get_submodule(str(norm.target)))
+        quantizer = fold_call(model, norm, layer)._modules.get("weight_quantizer")
         if isinstance(quantizer, Quantizer) and quantizer.calibrated:
             quantizer.load_qparams(_scale_qparams(quantizer, factor.cpu().numpy()))
-        model.set_submodule(path, made)
-        node = next(n for n in model.graph.nodes if n.op == "call_module" and n.target == norm_path)
-        node.replace_all_uses_with(node.args[0])
-        model.graph.erase_node(node)
-        done.append(Decision(norm_path, f"{how} and folded into {path}", rule))
+        decisions.append(Decision(str(norm.target), f"{how} and folded into {layer.target}", rule))
     model.graph.lint()
     model.recompile()
-    for _, norm_path in pairs:
-        model.delete_submodule(norm_path)
-    return done
+    for _, norm in pairs:
+        model.delete_submodule(str(norm.target))
+    return decisions
 
 
 def _scale_qparams(quantizer: Quantizer, factor: Any) -> QParams:
-    held = quantizer.qparams()
-    spec = quantizer.spec
+    qparams, spec = quantizer.qparams(), quantizer.spec
     # w -> f w keeps the integers up to their sign; an asymmetric range is mirrored by q -> qmin + qmax - q.
-    scale = np.maximum(held.scale * np.abs(factor), scale_floor(spec)).astype(np.float32)
-    turned = spec.qmin + spec.qmax - held.zero_point if not spec.symmetric else held.zero_point
-    zero = np.where(factor < 0, turned, held.zero_point).astype(np.int32)
-    return QParams(scale, zero, f"{held.origin}, batch norm folded")
+    scale = np.maximum(qparams.scale * np.abs(factor), scale_floor(spec)).astype(np.float32)
+    zero = qparams.zero_point
+    turned = zero if spec.symmetric else spec.qmin + spec.qmax - zero
+    return QParams(scale, np.where(factor < 0, turned, zero).astype(np.int32), f"{qparams.origin}, batch norm folded")

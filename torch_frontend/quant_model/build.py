@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,28 +12,26 @@ from torch import fx, nn
 from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.errors import ModelError
-from onnxq.sites import LeftFloat, Refusal, Role, Unquantized, split_unquantized
-from torch_frontend.placement.layers import lower_layers
-from torch_frontend.placement.lower import lower_model
-from torch_frontend.placement.pairs import Decision, plan_pairs
-from torch_frontend.placement.products import PRODUCT_FUNCTIONS, PRODUCTS, Product
+from onnxq.sites import LeftFloat, Refusal, Role, split_unquantized
+from torch_frontend.placement.lower import lower_layers, lower_model
+from torch_frontend.placement.pairs import Decision, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.qmodules import multiply_weight_norms
-from torch_frontend.quant_model.attach import attach_quantizers
-from torch_frontend.quant_model.eager import CallsOutside, convert_layers
-from torch_frontend.tracing.arguments import find_given_arguments
+from torch_frontend.qmodules.registry import GROUPS
+from torch_frontend.quant_model.attach import attach_quantizers, convert_layers, list_unreached
 from torch_frontend.tracing.attention import take_apart
-from torch_frontend.tracing.batch_norms import keep_batch_counts, replace_batch_norms
+from torch_frontend.tracing.batch_norms import fold_batch_norms, replace_batch_norms
 from torch_frontend.tracing.capture import capture_model, take_graph
-from torch_frontend.tracing.fold import fold_batch_norms
+from torch_frontend.tracing.modules import Inputs, as_inputs
 from torch_frontend.tracing.names import name_calls
+from torch_frontend.tracing.signature import find_given_arguments
 from torch_frontend.tracing.simplify import simplify_graph
-from torch_frontend.tracing.tracer import Origin, Traced, Untraceable, trace_model
-from torch_frontend.tracing.values import as_inputs, compare_outputs, record_shapes, use_eval_mode
+from torch_frontend.tracing.tracer import GraphOrigin, Traced, Untraceable, trace_model
+from torch_frontend.tracing.values import compare_outputs, keep_buffers, record_shapes
 
 
 @dataclass(frozen=True)
-class Built:
+class ConvertedModel:
     """A module with quantizers. paths: site -> module path of its quantizer, activations first."""
 
     model: nn.Module
@@ -42,7 +40,7 @@ class Built:
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
     products: tuple[Product, ...]
-    origin: Origin = Origin.LAYERS
+    origin: GraphOrigin = GraphOrigin.LAYERS
 
 
 @dataclass(frozen=True)
@@ -54,40 +52,37 @@ class _Network:
     norms: tuple[tuple[str, str], ...]
 
 
-def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Built:
+def build_quantized(model: nn.Module, config: Config, example: Any = None) -> ConvertedModel:
     """Convert a module. Its own modules do not change; Parameters are shared, save those of folded layers."""
     check_policies(config)
-    args, kwargs = as_inputs(example) if example is not None else ((), {})
-    inputs = None if example is None else (args, kwargs)
+    inputs = None if example is None else as_inputs(example)
     if isinstance(model, fx.GraphModule):
         return _build_traced(_simplify_traced(take_graph(model, config.torch.skip_trace)), config, inputs)
-    given = find_given_arguments(model, args, kwargs) if example is not None else None
+    arguments = None if inputs is None else find_given_arguments(model, inputs)
     model, normed = multiply_weight_norms(model)
-    with keep_batch_counts(model):
-        found = _trace_network(model, config.torch.skip_trace, given, inputs)
-    if isinstance(found, Untraceable):
-        built = _build_untraced(model, config, example, found.reason)
+    with keep_buffers(model):
+        network = _trace_network(model, config.torch.skip_trace, arguments, inputs)
+    if isinstance(network, Untraceable):
+        built = _build_untraced(model, config, inputs, network.reason)
     else:
-        built = _build_traced(found, config, inputs)
-    done = [
-        Decision(path, "its weight norm is multiplied out: it trains the plain weight", "weight-norm")
-        for path in normed
-    ]
-    return replace(built, decisions=(*done, *built.decisions))
+        built = _build_traced(network, config, inputs)
+    plain = "its weight norm is multiplied out: it trains the plain weight"
+    decisions = [Decision(path, plain, "weight-norm") for path in normed]
+    return replace(built, decisions=(*decisions, *built.decisions))
 
 
 def _trace_network(
-    model: nn.Module, skip: Sequence[str], given: Any, inputs: tuple[Any, Any] | None
+    model: nn.Module, skip: Sequence[str], arguments: Any, inputs: Inputs | None
 ) -> _Network | Untraceable:
     """The network as symbols or, where they cannot follow, a run on the inputs find it."""
-    traced = trace_model(model, skip, given)
+    traced = trace_model(model, skip, arguments)
     if inputs is not None and (isinstance(traced, Untraceable) or traced.opaque):
-        captured = capture_model(model, skip, *inputs)
+        captured = capture_model(model, skip, inputs)
         if isinstance(captured, Traced):
-            made = _simplify_traced(captured)
-            why = compare_outputs(model, made.model, *inputs)
+            network = _simplify_traced(captured)
+            why = compare_outputs(model, network.model, inputs)
             if why is None:
-                return made
+                return network
         else:
             why = captured.reason
         if isinstance(traced, Untraceable):
@@ -115,90 +110,61 @@ def _simplify_traced(traced: Traced) -> _Network:
     return _Network(traced, model, tuple(norms))
 
 
-def _build_traced(network: _Network, config: Config, example: tuple[Any, Any] | None) -> Built:
+def _build_traced(network: _Network, config: Config, inputs: Inputs | None) -> ConvertedModel:
     traced, model = network.traced, network.model
     # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
     if config.attention == "quantized" and find_target(config.target).attention_rules:
         take_apart(model)
     name_calls(model, traced.skipped)
-    if example is not None:
-        record_shapes(model, *example)
+    if inputs is not None:
+        record_shapes(model, inputs)
     decisions = [Decision(name, "keeps its default: it was traced with it", "arguments") for name in traced.fixed]
     shaped = "its control flow on shapes and types goes the way it went for example_inputs"
     decisions += [Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped]
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
-    decisions += [Decision(*left, "batch-norm") for left in network.norms]
+    decisions += [Decision(path, reason, "batch-norm") for path, reason in network.norms]
     if config.torch.fuse_bn:
-        decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
+        decisions += [Decision(path, outcome, "fuse-bn") for path, outcome in fold_batch_norms(model)]
     graph = lower_model(model, config, traced.skipped)
     requests = CallRequests(config, graph)
     # Parts that could not be traced are converted layer by layer, under their own names.
     layers = {r.subject: lower_layers(model.get_submodule(r.subject), config, r.subject) for r in traced.opaque}
     requests.check_used(*layers.values())
-    placed = plan_pairs(graph, requests, sized=example is not None)
+    placed = plan_pairs(graph, requests, sized=inputs is not None)
     paths = attach_quantizers(model, placed, config)
-    inner: list[Unquantized] = []
+    reasons, products = [*traced.refusals, *traced.opaque, *placed.reasons], placed.products
     for path, inside_graph in layers.items():
-        converted, found, inside_placed = convert_layers(model.get_submodule(path), requests, inside_graph, path)
+        converted, inside_paths, inside = convert_layers(model.get_submodule(path), requests, inside_graph, path)
         model.set_submodule(path, converted)
-        paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
-        inner += inside_placed.reasons
-        placed.products += inside_placed.products
+        paths |= {site: f"{path}.{own}" for site, own in inside_paths.items()}
+        reasons += inside.reasons
+        products += inside.products
     model.recompile()
-    unquantized = split_unquantized([*traced.refusals, *traced.opaque, *placed.reasons, *inner])
-    return Built(
-        model,
-        _sort_paths(model, paths),
-        *unquantized,
-        (*decisions, *placed.decisions),
-        tuple(placed.products),
-        traced.origin,
-    )
+    # Activations first.
+    ordered = sorted(paths.items(), key=lambda item: model.get_submodule(item[1]).role is Role.WEIGHT)
+    refusals, left_float = split_unquantized(reasons)
+    decisions += placed.decisions
+    return ConvertedModel(model, dict(ordered), refusals, left_float, tuple(decisions), tuple(products), traced.origin)
 
 
-def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
+def _build_untraced(model: nn.Module, config: Config, inputs: Inputs | None, reason: str) -> ConvertedModel:
     """Convert layer by layer; calls outside of layers are listed as refusals, if there is an example."""
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
     converted, paths, placed = convert_layers(model, requests, graph)
-    root = Refusal(
-        type(model).__name__,
-        f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",
-        "take control flow on values and shapes out of its forward"
-        + ("" if example is not None else ", or give example_inputs to see which calls were not reached"),
-        "tracing",
-        "R108",
-    )
-    unreached = list(_list_unreached(converted, example))
-    unquantized = split_unquantized(
+    cause = f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them"
+    fix = "take control flow on values and shapes out of its forward"
+    if inputs is None:
+        fix += ", or give example_inputs to see which calls were not reached"
+    root = Refusal(type(model).__name__, cause, fix, "tracing", "R108")
+    unreached = [] if inputs is None else list_unreached(converted, inputs)
+    refusals, left_float = split_unquantized(
         [root, *placed.reasons, *(product.reason for product in unreached if product.reason)]
     )
-    products = (*placed.products, *(product for product in unreached if product.op in PRODUCTS | PRODUCT_FUNCTIONS))
-    return Built(converted, paths, *unquantized, (), products)
-
-
-def _list_unreached(model: nn.Module, example: Any) -> Iterable[Product]:
-    """Calls of functions in a forward that cannot be traced, which stay float."""
-    if example is None:
-        return
-    args, kwargs = as_inputs(example)
-    # Only a run shows the calls of a forward that cannot be traced.
-    watch = CallsOutside(model)
-    with use_eval_mode(model), watch:
-        model(*args, **kwargs)
-    modules = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
-    for path, op in watch.stop_recording():
-        by_hand = modules.get(op)
-        fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
-        name = f"{path}.{op}" if path else op
-        reason = "a function call in a forward that cannot be traced: it stays float"
-        yield Product(name, op, reason=Refusal(name, reason, fix, "tracing", "R108"))
-
-
-def _sort_paths(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:
-    """The paths, those of activations first."""
-    return dict(sorted(paths.items(), key=lambda item: model.get_submodule(item[1]).role is Role.WEIGHT))
+    multiplying = GROUPS["products"] | GROUPS["product_functions"]
+    products = (*placed.products, *(product for product in unreached if product.op in multiplying))
+    return ConvertedModel(converted, paths, refusals, left_float, (), products)
 
 
 def _make_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
@@ -207,8 +173,8 @@ def _make_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
         node.type = None  # annotations may be strings, which a pickled graph cannot import
     model = fx.GraphModule(root, graph, type(root).__name__)
     # GraphModule creates the parents of the modules it copies, in train mode.
-    kept = {id(module) for module in root.modules()}
+    own = {id(module) for module in root.modules()}
     for module in model.modules():
-        if id(module) not in kept:
+        if id(module) not in own:
             module.training = root.training
     return model

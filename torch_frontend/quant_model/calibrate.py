@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from onnxq.errors import CalibrationError, OnnxqError
 from onnxq.numerics import qparams_from_range
 from onnxq.sites import Role
 from onnxq.spec import PerTensor
 from torch_frontend.qmodules import WeightQuantized
-from torch_frontend.quant_model.follower import Follower
+from torch_frontend.quant_model.state import list_names
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
-from torch_frontend.tracing.modules import find_module
+from torch_frontend.quantizers.borrowed import Follower
+from torch_frontend.tracing.modules import Inputs, find_module
 from torch_frontend.tracing.values import bind_inputs, use_eval_mode
-
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def start_observing(quantizers: Iterable[Quantizer]) -> None:
@@ -52,9 +52,8 @@ def calibrate_activations(quantizers: Iterable[Quantizer]) -> None:
                 raise
             missing.append(quantizer.site)
     if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         fix = "run batches between prepare_calibration() and calc_qparams(), or disable() what none can reach"
-        raise CalibrationError(shown, "no batch reached it", fix, code="Q502")
+        raise CalibrationError(list_names(missing, 5), "no batch reached it", fix, code="Q502")
 
 
 def keep_bound(quantizer: Quantizer) -> None:
@@ -89,14 +88,10 @@ def check_qparams(quantizers: Iterable[Quantizer]) -> None:
         )
 
 
-def copy_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+def copy_inputs(inputs: Inputs) -> Inputs:
     """A copy of a batch on the host, which its owner may then change."""
-
-    def keep(value: Any) -> Any:
-        return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-
-    tree: Batch = torch.utils._pytree.tree_map(keep, (args, kwargs))
-    return tree
+    copy: Inputs = tree_map_only(Tensor, lambda value: value.detach().to("cpu", copy=True), inputs)
+    return copy
 
 
 class LayerwiseCalibration(fx.Interpreter):
@@ -110,30 +105,28 @@ class LayerwiseCalibration(fx.Interpreter):
     def __init__(self, model: fx.GraphModule, *, weights: bool, activations: bool) -> None:
         super().__init__(model)
         self.activations = activations
-        found = quantizers_of(model)
-        self.leaders = {id(q.leader) for q in found if isinstance(q, Follower)}
+        quantizers = quantizers_of(model)
+        self.leaders = {id(q.leader) for q in quantizers if isinstance(q, Follower)}
         self.inputs: list[Iterator[Any]] = []
-        for quantizer in found:
+        for quantizer in quantizers:
             quantizer.observing = False
             quantizer.enabled = weights if quantizer.role is Role.WEIGHT else False
 
-    def calibrate(self, batches: Sequence[Batch]) -> None:
+    def calibrate_batches(self, batches: Sequence[Inputs]) -> None:
         """Calibrate the activations of the graph on these batches."""
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
-        self.inputs = [
-            (value.to(device) if isinstance(value, Tensor) else value for value in bind_inputs(self.graph, *batch))
-            for batch in batches
-        ]
+        for batch in batches:
+            values = bind_inputs(self.graph, batch)
+            self.inputs.append(value.to(device) if isinstance(value, Tensor) else value for value in values)
         with use_eval_mode(self.module):
             self.run()
 
     def run_node(self, n: fx.Node) -> list[Any]:
         """The node's result for each batch; quantizers are calibrated first."""
         if n.op == "placeholder":
-            return [next(one) for one in self.inputs]
+            return [next(values) for values in self.inputs]
         arguments = [
-            (fx.map_arg(n.args, lambda s, k=k: self.env[s][k]), fx.map_arg(n.kwargs, lambda s, k=k: self.env[s][k]))
-            for k in range(len(self.inputs))
+            fx.map_arg((n.args, n.kwargs), lambda source, k=k: self.env[source][k]) for k in range(len(self.inputs))
         ]
         if (module := find_module(self.module, n)) is not None:
             self._calibrate_module(module, arguments)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing.fold import Folded, fold_tensors
+from torch_frontend.tracing.batch_norms import Folded, fold_tensors
 
 # Own names begin with the attribute in which a QuantModel holds the converted module.
 INNER = "model."
@@ -27,10 +27,9 @@ class PartialStateWarning(UserWarning):
 
 @dataclass(frozen=True)
 class _Refold:
-    """A batch norm folded into a layer. layer, norm: parameter or statistic -> its names in the float model."""
+    """A batch norm folded into a layer. names: tensor of `Folded` -> its names in the float model."""
 
-    layer: Mapping[str, tuple[str, ...]]
-    norm: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, tuple[str, ...]]
     eps: float
 
 
@@ -51,11 +50,9 @@ class FloatNames:
         for path, layer in converted.named_modules():
             folded = layer.__dict__.pop("folded", None)
             if isinstance(folded, Folded):
-                tables = [
-                    {key: known[id(held)] for key, held in tensors.items() if held is not None and id(held) in known}
-                    for tensors in (folded.layer, folded.norm)
-                ]
-                self.folds[path] = _Refold(*tables, folded.eps)
+                tensors = {key: id(tensor) for key, tensor in folded.tensors.items() if tensor is not None}
+                names = {key: known[tensor] for key, tensor in tensors.items() if tensor in known}
+                self.folds[path] = _Refold(names, folded.eps)
         there = _read_tensors(converted)
         self.places = {own: names for own, names in self.places.items() if own in there and not self._is_folded(own)}
 
@@ -64,59 +61,53 @@ class FloatNames:
 
     def find_own(self, converted: nn.Module) -> dict[int, tuple[str, ...]]:
         """Id of each tensor of the converted module -> its float names."""
-        return {id(held): self.places[own] for own, held in _read_tensors(converted).items() if own in self.places}
+        tensors = _read_tensors(converted)
+        return {id(tensor): self.places[own] for own, tensor in tensors.items() if own in self.places}
 
     def find_float_keys(self, keys: Iterable[str]) -> set[str]:
         """The keys of a float model's state among these; none where they are the converted model's own."""
-        given = set(keys)
-        found = given & self.names
+        known = set(keys)
+        names = known & self.names
         # A network may have a part called `model` itself, so all keys together decide.
-        return set() if "_extra_state" in given or found <= {INNER + own for own in self.places} else found
+        own = {INNER + own for own in self.places}
+        return set() if "_extra_state" in known or names <= own else names
 
-    def translate(self, model: nn.Module, state: dict[str, Any], prefix: str, missing: list[str]) -> bool:
+    def translate_state(self, model: nn.Module, state: dict[str, Any], prefix: str, missing: list[str]) -> bool:
         """Rename a float model's values in `state` to those of `model`, a QuantModel. Returns True if there were any.
 
         missing: gets the names of values that a folded layer lacks.
         """
         keys = {key.removeprefix(prefix) for key in state if key.startswith(prefix)}
-        given = {name: state.pop(prefix + name) for name in self.find_float_keys(keys)}
-        if not given:
+        values = {name: state.pop(prefix + name) for name in self.find_float_keys(keys)}
+        if not values:
             return False
-        made = self._place_values(model.get_submodule(INNER[:-1]), given, missing, prefix)
+        placed = self._place_values(model.get_submodule(INNER[:-1]), values, missing, prefix)
         # Quantizers keep what they have: a float state knows nothing of them.
-        own = model.state_dict()
-        kept = {key for key in own if key == "_extra_state" or _belongs_to_quantizer(model, key)}
-        state.update({prefix + key: own[key] for key in kept if prefix + key not in state})
-        state.update({f"{prefix}{INNER}{key}": value for key, value in made.items()})
+        for key, value in model.state_dict().items():
+            if key == "_extra_state" or _belongs_to_quantizer(model, key):
+                state.setdefault(prefix + key, value)
+        state.update({f"{prefix}{INNER}{key}": value for key, value in placed.items()})
         return True
 
     def _place_values(
-        self, converted: nn.Module, given: Mapping[str, Any], missing: list[str], prefix: str
+        self, converted: nn.Module, state: Mapping[str, Any], missing: list[str], prefix: str
     ) -> dict[str, Any]:
         """Own name -> value."""
-        made = {own: value for own, names in self.places.items() if (value := _read_first(given, names)) is not None}
+        placed = {own: value for own, names in self.places.items() if (value := _read_first(state, names)) is not None}
         for path, fold in self.folds.items():
-            tables = [
-                {key: _read_first(given, names) for key, names in part.items()} for part in (fold.layer, fold.norm)
-            ]
-            lacking = [
-                names[0]
-                for part, values in zip((fold.layer, fold.norm), tables, strict=True)
-                for key, names in part.items()
-                if values[key] is None
-            ]
+            tensors = {key: _read_first(state, names) for key, names in fold.names.items()}
+            lacking = [names[0] for key, names in fold.names.items() if tensors[key] is None]
             missing += [prefix + name for name in lacking]
             layer = converted.get_submodule(path)
-            folded = (layer.weight, layer.bias) if lacking else fold_tensors(layer, Folded(*tables, fold.eps))
-            made |= {f"{path}.weight": folded[0], f"{path}.bias": folded[1]}
-        return made
+            folded = (layer.weight, layer.bias) if lacking else fold_tensors(layer, Folded(tensors, fold.eps))
+            placed |= {f"{path}.weight": folded[0], f"{path}.bias": folded[1]}
+        return placed
 
     def find_unread(self, keys: Iterable[str]) -> list[str]:
         """Float names among these that no part of the converted module reads."""
-        tables = [*self.places.values()]
+        read = {name for names in self.places.values() for name in names}
         for fold in self.folds.values():
-            tables += [*fold.layer.values(), *fold.norm.values()]
-        read = {name for names in tables for name in names}
+            read.update(*fold.names.values())
         # A folded batch norm counts no more batches.
         return sorted(name for name in keys if name not in read and not name.endswith("num_batches_tracked"))
 
@@ -127,31 +118,24 @@ def find_float_names(source: nn.Module, converted: nn.Module) -> FloatNames:
     by_id: defaultdict[int, tuple[str, ...]] = defaultdict(tuple)
     for name, tensor in tensors.items():
         by_id[id(tensor)] += (name,)
-    found = FloatNames(frozenset(tensors))
-    found.note_folds(converted, by_id)
+    float_names = FloatNames(frozenset(tensors))
+    float_names.note_folds(converted, by_id)
     for own, tensor in _read_tensors(converted).items():
         names = by_id.get(id(tensor), ())
         # Of tied weights a checkpoint may hold one; its own name comes first.
-        if names and not found._is_folded(own):
-            found.places[own] = tuple(sorted(names, key=lambda name, own=own: name != own))
-    return found
-
-
-def list_names(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
-    shown = list(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+        if names and not float_names._is_folded(own):
+            float_names.places[own] = tuple(sorted(names, key=lambda name, own=own: name != own))
+    return float_names
 
 
 def _read_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Name -> tensor of a module's state, under each name that it has."""
-    found = module.state_dict(keep_vars=True)
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _read_first(given: Mapping[str, Any], names: Iterable[str]) -> Any:
-    return next((given[name] for name in names if name in given), None)
+def _read_first(state: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next((state[name] for name in names if name in state), None)
 
 
 def _belongs_to_quantizer(model: nn.Module, key: str) -> bool:

@@ -16,18 +16,17 @@ from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
-from torch_frontend.placement.pairs import Decision
-from torch_frontend.placement.products import Product
+from torch_frontend.placement.pairs import Decision, Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
-from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
+from torch_frontend.quant_model import bn_tuning, calibrate, profile
 from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, rename_backend
 from torch_frontend.quant_model.build import build_quantized, refuse_compiled
-from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names, list_names
+from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
-from torch_frontend.quant_model.state import State, check_step
+from torch_frontend.quant_model.state import State, check_step, disable_sites, enable_sites, list_names, switch_kinds
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
-from torch_frontend.tracing.modules import find_module
-from torch_frontend.tracing.tracer import Origin
+from torch_frontend.tracing.modules import Inputs, find_module
+from torch_frontend.tracing.tracer import GraphOrigin
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
@@ -70,14 +69,14 @@ class QuantModel(AncestorNames, nn.Module):
         self.left_float: tuple[LeftFloat, ...] = built.left_float
         self.decisions: tuple[Decision, ...] = built.decisions
         self.products: tuple[Product, ...] = built.products
-        self.origin: Origin = built.origin
+        self.origin: GraphOrigin = built.origin
         self.state = State.FLOAT
         self._paths = built.paths
         self._float_names = find_float_names(source, built.model)
-        self._seen: list[calibrate.Batch] | None = None
+        self._batches: list[Inputs] | None = None
         # nn.Module starts in train mode; the copy has the mode of the given model.
         self.training = self.model.training
-        switches.switch_kinds(self.quantizers, False, False)
+        switch_kinds(self.quantizers, False, False)
 
     # -- parts -------------------------------------------------------------------------------------------------
 
@@ -85,12 +84,12 @@ class QuantModel(AncestorNames, nn.Module):
     def quantizers(self) -> dict[str, Quantizer]:
         """Site -> quantizer: activations in the order of the graph, then weights."""
         # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
-        found: dict[str, Quantizer] = {}
+        by_site: dict[str, Quantizer] = {}
         for site, path in self._paths.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, Quantizer)
-            found[site] = module
-        return found
+            by_site[site] = module
+        return by_site
 
     @property
     def traced(self) -> bool:
@@ -101,15 +100,15 @@ class QuantModel(AncestorNames, nn.Module):
         """Site -> the float weight that its quantizer reads."""
         nodes = self.model.graph.nodes if isinstance(self.model, fx.GraphModule) else ()
         calls = {str(node.target): node for node in nodes if node.op == "call_module"}
-        found, quantizers = {}, self.quantizers
+        weights, quantizers = {}, self.quantizers
         for site, path in self._paths.items():
             owner = self.model.get_submodule(path.rpartition(".")[0])
             # A layer's quantizer is its child; that of a parameter is a call of its own.
             if isinstance(owner, WeightQuantized):
-                found[site] = owner.weight
+                weights[site] = owner.weight
             elif quantizers[site].role is Role.WEIGHT:
-                found[site] = compute_constant(self.model, calls[path].args[0])
-        return found
+                weights[site] = compute_constant(self.model, calls[path].args[0])
+        return weights
 
     def mermaid(self) -> str:
         """The graph and its quantizers as a Mermaid diagram."""
@@ -118,20 +117,20 @@ class QuantModel(AncestorNames, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, quantized where quantizers are on."""
         if self.state is State.OBSERVING:
-            self._keep_batch(args, kwargs)
+            self._keep_batch(Inputs(args, kwargs))
         return self.model(*args, **kwargs)
 
-    def _keep_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._seen is not None:
-            self._seen.append(calibrate.copy_batch(args, kwargs))
+    def _keep_batch(self, inputs: Inputs) -> None:
+        if self._batches is not None:
+            self._batches.append(calibrate.copy_inputs(inputs))
         if isinstance(self.model, fx.GraphModule) and not has_shapes(self.model.graph):
-            self._leave_integers(self.model, args, kwargs)
+            self._leave_integers(self.model, inputs)
 
-    def _leave_integers(self, model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _leave_integers(self, model: fx.GraphModule, inputs: Inputs) -> None:
         """Disable quantizers of integers, found with the first batch if there was no example."""
         # This run only reads types; integers must reach no observer.
         with override_switches(quantizers_of(model), False):
-            record_shapes(model, args, kwargs)
+            record_shapes(model, inputs)
         for node in model.graph.nodes:
             quantizer = find_module(model, node)
             if isinstance(quantizer, Quantizer) and not is_float(node.args[0]):
@@ -147,7 +146,7 @@ class QuantModel(AncestorNames, nn.Module):
         """
         check_step("prepare_calibration", self.state)
         calibrate.start_observing(self.quantizers.values())
-        self._seen = [] if keep_inputs else None
+        self._batches = [] if keep_inputs else None
         self.state = State.OBSERVING
         return self
 
@@ -166,31 +165,27 @@ class QuantModel(AncestorNames, nn.Module):
         calibrate.calibrate_activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
         if asym:
             self._calibrate_again(w_quant, a_quant)
-        switches.switch_kinds(quantizers, False, False)
+        switch_kinds(quantizers, False, False)
         calibrate.check_qparams(quantizers.values())
-        self._seen = None  # frees the batches
+        self._batches = None  # frees the batches
         self.state = State.CALIBRATED
         return self
 
     def _calibrate_again(self, w_quant: bool, a_quant: bool) -> None:
+        step = "calc_qparams(asym=True)"
         if not isinstance(self.model, fx.GraphModule):
-            raise PlanError(
-                "calc_qparams(asym=True)", "the model was not traced", "make its forward traceable", code="Q409"
-            )
-        if not self._seen:
-            raise PlanError(
-                "calc_qparams(asym=True)",
-                "no batch was kept",
-                "call prepare_calibration(keep_inputs=True) first",
-                code="Q409",
-            )
-        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate(self._seen)
+            raise PlanError(step, "the model was not traced", "make its forward traceable", code="Q409")
+        if not self._batches:
+            raise PlanError(step, "no batch was kept", "call prepare_calibration(keep_inputs=True) first", code="Q409")
+        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate_batches(
+            self._batches
+        )
 
     def set_quant(self, weights: bool = True, activations: bool = True, **old: bool) -> QuantModel:
         """Switch quantization of weights and activations on or off; disabled sites stay off. old: Sparsebit's names."""
         check_step("set_quant", self.state)
         weights, activations = read_switches(weights, activations, old)
-        switches.switch_kinds(self.quantizers, weights, activations)
+        switch_kinds(self.quantizers, weights, activations)
         if self.state is State.CALIBRATED and (weights or activations):
             self.state = State.QUANTIZED
         return self
@@ -199,7 +194,7 @@ class QuantModel(AncestorNames, nn.Module):
         """Switch all quantizers on and the model to train mode; learned scales and zero points are trained."""
         check_step("init_qat", self.state)
         calibrate.check_qparams(self.quantizers.values())
-        switches.switch_kinds(self.quantizers, True, True)
+        switch_kinds(self.quantizers, True, True)
         self.train()
         self.state = State.QUANTIZED
         return self
@@ -215,7 +210,7 @@ class QuantModel(AncestorNames, nn.Module):
             self.decisions = (*self.decisions, *bn_tuning.fold_trained(self.model))
         for quantizer in self.quantizers.values():
             quantizer.freeze()
-        switches.switch_kinds(self.quantizers, True, True)
+        switch_kinds(self.quantizers, True, True)
         self.eval()
         # Freezing again changes nothing, so an exported model stays exported.
         if self.state is not State.EXPORTED:
@@ -243,11 +238,11 @@ class QuantModel(AncestorNames, nn.Module):
 
     def disable(self, pattern: str, reason: str = "") -> tuple[str, ...]:
         """Keep the matching sites float whatever the switches say; return them."""
-        return tuple(q.site for q in switches.disable_sites(self.quantizers, pattern, reason))
+        return tuple(q.site for q in disable_sites(self.quantizers, pattern, reason))
 
     def enable(self, pattern: str, *, force: bool = False) -> tuple[str, ...]:
         """Undo `disable` for the matching sites, with `force` also decisions of passes; return them."""
-        return tuple(q.site for q in switches.enable_sites(self.quantizers, pattern, force=force))
+        return tuple(q.site for q in enable_sites(self.quantizers, pattern, force=force))
 
     # -- measurement and batch norms ---------------------------------------------------------------------------
 
@@ -275,7 +270,7 @@ class QuantModel(AncestorNames, nn.Module):
         check_step("batchnorm_tuning", self.state)
         pairs = bn_tuning.find_pairs(self.model)
         bn_tuning.check_tunable(self.model, pairs)
-        switches.switch_kinds(self.quantizers, True, True)
+        switch_kinds(self.quantizers, True, True)
         with bn_tuning.tune_statistics(self.model):
             yield self
         known = self._float_names.find_own(self.model)
@@ -302,7 +297,7 @@ class QuantModel(AncestorNames, nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Rename a float model's values before torch looks for its own names."""
-        is_float = self._float_names.translate(self, state_dict, prefix, rest[2])
+        is_float = self._float_names.translate_state(self, state_dict, prefix, rest[2])
         if is_float and any(quantizer.calibrated for quantizer in self.quantizers.values()):
             text = "a float state gives new weights, and scales are from before: call prepare_calibration() and observe"
             warnings.warn(text, PartialStateWarning, stacklevel=2)
@@ -311,21 +306,19 @@ class QuantModel(AncestorNames, nn.Module):
     def get_extra_state(self) -> Tensor:
         """State and switches as JSON in a tensor of bytes, for the state dict."""
         # safetensors, in which trainers save, holds nothing but tensors.
-        held = {
+        switches = {
             site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen] for site, q in self.quantizers.items()
         }
-        text = json.dumps({"state": self.state.value, "switches": held})
+        text = json.dumps({"state": self.state.value, "switches": switches})
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore state and switches; sites that the state does not have keep theirs."""
-        self._restore_switches(json.loads(bytes(state.cpu().numpy())))
-
-    def _restore_switches(self, state: dict[str, Any]) -> None:
-        self.state = State(state["state"])
+        restored = json.loads(bytes(state.cpu().numpy()))
+        self.state = State(restored["state"])
         for site, quantizer in self.quantizers.items():
-            if site in state["switches"]:
-                quantizer.enabled, quantizer.disabled_reason, by, frozen = state["switches"][site]
+            if site in restored["switches"]:
+                quantizer.enabled, quantizer.disabled_reason, by, frozen = restored["switches"][site]
                 quantizer.disabled_by = DisabledBy(by)
                 quantizer.freeze(frozen)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -18,8 +18,8 @@ from onnxq.errors import ConfigError, DataError, PlanError
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.nearest import suggest_names
 from torch_frontend.quantizers import Quantizer, override_switches, quantizers_of
-from torch_frontend.tracing.modules import find_module
-from torch_frontend.tracing.values import as_inputs, bind_inputs, use_eval_mode
+from torch_frontend.tracing.modules import Inputs, as_inputs, find_module
+from torch_frontend.tracing.values import bind_inputs, use_eval_mode
 
 Array = NDArray[np.float64]
 Metric = Callable[[Array, Array], float]
@@ -53,11 +53,11 @@ class _ErrorSums:
         self.counts: Counter[str] = Counter()
         self._own: dict[str, list[float]] = {}
 
-    def add(self, key: str, reference: Any, value: Any) -> None:
+    def add_output(self, key: str, reference: Any, value: Any) -> None:
         """Take in one output."""
         if isinstance(reference, (tuple, list)):
-            for k, (one, other) in enumerate(zip(reference, value, strict=True)):
-                self.add(f"{key}[{k}]", one, other)
+            for k, pair in enumerate(zip(reference, value, strict=True)):
+                self.add_output(f"{key}[{k}]", *pair)
             return
         if not isinstance(reference, Tensor) or not reference.is_floating_point():
             return
@@ -67,7 +67,7 @@ class _ErrorSums:
         if not isinstance(self.metric, str):
             self._own.setdefault(key, []).append(float(self.metric(ref, got)))
 
-    def result(self) -> dict[str, float]:
+    def compute_metrics(self) -> dict[str, float]:
         """Layer -> metric over all batches."""
         if isinstance(self.metric, str):
             return {key: METRICS[self.metric](sums, self.counts[key]) for key, sums in self.sums.items()}
@@ -79,12 +79,12 @@ def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: 
     totals = _ErrorSums(metric)
     with use_eval_mode(model):
         for batch in list_batches(data):
-            _PairedRun(model, mode, totals).measure(*as_inputs(batch))
+            _PairedRun(model, mode, totals).measure_batch(as_inputs(batch))
     if not totals.sums:
         raise DataError(
             "data", "no batch, or nothing is quantized", "give batches, and switch quantization on", code="Q203"
         )
-    return totals.result()
+    return totals.compute_metrics()
 
 
 class _PairedRun(fx.Interpreter):
@@ -98,9 +98,9 @@ class _PairedRun(fx.Interpreter):
         self.mode, self.totals = mode, totals
         self.calls: Counter[str] = Counter()
 
-    def measure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def measure_batch(self, inputs: Inputs) -> None:
         """Run one batch and add the errors of its layers."""
-        self.inputs = iter(bind_inputs(self.graph, args, kwargs))
+        self.inputs = iter(bind_inputs(self.graph, inputs))
         self.calls.clear()
         self.run()
 
@@ -114,20 +114,20 @@ class _PairedRun(fx.Interpreter):
             plain, value = self.env[n.all_input_nodes[0]]
             return plain, module(value)
         with override_switches(quantizers_of(module or self.module), False):
-            plain = self._compute(n, 0)
-        value = self._compute(n, 1)
+            plain = self._run_node_in(n, 0)
+        value = self._run_node_in(n, 1)
         if n.op == "output" and self.mode == "cumulative":
-            self.totals.add("output", *_flatten_pair(plain, value))
-        elif module is not None and self._quantizes(n, module):
-            self.totals.add(_name_call(str(n.target), self.calls), plain, value)
+            self.totals.add_output("output", *_flatten_pair(plain, value))
+        elif module is not None and self._is_quantized(n, module):
+            self.totals.add_output(_name_call(str(n.target), self.calls), plain, value)
         # In isolation the next layer starts from the float value again.
         return plain, value if self.mode == "cumulative" else plain
 
-    def _compute(self, n: fx.Node, which: int) -> Any:
+    def _run_node_in(self, n: fx.Node, which: int) -> Any:
         args, kwargs = (fx.map_arg(part, lambda s: self.env[s][which]) for part in (n.args, n.kwargs))
         return getattr(self, n.op)(n.target, args, kwargs)
 
-    def _quantizes(self, node: fx.Node, module: nn.Module) -> bool:
+    def _is_quantized(self, node: fx.Node, module: nn.Module) -> bool:
         """True for a layer with active quantizers inside it or directly in front of it."""
         if any(q.active for q in quantizers_of(module)):
             return True
@@ -142,54 +142,56 @@ def _name_call(name: str, calls: Counter[str]) -> str:
 
 
 def _flatten_pair(plain: Any, value: Any) -> tuple[Any, Any]:
-    one, other = (torch.utils._pytree.tree_leaves(tree) for tree in (plain, value))
-    return (one[0], other[0]) if len(one) == 1 else (one, other)
+    leaves, others = (torch.utils._pytree.tree_leaves(tree) for tree in (plain, value))
+    return (leaves[0], others[0]) if len(leaves) == 1 else (leaves, others)
 
 
-# name, layer, positional and named arguments, output
-_See = Callable[[str, nn.Module, Any, Any, Any], None]
-# name, float output, quantized output
+# Of name, float output, quantized output.
 _Add = Callable[[str, Any, Any], None]
 
 
 def measure_layers(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
     """As measure_graph, for a model that could not be traced: errors of the layers that hold quantizers."""
     layers = {
-        name: module for name, module in model.named_modules()
-        if any(isinstance(child, Quantizer) for child in module.children())
-        or "input_quantizers" in module._modules
-    }  # fmt: skip
+        name: module
+        for name, module in model.named_modules()
+        if any(isinstance(child, Quantizer) for child in module.children()) or "input_quantizers" in module._modules
+    }
     totals = _ErrorSums(metric)
     run = _run_isolated if mode == "isolated" else _run_twice
     with use_eval_mode(model):
         for batch in list_batches(data):
             calls: Counter[str] = Counter()
-            run(
-                model, layers, *as_inputs(batch),
-                lambda name, *both, calls=calls: totals.add(_name_call(name, calls), *_flatten_pair(*both)),
-            )  # fmt: skip
-    return totals.result()
+
+            def add(name: str, plain: Any, value: Any, calls: Counter[str] = calls) -> None:
+                totals.add_output(_name_call(name, calls), *_flatten_pair(plain, value))
+
+            run(model, layers, as_inputs(batch), add)
+    return totals.compute_metrics()
 
 
-@contextmanager
-def _watch_layers(layers: Mapping[str, nn.Module], see: _See) -> Iterator[None]:
-    """Run a block in which `see` gets every call of a layer."""
-    handles = [layer.register_forward_hook(partial(see, name), with_kwargs=True) for name, layer in layers.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _run_watched(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    inputs: Inputs,
+    see: Callable[[str, nn.Module, Any, Any, Any], None],
+) -> Any:
+    """The model's output; `see` gets the name of each layer that is called, itself, its arguments and its output."""
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(see, name), with_kwargs=True))
+        return inputs.run_model(model)
 
 
-def _run_twice(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, add: _Add) -> None:
+def _run_twice(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs, add: _Add) -> None:
     """Add every layer's outputs in the float and in the quantized model, call by call."""
 
     def run() -> dict[str, list[Any]]:
-        found: defaultdict[str, list[Any]] = defaultdict(list)
-        with _watch_layers(layers, lambda name, _layer, _args, _kwargs, out: found[name].append(out)):
-            result = model(*args, **kwargs)
-        return {**found, "output": [result]}
+        outputs: defaultdict[str, list[Any]] = defaultdict(list)
+        result = _run_watched(
+            model, layers, inputs, lambda name, _layer, _args, _kwargs, out: outputs[name].append(out)
+        )
+        return {**outputs, "output": [result]}
 
     with override_switches(quantizers_of(model), False):
         plain = run()
@@ -200,23 +202,23 @@ def _run_twice(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwa
             add(name, *pair)
 
 
-def _run_isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, add: _Add) -> None:
+def _run_isolated(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs, add: _Add) -> None:
     """Add every layer's output in the float model, and that of its own quantizers on the same inputs."""
     enabled = {q: q.enabled for q in quantizers_of(model)}
     busy: list[str] = []
 
-    def run_again(name: str, layer: nn.Module, given: Any, named: Any, out: Any) -> None:
+    def run_again(name: str, layer: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         if busy:  # a layer inside the one that runs again
             return
         busy.append(name)
         with override_switches(quantizers_of(layer), True):
             for quantizer in quantizers_of(layer):
                 quantizer.enabled = enabled[quantizer]
-            add(name, out, layer(*given, **named))
+            add(name, out, layer(*args, **kwargs))
         busy.pop()
 
-    with override_switches(quantizers_of(model), False), _watch_layers(layers, run_again):
-        model(*args, **kwargs)
+    with override_switches(quantizers_of(model), False):
+        _run_watched(model, layers, inputs, run_again)
 
 
 def check_mode(mode: str) -> None:

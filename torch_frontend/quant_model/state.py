@@ -1,10 +1,14 @@
-"""The states of a QuantModel and the steps allowed in each; any other step is an error that names the next one."""
+"""The states of a QuantModel, the steps allowed in each, and the switches of its quantizers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from onnxq.errors import PlanError
+from onnxq.config import matches_any, suggest_names
+from onnxq.errors import ConfigError, PlanError
+from onnxq.sites import Role
+from torch_frontend.quantizers import DisabledBy, Quantizer
 
 
 class State(Enum):
@@ -43,7 +47,60 @@ _FIXES = {
 }
 
 
+def list_names(names: Iterable[str], most: int = 6) -> str:
+    """The first names, at most so many, and how many more there are."""
+    shown = list(names)
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
+
+
 def check_step(step: str, state: State) -> None:
     """Raise PlanError if `step` is not allowed in `state`."""
     if state not in STEPS[step]:
         raise PlanError(f"QuantModel.{step}()", f"the model is {state.value}", _FIXES[state], code="Q409")
+
+
+def switch_kinds(quantizers: Mapping[str, Quantizer], weights: bool, activations: bool) -> None:
+    """Set the switches of all weights and of all activations."""
+    for quantizer in quantizers.values():
+        quantizer.enabled = weights if quantizer.role is Role.WEIGHT else activations
+
+
+def find_matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Quantizer]:
+    """Quantizers whose sites match a name, a glob or a /regular expression/. Raises ConfigError if there are none."""
+    matching = [quantizer for site, quantizer in quantizers.items() if matches_any(pattern, site)]
+    if not pattern or not matching:
+        raise ConfigError(f"pattern {pattern!r}", "matches no site", suggest_names(pattern, quantizers), code="Q309")
+    return matching
+
+
+def disable_sites(quantizers: Mapping[str, Quantizer], pattern: str, reason: str) -> list[Quantizer]:
+    """Switch the matching sites off for good; return all of them."""
+    matching = find_matching(quantizers, pattern)
+    for quantizer in matching:
+        # An earlier decision keeps its reason: undoing the user's own must not undo a pass's.
+        if quantizer.disabled_reason is None:
+            quantizer.disabled_reason = f"by hand: {reason}" if reason else "by hand"
+            quantizer.disabled_by = DisabledBy.USER
+    return matching
+
+
+def enable_sites(quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool) -> list[Quantizer]:
+    """Undo `disable_sites` for the matching sites; return those that may quantize again.
+
+    force: undo decisions of passes, too. Raises PlanError if passes decided on all matching sites and force is False.
+    """
+    matching = find_matching(quantizers, pattern)
+    # Sites that nobody disabled are fine, too: a pattern may match more than it undoes.
+    mine = [q for q in matching if q.disabled_reason is None or force or q.disabled_by is DisabledBy.USER]
+    if not mine:
+        first = matching[0]
+        raise PlanError(
+            first.site,
+            f"a pass switched it off: {first.disabled_reason}",
+            "pass force=True to overrule it",
+            code="Q409",
+        )
+    for quantizer in mine:
+        quantizer.disabled_reason, quantizer.disabled_by = None, DisabledBy.PASS
+    return mine

@@ -24,9 +24,9 @@ from torch import Tensor
 from onnxq.errors import CalibrationError
 from onnxq.sites import Role
 from torch_frontend.fake_quant.sums import keep_soft_sums, keep_sums
-from torch_frontend.quantizers import groups
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
+from torch_frontend.quantizers.specs import spread_values
 
 
 class Rounding(str, Enum):
@@ -66,7 +66,7 @@ class AdaRound(Quantizer):
         """
         scale, _ = self._read_qparams()
         with torch.no_grad():
-            ratio = w.detach().float() / groups.spread_values(scale, self.spec, tuple(w.shape))
+            ratio = w.detach().float() / spread_values(scale, self.spec, tuple(w.shape))
             rest = ratio - ratio.floor()
             zeta, gamma = self.options["zeta"], self.options["gamma"]
             # The inverse of h. Finite, since gamma < 0 <= rest < 1 < zeta, unless w / s is NaN or inf.
@@ -121,7 +121,7 @@ class AdaRound(Quantizer):
         shape = tuple(x.shape)
         if up.shape != x.shape:
             raise CalibrationError(self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again")
-        scale, zero = (groups.spread_values(t, self.spec, shape) for t in self._read_qparams())
+        scale, zero = (spread_values(t, self.spec, shape) for t in self._read_qparams())
         ratio = x.detach().to(scale.dtype) / scale
         codes = (ratio.floor() + up + zero).clamp(self.spec.qmin, self.spec.qmax)
         if orders := self.sum_orders():

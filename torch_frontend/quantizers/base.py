@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -18,13 +20,53 @@ from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
-from torch_frontend.quantizers import groups, limits
-from torch_frontend.quantizers.ancestor import AncestorQuantizer
-from torch_frontend.quantizers.marker import mark_tensor
+from torch_frontend.quantizers.specs import (
+    axis_of,
+    block_size_of,
+    check_options,
+    check_qparams,
+    check_spec,
+    format_range,
+    gather_shards,
+    mark_tensor,
+    shape_numbers,
+)
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
 
 # The target of quantizers that are made by hand: every spec is theirs.
 _IDEAL = find_ideal().name
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """DeprecationWarning of the caller's caller."""
+    warnings.warn(f"`{old}` is Sparsebit's name: write `{new}`", DeprecationWarning, stacklevel=3)
+
+
+class AncestorQuantizer:
+    """The switches of a quantizer under Sparsebit's names."""
+
+    enabled: bool
+    spec: QuantSpec
+    site: str
+    target: str
+
+    def set_bit(self, bit: int) -> None:
+        """Quantize to other bits, before there are scales. Raises ConfigError for bits that the target lacks."""
+        spec = replace(self.spec, bits=bit)
+        check_spec(spec, self.site, self.target)
+        self.spec = spec
+
+    def enable_quant(self) -> None:
+        """Set `enabled`."""
+        warn_renamed("enable_quant()", "enabled = True")
+        self.enabled = True
+
+    def disable_quant(self) -> None:
+        """Clear `enabled`."""
+        warn_renamed("disable_quant()", "enabled = False")
+        self.enabled = False
+
+
 Option = float | int | str | bool
 
 
@@ -73,7 +115,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         target: str = _IDEAL,
     ) -> None:
         super().__init__()
-        limits.check_spec(spec, site, target)
+        check_spec(spec, site, target)
         if role not in self.roles:
             takes = " and ".join(f"{known}s" for known in self.roles)
             raise ConfigError(
@@ -81,7 +123,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             )
         self.spec, self.site, self.role, self.target = spec, site, role, target
         self.observer = observer or ObserverSpec()
-        self.options = limits.check_options(options or {}, self.defaults, self.choices, site, self.name)
+        self.options = check_options(options or {}, self.defaults, self.choices, site, self.name)
         self.enabled, self.observing, self.frozen = True, False, False
         self.disabled_reason: str | None = None
         self.disabled_by = DisabledBy.PASS
@@ -91,7 +133,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         self._statistics: Statistics | None = None
         self._sums: tuple[tuple[SumOrder, Quantizer], ...] = ()
         # A wrong observer is an error now, not at the first batch.
-        self._named(lambda: range_statistics(spec, self.observer, role, site))
+        self._name_errors(lambda: range_statistics(spec, self.observer, role, site))
         # Moves with .to(device), so that the first qparams appear on the model's device.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
         for slot in self.slots:
@@ -147,7 +189,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     @property
     def axis(self) -> int | None:
         """Axis of the channels or blocks; None per tensor."""
-        return groups.axis_of(self.spec)
+        return axis_of(self.spec)
 
     def bind_sums(self, order: SumOrder, data: Quantizer) -> None:
         """Keep the weight's 16-bit sums of this order while `data` quantizes the other factor of its products.
@@ -173,8 +215,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """Stop (or resume) learning scale and zero point; the float weight of the site goes on learning."""
         self.frozen = frozen
         for slot in self.learned:
-            if (held := getattr(self, slot)) is not None:
-                held.requires_grad_(not frozen)
+            if (tensor := getattr(self, slot)) is not None:
+                tensor.requires_grad_(not frozen)
 
     # -- qparams -----------------------------------------------------------------------------------------------
 
@@ -183,7 +225,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         self._anchor = self._anchor.to(x.device)
         if self._statistics is None:
             self._statistics = self.statistics()
-        self._named(lambda: self._statistics.update(x))
+        self._name_errors(lambda: self._statistics.update(x))
 
     def observations(self) -> Statistics | None:
         """Statistics since the last `calc_qparams`, picklable for other ranks; None if nothing was observed."""
@@ -192,11 +234,11 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def merge_observations(self, seen: Iterable[Statistics | None]) -> None:
         """Replace this rank's statistics by the merged ones of all ranks. seen: one per rank; not changed."""
         merged: Statistics | None = None
-        for one in seen:
+        for statistics in seen:
             if merged is None:
-                merged = copy.deepcopy(one)
-            elif one is not None:
-                merged.merge(one)
+                merged = copy.deepcopy(statistics)
+            elif statistics is not None:
+                merged.merge(statistics)
         self._statistics = merged
 
     def calc_qparams(self) -> None:
@@ -207,17 +249,17 @@ class Quantizer(AncestorQuantizer, nn.Module):
         if self._statistics is None and self.calibrated:
             return
         statistics = self._statistics if self._statistics is not None else self.statistics()
-        self.load_qparams(self._named(statistics.qparams))
+        self.load_qparams(self._name_errors(statistics.qparams))
         self._statistics = None
 
     def calc_qparams_with_minmax(self, lo: Any, hi: Any) -> None:
         """Set scale and zero point to cover [lo, hi], widened to hold 0. lo, hi: scalars, arrays or tensors."""
         ends = [end.detach().cpu().numpy() if isinstance(end, Tensor) else np.asarray(end) for end in (lo, hi)]
-        self.load_qparams(self._named(lambda: qparams_from_range(*ends, self.spec, origin="given range")))
+        self.load_qparams(self._name_errors(lambda: qparams_from_range(*ends, self.spec, origin="given range")))
 
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError naming the site if spec or target cannot hold them."""
-        checked = limits.check_qparams(qparams, self.spec, self.site, self.target)
+        checked = check_qparams(qparams, self.spec, self.site, self.target)
         self.origin = checked.origin
         scale = torch.from_numpy(checked.scale.copy()).to(self._anchor.device)
         zero = torch.from_numpy(checked.zero_point.astype(np.float32)).to(self._anchor.device)
@@ -229,16 +271,16 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
         Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
-        whole = (groups.gather_shards(values.detach()).float().cpu() for values in self._read_qparams())
-        scale, zero = (values.numpy() for values in groups.shape_numbers(whole, self.spec))
+        whole = (gather_shards(values.detach()).float().cpu() for values in self._read_qparams())
+        scale, zero = (values.numpy() for values in shape_numbers(whole, self.spec))
         if not np.isfinite(zero).all():
             raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
-        found = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
-        return limits.check_qparams(found, self.spec, self.site, self.target)
+        stored = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
+        return check_qparams(stored, self.spec, self.site, self.target)
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
         """(lowest, highest) value that can be represented, of the shape of `qparams`."""
-        scale, zero = groups.shape_numbers(self._read_qparams(), self.spec)
+        scale, zero = shape_numbers(self._read_qparams(), self.spec)
         zero = zero.round()  # learned zero points lie between integers
         return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
 
@@ -246,9 +288,9 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """Set a slot, in place where it has this shape already."""
         value = self._shape_slot(value)  # sharding (FSDP2) takes no shape []
         # In place, an optimizer made before keeps training the parameter that forward uses.
-        held = getattr(self, slot)
-        if held is not None and held.shape == value.shape:
-            held.data.copy_(value)
+        tensor = getattr(self, slot)
+        if tensor is not None and tensor.shape == value.shape:
+            tensor.data.copy_(value)
         elif slot in self.learned:
             setattr(self, slot, nn.Parameter(value, requires_grad=not self.frozen))
         else:
@@ -271,14 +313,15 @@ class Quantizer(AncestorQuantizer, nn.Module):
             self.observe(x)
         if not (self.active and self.calibrated):
             return x
-        shape, size = getattr(self, self.slots[0]).shape, groups.block_size_of(self.spec)
-        if (wrong := explain_misfit(x.shape, shape, self.axis, size)) is not None:
-            fix = "calibrate again with tensors of this shape, or change the granularity"
-            raise PlanError(self.site, wrong, fix, code="Q407")
+        if self.slots:
+            shape, size = getattr(self, self.slots[0]).shape, block_size_of(self.spec)
+            if (misfit := explain_misfit(x.shape, shape, self.axis, size)) is not None:
+                fix = "calibrate again with tensors of this shape, or change the granularity"
+                raise PlanError(self.site, misfit, fix, code="Q407")
         # A compiler follows no handler of errors.
         if torch.compiler.is_compiling():
             return self.fake_quantize(x)
-        y: Tensor = self._named(lambda: self.fake_quantize(x))
+        y: Tensor = self._name_errors(lambda: self.fake_quantize(x))
         return y
 
     def round_to_grid(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
@@ -287,9 +330,16 @@ class Quantizer(AncestorQuantizer, nn.Module):
         scale: in place of the quantizer's own. how: edge, grad_scale, zero_point_grad_scale.
         """
         return fake_quantize(
-            x, self.scale if scale is None else scale, self.zero_point, qmin=self.spec.qmin, qmax=self.spec.qmax,
-            axis=self.axis, block_size=groups.block_size_of(self.spec), sum_orders=self.sum_orders(), **how,
-        )  # fmt: skip
+            x,
+            self.scale if scale is None else scale,
+            self.zero_point,
+            qmin=self.spec.qmin,
+            qmax=self.spec.qmax,
+            axis=self.axis,
+            block_size=block_size_of(self.spec),
+            sum_orders=self.sum_orders(),
+            **how,
+        )
 
     def _read_qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point). Raises CalibrationError naming the site before calibration."""
@@ -309,12 +359,12 @@ class Quantizer(AncestorQuantizer, nn.Module):
         if not self.active:
             return x
         # prepare_marker has fixed these; without it (a plain torch.onnx.export) they are traced.
-        held = self._buffers
-        scale, zero = held.get("marked_scale"), held.get("marked_zero_point")
+        buffers = self._buffers
+        scale, zero = buffers.get("marked_scale"), buffers.get("marked_zero_point")
         if scale is None or zero is None:
             scale, zero = self._read_qparams()
             x = self.bake(x)
-        weight = held.get("marked_weight")
+        weight = buffers.get("marked_weight")
         return mark_tensor(x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role)
 
     def prepare_marker(self, weight: Tensor | None = None) -> None:
@@ -325,8 +375,12 @@ class Quantizer(AncestorQuantizer, nn.Module):
         qparams = self.qparams()
         # Exporters merge equal constants. Of shape [1], scalars are not merged with those of the network.
         scale, zero = (np.atleast_1d(number) for number in (qparams.scale, qparams.zero_point))
-        held = {"scale": torch.from_numpy(scale.copy()), "zero_point": torch.from_numpy(zero.copy()), "weight": weight}
-        for name, value in held.items():
+        constants = {
+            "scale": torch.from_numpy(scale.copy()),
+            "zero_point": torch.from_numpy(zero.copy()),
+            "weight": weight,
+        }
+        for name, value in constants.items():
             if value is not None:
                 self.register_buffer(f"marked_{name}", value.to(self._anchor.device), persistent=False)
 
@@ -338,7 +392,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     # -- plumbing ----------------------------------------------------------------------------------------------
 
-    def _named(self, compute: Callable[[], Any]) -> Any:
+    def _name_errors(self, compute: Callable[[], Any]) -> Any:
         """Result of compute(); an OnnxqError gets this site as its subject."""
         try:
             return compute()
@@ -350,12 +404,12 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
         """Move slots with the module, but keep them float32 when it becomes half."""
         # fake_quantize takes float32 qparams for every dtype of x.
-        before = {slot: held.detach() for slot in self.slots if (held := getattr(self, slot)) is not None}
+        before = {slot: tensor.detach() for slot in self.slots if (tensor := getattr(self, slot)) is not None}
         super()._apply(fn, recurse)
-        for slot, held in before.items():
+        for slot, tensor in before.items():
             now = getattr(self, slot)
             if now.dtype in (torch.float16, torch.bfloat16):
-                now.data = held.to(now.device)
+                now.data = tensor.to(now.device)
         return self
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -366,20 +420,20 @@ class Quantizer(AncestorQuantizer, nn.Module):
         unless asked for strict=False.
         """
         metadata, missing = rest[0], rest[2]
-        found = {slot: self._shape_slot(state[prefix + slot]) for slot in self.slots if prefix + slot in state}
-        state.update({prefix + slot: value for slot, value in found.items()})
+        loaded = {slot: self._shape_slot(state[prefix + slot]) for slot in self.slots if prefix + slot in state}
+        state.update({prefix + slot: value for slot, value in loaded.items()})
         for slot in self.slots:
-            held = getattr(self, slot)
-            if slot in found:
-                if held is None or held.shape != found[slot].shape:
-                    self.put(slot, found[slot].detach().clone().to(self._anchor.device))
-            elif found and slot not in self.optional:
+            tensor = getattr(self, slot)
+            if slot in loaded:
+                if tensor is None or tensor.shape != loaded[slot].shape:
+                    self.put(slot, loaded[slot].detach().clone().to(self._anchor.device))
+            elif loaded and slot not in self.optional:
                 setattr(self, slot, None)
                 missing.append(prefix + slot)
-            elif found or metadata:
+            elif loaded or metadata:
                 setattr(self, slot, None)
         super()._load_from_state_dict(state, prefix, *rest)
-        if found:
+        if loaded:
             # Statistics from before belong to other qparams.
             self._statistics = None
             if self.calibrated:
@@ -396,5 +450,5 @@ class Quantizer(AncestorQuantizer, nn.Module):
             return f"{text}, off"
         if not self.calibrated:
             return f"{text}, not calibrated"
-        scale, zero = (groups.format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
+        scale, zero = (format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
         return f"{text}, scale={scale}, zero_point={zero}{', frozen' if self.frozen else ''}"

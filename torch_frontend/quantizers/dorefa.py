@@ -14,6 +14,7 @@ export. They fill [-1, 1] whatever the float weight was, so a normalization has 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,9 +25,9 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.quantizers import groups
 from torch_frontend.quantizers.base import Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
+from torch_frontend.quantizers.specs import count_elements
 from torch_frontend.quantizers.statistics import Statistics, WeightRange
 
 
@@ -39,7 +40,7 @@ class FixedScale(WeightRange):
 
     def qparams(self) -> QParams:
         """The fixed scale, zero point 0."""
-        shape = groups.count_elements(self.read_weight(), self.spec).shape
+        shape = count_elements(self.read_weight(), self.spec).shape
         return QParams(np.full(shape, self.scale, np.float32), np.zeros(shape, np.int32), "DoReFa")
 
 
@@ -48,7 +49,7 @@ class LeastValue:
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
-        self.least: float | None = None
+        self.least = inf
 
     def update(self, x: Tensor) -> None:
         """Add a batch."""
@@ -56,19 +57,17 @@ class LeastValue:
             return
         if not bool(x.isfinite().all()):
             raise CalibrationError("activation", "holds NaN or inf", "find its source in the float model", code="Q501")
-        found = float(x.detach().min())
-        self.least = found if self.least is None else min(self.least, found)
+        self.least = min(self.least, float(x.detach().min()))
 
     def merge(self, other: LeastValue) -> None:
         """Take the lower value of two ranks."""
-        found = [one.least for one in (self, other) if one.least is not None]
-        self.least = min(found, default=None)
+        self.least = min(self.least, other.least)
 
     def qparams(self) -> QParams:
         """The fixed scale, zero point 0. Raises CalibrationError for values below 0, or if there were none."""
-        if self.least is None:
+        if self.least == inf:
             raise observers.base.make_empty_error("DoReFa")
-        if not self.least >= 0:
+        if self.least < 0:
             cause = f"values down to {self.least:.3g} were seen, and DoReFa clips activations to [0, 1]"
             fix = "use another quantizer here, by a rule with `tensor` and `set: {quantizer: lsq}`"
             raise CalibrationError("activation", cause, fix, code="Q509")
@@ -90,8 +89,11 @@ class DoReFa(Quantizer):
             spec = _add_bit(spec, site)
         elif spec.signed or spec.symmetric or not isinstance(spec.granularity, PerTensor):
             raise ConfigError(
-                site, "DoReFa's activations lie in [0, 1], one scale for the tensor",
-                "use scheme: asymmetric and granularity: tensor, or another quantizer", code="Q316")  # fmt: skip
+                site,
+                "DoReFa's activations lie in [0, 1], one scale for the tensor",
+                "use scheme: asymmetric and granularity: tensor, or another quantizer",
+                code="Q316",
+            )
         super().__init__(spec, site=site, role=role, **where)
 
     @property
@@ -136,8 +138,11 @@ def _add_bit(spec: QuantSpec, site: str) -> QuantSpec:
     # There is no integer type of 9 or 17 bits.
     if spec.bits > 7:
         raise ConfigError(
-            site, f"DoReFa's {spec.bits}-bit weights need {spec.bits + 1}-bit integers",
-            "use bits: 7 or fewer, or another quantizer", code="Q316")  # fmt: skip
+            site,
+            f"DoReFa's {spec.bits}-bit weights need {spec.bits + 1}-bit integers",
+            "use bits: 7 or fewer, or another quantizer",
+            code="Q316",
+        )
     # 5 bits do not fit into int4; "" lets QuantSpec choose the type again.
     storage = spec.storage if spec.bits < 4 or spec.storage != "int4" else ""
     return replace(spec, bits=spec.bits + 1, storage=storage)

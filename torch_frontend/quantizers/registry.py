@@ -1,4 +1,4 @@
-"""Quantizers by the names that configurations use."""
+"""Quantizers by the names that configurations use, and the plainest of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def register_quantizer(name: str) -> Callable[[_Made], _Made]:
     Raises ConfigError if the name is taken, TypeError if the class is no Quantizer.
     """
 
-    def put(made: _Made) -> _Made:
-        if not (isinstance(made, type) and issubclass(made, Quantizer)):
-            raise TypeError(f"{made!r} is not a subclass of Quantizer")
+    def put(quantizer: _Made) -> _Made:
+        if not (isinstance(quantizer, type) and issubclass(quantizer, Quantizer)):
+            raise TypeError(f"{quantizer!r} is not a subclass of Quantizer")
         # A second class of one name would change the meaning of configurations and saved states.
         if name in _REGISTRY:
             raise ConfigError(f"quantizer {name!r}", "is registered already", "choose another name", code="Q310")
-        _REGISTRY[name] = made
-        made.name = name
-        return made
+        _REGISTRY[name] = quantizer
+        quantizer.name = name
+        return quantizer
 
     return put
 
@@ -39,7 +39,12 @@ def create_quantizer(name: str, spec: QuantSpec, **how: Any) -> Quantizer:
 
     Raises ConfigError for an unknown name or option, or a wrong spec.
     """
-    made = _REGISTRY.get(name)
-    if made is None:
+    kind = _REGISTRY.get(name)
+    if kind is None:
         raise ConfigError(f"quantizer {name!r}", "does not exist", suggest_names(name, _REGISTRY), code="Q310")
-    return made(spec, **how)
+    return kind(spec, **how)
+
+
+@register_quantizer("uniform")
+class Uniform(Quantizer):
+    """Round to nearest; the gradient passes wherever x rounds to an integer of the range and is 0 outside."""

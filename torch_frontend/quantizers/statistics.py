@@ -66,10 +66,10 @@ class ActivationRange:
                 f"has {len(parts)} channels here and had {len(self._channels)} before",
                 "quantize it per tensor, or name the axis that does not change",
             )
-        for seen, part in zip(self._channels, parts, strict=True):
+        for observer, part in zip(self._channels, parts, strict=True):
             # Their ranges must not depend on the batch size.
-            for piece in part if seen.per_sample and part.ndim else [part]:
-                seen.update(piece)
+            for piece in part if observer.per_sample and part.ndim else [part]:
+                observer.update(piece)
 
     def merge(self, other: ActivationRange) -> None:
         """Merge the observers, channel by channel."""
@@ -83,7 +83,7 @@ class ActivationRange:
         """(lo, hi) of the shape of the scales."""
         if not self._channels:
             raise observers.base.make_empty_error(self.observer.name)
-        ends = [seen.range() for seen in self._channels]
+        ends = [observer.range() for observer in self._channels]
         if isinstance(self.spec.granularity, PerTensor):
             return ends[0]
         return np.stack([lo for lo, _ in ends]), np.stack([hi for _, hi in ends])

@@ -16,25 +16,25 @@ from torch_frontend.quantizers.base import Quantizer
 
 def quantizers_of(module: nn.Module) -> list[Quantizer]:
     """All quantizers inside a module, each once, in module order."""
-    return [found for found in module.modules() if isinstance(found, Quantizer)]
+    return [child for child in module.modules() if isinstance(child, Quantizer)]
 
 
 @contextmanager
 def override_switches(quantizers: Iterable[Quantizer], on: bool) -> Iterator[None]:
     """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
-    before = [(found, found.enabled, found.observing) for found in quantizers]
-    for found, _, _ in before:
-        found.enabled, found.observing = on, False
+    before = [(quantizer, quantizer.enabled, quantizer.observing) for quantizer in quantizers]
+    for quantizer, _, _ in before:
+        quantizer.enabled, quantizer.observing = on, False
     try:
         yield
     finally:
-        for found, enabled, observing in before:
-            found.enabled, found.observing = enabled, observing
+        for quantizer, enabled, observing in before:
+            quantizer.enabled, quantizer.observing = enabled, observing
 
 
 def penalty(module: nn.Module) -> Tensor:
     """Sum of the quantizers' own terms of the loss, such as PACT's L2 penalty of its clipping levels; 0 without any."""
-    terms = [term for found in quantizers_of(module) if (term := found.penalty()) is not None]
+    terms = [term for quantizer in quantizers_of(module) if (term := quantizer.penalty()) is not None]
     # A tensor on the model's device, so that loops need no special case.
     anchor = next(module.parameters(), None)
     terms = terms or [torch.zeros((), device=None if anchor is None else anchor.device)]
@@ -62,31 +62,31 @@ class PostStep:
 
     def __call__(self, *_: Any) -> None:
         """Clamp all learned values; look for NaN where that does not wait for the device."""
-        for found in self.quantizers:
-            found.keep_legal()
+        for quantizer in self.quantizers:
+            quantizer.keep_legal()
         self._steps += 1
         # On the CPU there is nothing to wait for, so the check is made at every step.
-        if all(held.device.type == "cpu" for _, held in self._list_learned()):
+        if all(tensor.device.type == "cpu" for _, tensor in self._list_learned()):
             self.check()
         elif self._steps % self.every == 0:
             # Not arrived yet: the next round will show the same NaN, since NaN stays.
             if self._pending is not None and self._pending[2].query():
-                self._report(*self._pending[:2])
+                self._report_faults(*self._pending[:2])
             self._pending = self._send_flags()
 
     def check(self) -> None:
         """Wait for the device. Raises CalibrationError naming the first site with NaN or inf."""
         names, flags = self._flag_finite()
         if flags is not None:
-            self._report(names, flags.cpu())
+            self._report_faults(names, flags.cpu())
 
     def _list_learned(self) -> list[tuple[str, Tensor]]:
         """(site, learned slot) of all quantizers."""
         return [
-            (found.site, held)
-            for found in self.quantizers
-            for slot in sorted(found.learned)
-            if (held := getattr(found, slot)) is not None
+            (quantizer.site, tensor)
+            for quantizer in self.quantizers
+            for slot in sorted(quantizer.learned)
+            if (tensor := getattr(quantizer, slot)) is not None
         ]
 
     def _flag_finite(self) -> tuple[list[str], Tensor | None]:
@@ -95,7 +95,9 @@ class PostStep:
         if not learned:
             return [], None
         # Of a sharded tensor (DTensor) each rank checks its own part: gathering would make all ranks wait at each step.
-        parts = [held.detach().to_local() if hasattr(held, "to_local") else held.detach() for _, held in learned]
+        parts = [
+            tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach() for _, tensor in learned
+        ]
         flags = [part.isfinite().all() for part in parts]
         return [name for name, _ in learned], torch.stack([flag.to(flags[0].device) for flag in flags])
 
@@ -111,7 +113,7 @@ class PostStep:
         arrived.record(torch.cuda.current_stream(flags.device))
         return names, host, arrived
 
-    def _report(self, names: list[str], flags: Tensor) -> None:
+    def _report_faults(self, names: list[str], flags: Tensor) -> None:
         wrong = [name for name, fine in zip(names, flags.tolist(), strict=True) if not fine]
         if wrong:
             others = f", nor are {len(wrong) - 1} others" if wrong[1:] else ""

@@ -23,7 +23,7 @@ class Record(NamedTuple):
     target: Tensor
 
 
-class Cache:
+class UnitCache:
     """Records of one unit; a context manager, which removes the files behind it.
 
     limit: bytes in memory. A tensor with the target's first dimension is cut into samples, everything else belongs to
@@ -32,11 +32,11 @@ class Cache:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.device = limit, torch.device("cpu")
-        self.held = self.spilled = 0  # bytes in memory, and in files
+        self.stored = self.spilled = 0  # bytes in memory, and in files
         self.records: list[Record] = []
         self._folder: ScratchFolder | None = None
 
-    def __enter__(self) -> Cache:
+    def __enter__(self) -> UnitCache:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,36 +44,36 @@ class Cache:
         if self._folder is not None:
             self._folder.remove()
 
-    def add(self, record: Record) -> None:
+    def add_record(self, record: Record) -> None:
         """Store one batch. Raises DataError if its target has no samples."""
         if record.target.dim() == 0 or not len(record.target):
             raise DataError("reconstruction", "a batch without samples", "leave empty batches out", code="Q203")
         self.device = record.target.device
-        self.records.append(tree_map_only(Tensor, self._store, record))
+        self.records.append(tree_map_only(Tensor, self._store_tensor, record))
 
     @property
     def count(self) -> int:
         """Number of samples."""
         return sum(len(record.target) for record in self.records)
 
-    def batches(self) -> Iterator[Record]:
+    def iterate_records(self) -> Iterator[Record]:
         """All records in order, on the model's device."""
         for record in self.records:
-            yield self._move(record)
+            yield self._move_to_device(record)
 
-    def mixes(self) -> bool:
+    def can_mix(self) -> bool:
         """True if one draw may hold samples of different batches."""
         first = self.records[0]
         return all(_mixes_with(first, record) for record in self.records)
 
-    def draw(self, size: int, generator: torch.Generator, mixed: bool) -> Record:
+    def draw_samples(self, size: int, generator: torch.Generator, mixed: bool) -> Record:
         """`size` random samples (all if there are fewer), from all batches (mixed) or from one."""
         if mixed:
             rows = torch.randperm(self.count, generator=generator)[:size].tolist()
             return self._stack_rows([self._locate_row(row) for row in rows])
         record = self.records[int(torch.randint(len(self.records), (1,), generator=generator))]
         if any(not isinstance(v, Tensor) for v in record.inputs):  # sizes and the like fit the whole batch only
-            return self._move(record)
+            return self._move_to_device(record)
         rows = torch.randperm(len(record.target), generator=generator)[:size].tolist()
         return self._stack_rows([(record, row) for row in rows])
 
@@ -93,22 +93,22 @@ class Cache:
             return tuple(
                 torch.stack([getattr(record, part)[k][row].to(self.device) for record, row in picked])
                 if _has_samples(value, first)
-                else self._move(value)
+                else self._move_to_device(value)
                 for k, value in enumerate(getattr(first, part))
             )
 
         target = torch.stack([record.target[row].to(self.device) for record, row in picked])
         return Record(stacked("inputs"), stacked("floats"), target)
 
-    def _move(self, values: Any) -> Any:
+    def _move_to_device(self, values: Any) -> Any:
         # What was spilled lies on the host.
         return tree_map_only(Tensor, lambda value: value.to(self.device), values)
 
-    def _store(self, value: Tensor) -> Tensor:
+    def _store_tensor(self, value: Tensor) -> Tensor:
         """A copy of the value: in memory below the limit, else a tensor backed by a file."""
         size = value.numel() * value.element_size()
-        if self.held + size <= self.limit:
-            self.held += size
+        if self.stored + size <= self.limit:
+            self.stored += size
             return value.detach().clone()
         self.spilled += size
         if not value.numel():  # an empty file cannot be mapped
@@ -124,16 +124,15 @@ def _has_samples(value: Any, record: Record) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and len(value) == len(record.target)
 
 
-def _mixes_with(one: Record, other: Record) -> bool:
+def _mixes_with(record: Record, other: Record) -> bool:
     """True if the records agree in everything but their samples' values."""
-    if one.target.shape[1:] != other.target.shape[1:] or len(one.inputs) != len(other.inputs):
+    if record.target.shape[1:] != other.target.shape[1:] or len(record.inputs) != len(other.inputs):
         return False
-    for a, b in zip((*one.inputs, *one.floats), (*other.inputs, *other.floats), strict=True):
-        if isinstance(a, Tensor) != isinstance(b, Tensor) or _has_samples(a, one) != _has_samples(b, other):
+    for a, b in zip((*record.inputs, *record.floats), (*other.inputs, *other.floats), strict=True):
+        # Sizes and the like may depend on the number of samples.
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _has_samples(a, record) != _has_samples(b, other):
             return False
-        if not isinstance(a, Tensor):  # sizes and the like may depend on the number of samples
-            return False
-        if _has_samples(a, one):
+        if _has_samples(a, record):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 return False
         elif a.shape != b.shape or not torch.equal(a, b):

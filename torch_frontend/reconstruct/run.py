@@ -14,14 +14,12 @@ from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, Role
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, override_switches, quantizers_of
-from torch_frontend.reconstruct.blocks import Regions
-from torch_frontend.reconstruct.cache import Cache, Record
-from torch_frontend.reconstruct.learn import learn_unit
-from torch_frontend.reconstruct.settings import METHODS, Progress, Reconstruction, Report, Settings, UnitResult
-from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit
-from torch_frontend.tracing.values import as_inputs, use_eval_mode
+from torch_frontend.reconstruct.cache import Record, UnitCache
+from torch_frontend.reconstruct.learn import METHODS, Progress, Reconstruction, Report, Settings, UnitResult, learn_unit
+from torch_frontend.reconstruct.units import Regions, Unit, graph_unit, module_unit
+from torch_frontend.tracing.modules import Inputs, as_inputs
+from torch_frontend.tracing.values import use_eval_mode
 
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # Quantizers whose forward rounds to nearest with a scale that AdaRound can take over.
 _NEAREST = (Uniform, LSQ, LSQPlus)
 
@@ -72,15 +70,15 @@ def reconstruct(
         for index, unit in enumerate(units):
             own = unit.weights
             # A weight that two units share has one rounding, learned in the first.
-            again = [found for found in own if id(found) in learned]
-            for found in again:
-                reason = f"{unit.name} reads it too; it was learned in {learned[id(found)]}"
-                refusals.append(Refusal(found.site, reason, rule="shared", code="R110"))
+            again = [quantizer for quantizer in own if id(quantizer) in learned]
+            for quantizer in again:
+                reason = f"{unit.name} reads it too; it was learned in {learned[id(quantizer)]}"
+                refusals.append(Refusal(quantizer.site, reason, rule="shared", code="R110"))
             if not own or again:
                 continue
-            learned.update((id(found), unit.name) for found in own)
+            learned.update((id(quantizer), unit.name) for quantizer in own)
             report = partial(_report_progress, progress, unit.name, index, len(units), settings.iterations)
-            with Cache(settings.cache_bytes) as cache:
+            with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
@@ -112,56 +110,58 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
     if type(quantizer) not in _NEAREST:
         return None
     qparams = quantizer.qparams()
-    made = AdaRound(
+    adaround = AdaRound(
         quantizer.spec, site=quantizer.site, role=quantizer.role, observer=quantizer.observer, target=quantizer.target
     )
-    made.to(quantizer.scale.device)  # before the qparams, which appear on its device
-    made.load_qparams(qparams)
-    made.bind_sums_of(quantizer)
-    made.enabled = quantizer.enabled
-    made.disabled_reason, made.disabled_by = quantizer.disabled_reason, quantizer.disabled_by
-    return made.train(quantizer.training)
+    adaround.to(quantizer.scale.device)  # before the qparams, which appear on its device
+    adaround.load_qparams(qparams)
+    adaround.bind_sums_of(quantizer)
+    adaround.enabled = quantizer.enabled
+    adaround.disabled_reason, adaround.disabled_by = quantizer.disabled_reason, quantizer.disabled_by
+    return adaround.train(quantizer.training)
 
 
 def _make_learnable(model: nn.Module) -> list[Refusal]:
     """Replace every weight quantizer that is not disabled by an AdaRound; Refusals for those that cannot be one."""
     # One quantizer that several layers share becomes one AdaRound.
-    made: dict[int, AdaRound | None] = {}
+    by_id: dict[int, AdaRound | None] = {}
     refusals = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not isinstance(child, Quantizer) or child.role is not Role.WEIGHT or child.disabled_reason is not None:
                 continue
-            if id(child) not in made:
+            if id(child) not in by_id:
                 if not child.calibrated:
                     raise CalibrationError(
                         child.site, "has no scale yet", "calibrate before reconstructing", code="Q508"
                     )
-                made[id(child)] = as_adaround(child)
-                if made[id(child)] is None:
+                by_id[id(child)] = as_adaround(child)
+                if by_id[id(child)] is None:
                     why = f"{child.name} does not round to nearest"
                     refusals.append(
                         Refusal(child.site, why, "use uniform, lsq or lsq+ for its weight", "rounding", "R110")
                     )
-            if (learnable := made[id(child)]) is not None:
+            if (learnable := by_id[id(child)]) is not None:
                 setattr(parent, name, learnable)
-    if not any(isinstance(found, AdaRound) for found in quantizers_of(model)):
+    if not any(isinstance(child, AdaRound) for child in quantizers_of(model)):
         raise CalibrationError("reconstruction", "no weight has a quantizer that can learn to round", "quantize one")
     return refusals
 
 
-def _collect_batches(data: Iterable[Any], samples: int) -> list[Batch]:
+def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
     """Arguments of the first `samples` samples, batch by batch; the last batch is cut."""
-    batches: list[Batch] = []
+    batches: list[Inputs] = []
     for batch in data:
-        args, kwargs = as_inputs(batch)
-        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim()]
+        inputs = as_inputs(batch)
+        tensors = [
+            value for value in (*inputs.args, *inputs.kwargs.values()) if isinstance(value, Tensor) and value.dim()
+        ]
         size = len(tensors[0]) if tensors else 0
         if size > samples:
-            args = tuple(_cut_value(value, size, samples) for value in args)
-            kwargs = {key: _cut_value(value, size, samples) for key, value in kwargs.items()}
+            args = tuple(_cut_value(value, size, samples) for value in inputs.args)
+            inputs = Inputs(args, {key: _cut_value(value, size, samples) for key, value in inputs.kwargs.items()})
         if size:
-            batches.append((args, kwargs))
+            batches.append(inputs)
             samples -= size
         if samples <= 0:
             break
@@ -178,10 +178,10 @@ def _find_units(model: nn.Module, method: str, blocks: Sequence[str] | None, set
     if isinstance(model, fx.GraphModule):
         regions = Regions(model)
         if blocks is not None:
-            found = regions.find_named(blocks)
+            chosen = regions.find_named(blocks)
         else:
-            found = regions.layers() if method == "adaround" else regions.blocks(settings.max_layers)
-        return [graph_unit(model, region.name, list(region.nodes), region.exit) for region in found]
+            chosen = regions.list_layers() if method == "adaround" else regions.list_blocks(settings.max_layers)
+        return [graph_unit(model, region.name, list(region.nodes), region.exit) for region in chosen]
     if blocks is None and method == "brecq":
         raise ConfigError(
             "method 'brecq'",
@@ -192,21 +192,22 @@ def _find_units(model: nn.Module, method: str, blocks: Sequence[str] | None, set
     # Without a graph layers are the modules that hold a weight quantizer.
     if blocks is None:
         blocks = [
-            name for name, module in model.named_modules()
+            name
+            for name, module in model.named_modules()
             if not isinstance(module, Quantizer)
             and any(isinstance(c, Quantizer) and c.role is Role.WEIGHT for c in module.children())
-        ]  # fmt: skip
+        ]
     return [module_unit(model, name) for name in blocks]
 
 
-def _fill_cache(cache: Cache, model: nn.Module, unit: Unit, batches: list[Batch], *, floats: bool) -> None:
+def _fill_cache(cache: UnitCache, model: nn.Module, unit: Unit, batches: list[Inputs], *, floats: bool) -> None:
     """Fill the cache with a unit's values for all batches, from a float run (targets) and a quantized run (inputs)."""
     every = quantizers_of(model)
-    for args, kwargs in batches:
+    for batch in batches:
         with override_switches(every, False):
-            plain = unit.catch(args, kwargs)
+            plain = unit.catch(batch)
         # Calls are paired by their order: a unit may be called several times in a batch.
-        for (inputs, _), (unquantized, target) in zip(unit.catch(args, kwargs), plain, strict=True):
-            cache.add(Record(inputs, unquantized if floats else (), target))
+        for (inputs, _), (unquantized, target) in zip(unit.catch(batch), plain, strict=True):
+            cache.add_record(Record(inputs, unquantized if floats else (), target))
     if not cache.records:
         raise DataError(unit.name, "no batch of the data reaches it", "give data that does, or name other blocks")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,49 +24,54 @@ class _Open(Exception):
 def convert_calls(graph: fx.Graph) -> None:
     """Turn calls of ATen's operators into functions and methods; one that has none stays as it is."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if node.target._schema.name in _CHECKS:
+        name = read_aten_name(node)
+        # contiguous: recorded where the example's tensor was not, which differs from mode to mode.
+        if name in _CHECKS or name == "contiguous":
+            if name == "contiguous":
+                node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        elif node.target._schema.name == "aten::contiguous":
-            # Recorded where the example's tensor was not: it differs from mode to mode.
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        else:
-            _convert_call(node)
+        elif name in _REWRITES:
+            _rewrite_call(node, _REWRITES[name])
+        elif name:
+            _rename_call(node, name)
 
 
-def _convert_call(node: fx.Node) -> None:
+def read_aten_name(node: fx.Node) -> str:
+    """Name of the operator of ATen that a node calls; "" for others."""
     target: Any = node.target
-    namespace, _, name = target._schema.name.partition("::")
-    if namespace != "aten":
-        return
-    rewrite = _REWRITES.get(name)
-    if rewrite is not None:
-        names = [argument.name for argument in target._schema.arguments]
-        given = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
-        given |= dict(zip(names, node.args, strict=False)) | node.kwargs
-        if node.meta.get("val") is not None and hasattr(node.meta["val"], "dim"):
-            given["rank"] = node.meta["val"].dim()
-        try:
-            node.target, node.args, node.kwargs = rewrite(given)
-        except _Open:
-            return
-        node.op = "call_method" if isinstance(node.target, str) else "call_function"
-        return
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return ""
+    return str(target._schema.name.removeprefix("aten::"))
+
+
+def _rewrite_call(node: fx.Node, rewrite: Rewrite) -> None:
+    """Call what the rewrite makes of the arguments, by their names in ATen's schema; nothing where it is open."""
+    target: Any = node.target
+    parameters = target._schema.arguments
+    arguments = {a.name: a.default_value for a in parameters if a.has_default_value()}
+    arguments |= dict(zip((a.name for a in parameters), node.args, strict=False)) | node.kwargs
+    if hasattr(node.meta.get("val"), "dim"):
+        arguments["rank"] = node.meta["val"].dim()
+    with suppress(_Open):
+        _call_target(node, *rewrite(arguments))
+
+
+def _rename_call(node: fx.Node, name: str) -> None:
+    """Call the function or method of the same name, if there is one."""
+    # Options that were not given.
+    kwargs = {key: value for key, value in node.kwargs.items() if value is not None}
     # torch.nn's activations in place, of which there are no methods.
     plain = name.removesuffix("_")
     if plain in _SHORTENED and plain != name and not hasattr(torch.Tensor, name):
-        name, node.kwargs = plain, {**node.kwargs, "inplace": True}
-    made = _find_function(name)
-    if made is None:
-        return
-    if name in _SHORTENED:
-        node.args = node.args[: _SHORTENED[name]]
-    # Options that were not given.
-    node.kwargs = {key: value for key, value in node.kwargs.items() if value is not None}
-    node.target = made
-    node.op = "call_method" if isinstance(made, str) else "call_function"
+        name, kwargs = plain, {**kwargs, "inplace": True}
+    target = _find_function(name)
+    if target is not None:
+        _call_target(node, target, node.args[: _SHORTENED.get(name)], kwargs)
+
+
+def _call_target(node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    node.op = "call_method" if isinstance(target, str) else "call_function"
+    node.target, node.args, node.kwargs = target, args, kwargs
 
 
 def _find_function(name: str) -> Any:
@@ -79,8 +85,8 @@ def _find_function(name: str) -> Any:
     # torch.nn.functional has functions in Python, whose arguments may differ.
     if name in _SHORTENED or isinstance(getattr(F, name, None), type(torch.add)):
         places.insert(0, getattr(F, name, None))
-    places = [one for one in places if one is not None]
-    return next((one for one in places if find_entry(one) is not None), places[0] if places else None)
+    targets = [place for place in places if place is not None]
+    return next((target for target in targets if find_entry(target) is not None), targets[0] if targets else None)
 
 
 def _slice(a: dict[str, Any]) -> Any:
@@ -136,18 +142,33 @@ def _read_size(a: dict[str, Any]) -> Any:
 
 # Checks of torch.export: the graph is taken for what the person's example showed.
 _CHECKS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range",
+    (
+        "_assert_tensor_metadata",
+        "_assert_async",
+        "_assert_scalar",
+        "sym_constrain_range",
         "sym_constrain_range_for_size",
     )
-)  # fmt: skip
+)
 # Functions of torch.nn.functional that take the first so many arguments in the same order.
 _SHORTENED: Mapping[str, int] = {
-    "layer_norm": 5, "group_norm": 5, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1, "hardtanh": 3,
-    "leaky_relu": 2, "glu": 2, "adaptive_avg_pool1d": 2, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 2,
-    "pad": 4, "relu6": 1, "rms_norm": 4, "softplus": 3,
-}  # fmt: skip
+    "layer_norm": 5,
+    "group_norm": 5,
+    "silu": 1,
+    "mish": 1,
+    "hardswish": 1,
+    "hardsigmoid": 1,
+    "hardtanh": 3,
+    "leaky_relu": 2,
+    "glu": 2,
+    "adaptive_avg_pool1d": 2,
+    "adaptive_avg_pool2d": 2,
+    "adaptive_avg_pool3d": 2,
+    "pad": 4,
+    "relu6": 1,
+    "rms_norm": 4,
+    "softplus": 3,
+}
 # Operators with another name in Python.
 # A view needs a layout in memory, which may be another one in the other mode.
 _SAME: Mapping[str, str] = {
@@ -165,8 +186,11 @@ _REWRITES: Mapping[str, Rewrite] = {
     "elu": _activate_elu,
     "_to_copy": _convert_type,
     "sym_size": _read_size,
-    **{f"upsample_{kind}{rank}d": _resize(mode) for kind, rank, mode in (
-        ("nearest", 1, "nearest"), ("nearest", 2, "nearest"), ("nearest", 3, "nearest"), ("linear", 1, "linear"),
-        ("bilinear", 2, "bilinear"), ("bicubic", 2, "bicubic"), ("trilinear", 3, "trilinear"),
-    )},
-}  # fmt: skip
+    "upsample_nearest1d": _resize("nearest"),
+    "upsample_nearest2d": _resize("nearest"),
+    "upsample_nearest3d": _resize("nearest"),
+    "upsample_linear1d": _resize("linear"),
+    "upsample_bilinear2d": _resize("bilinear"),
+    "upsample_bicubic2d": _resize("bicubic"),
+    "upsample_trilinear3d": _resize("trilinear"),
+}

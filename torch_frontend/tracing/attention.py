@@ -70,8 +70,8 @@ def _project_inputs(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any,
     else:
         parts = [_read_parameter(query, m, f"{name}_proj_weight") for name in "qkv"]
     biases = [None if bias is None else bias[k * size : (k + 1) * size] for k in range(3)]
-    made = [functional.linear(x, w, b) for x, w, b in zip((query, key, value), parts, biases, strict=True)]
-    return made[0], made[1], made[2]
+    q, k, v = (functional.linear(x, w, b) for x, w, b in zip((query, key, value), parts, biases, strict=True))
+    return q, k, v
 
 
 def run_multihead_attention(
@@ -204,27 +204,28 @@ def take_apart(model: fx.GraphModule) -> None:
     for node in list(graph.nodes):
         if node.target is not functional.scaled_dot_product_attention:
             continue
-        given = name_arguments(
+        arguments = name_arguments(
             node, "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
         )
+        scale = arguments.pop("scale", None)
+        query, key, value = (arguments.pop(name) for name in ("query", "key", "value"))
         # Masked scores stay float, so the op stays whole.
-        if given.get("attn_mask") is not None or any(given.get(k) for k in ("dropout_p", "is_causal", "enable_gqa")):
+        if arguments.pop("attn_mask", None) is not None or any(arguments.values()):
             continue
         with graph.inserting_before(node):
-            scale = given.get("scale")
             # The op's default, 1 / sqrt(E), for any size of E.
             if scale is None:
-                size = graph.call_method("size", (given["query"], -1))
+                size = graph.call_method("size", (query, -1))
                 scale = graph.call_function(operator.pow, (size, -0.5))
-            scaled = graph.call_function(torch.mul, (given["query"], scale))
-            transposed = graph.call_method("transpose", (given["key"], -2, -1))
+            scaled = graph.call_function(torch.mul, (query, scale))
+            transposed = graph.call_method("transpose", (key, -2, -1))
             scores = graph.call_function(torch.matmul, (scaled, transposed))
             weights = graph.call_function(torch.softmax, (scores, -1))
-            made = graph.call_function(torch.matmul, (weights, given["value"]))
+            result = graph.call_function(torch.matmul, (weights, value))
         # The scope, after which the new calls are named.
-        for new in (scaled, transposed, scores, weights, made):
-            new.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
-        node.replace_all_uses_with(made)
+        for call in (scaled, transposed, scores, weights, result):
+            call.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
+        node.replace_all_uses_with(result)
         graph.erase_node(node)
 
 
@@ -234,10 +235,10 @@ def make_traceable(model: nn.Module) -> nn.Module:
     form = TRACEABLE_FORMS.get(type(model))
     if form is None:
         return model
-    made = copy_shallowly(model)
+    copy = copy_shallowly(model)
     # A subclass under the same name, so that isinstance and messages stay as they are.
-    made.__class__ = type(type(model).__name__, (type(model),), {"forward": form})
-    return made
+    copy.__class__ = type(type(model).__name__, (type(model),), {"forward": form})
+    return copy
 
 
 TRACEABLE_FORMS: dict[type[nn.Module], Callable[..., Any]] = {

@@ -2,12 +2,16 @@
 
 A trace fixes the function to the mode of the trace, in which its statistics would not move; a module is folded, trained
 and tuned as nn.BatchNorm2d is. timm's BatchNormAct2d becomes a norm and its activation.
+
+Folded into the layer in front, y = γ (Wx + b − μ) / √(σ² + ε) + β = (fW) x + (b − μ) f + β with f = γ / √(σ² + ε), one
+factor an output channel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,19 +19,36 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
 from torch_frontend.qmodules.registry import register_targets
-from torch_frontend.tracing.modules import name_arguments
-from torch_frontend.tracing.names import make_unique_path, scope_of
+from torch_frontend.tracing.modules import call_module, find_module, make_unique_path, name_arguments
+from torch_frontend.tracing.names import list_readers, read_name, scope_of
+from torch_frontend.tracing.values import shape_of
 
 # The names of the arguments in order.
 _FUNCTIONS: dict[Any, tuple[str, ...]] = {
     functional.batch_norm: (
-        "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps",
+        "input",
+        "running_mean",
+        "running_var",
+        "weight",
+        "bias",
+        "training",
+        "momentum",
+        "eps",
     ),
     torch.batch_norm: (
-        "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled",
+        "input",
+        "weight",
+        "bias",
+        "running_mean",
+        "running_var",
+        "training",
+        "momentum",
+        "eps",
+        "cudnn_enabled",
     ),
-}  # fmt: skip
+}
 _TENSORS = ("running_mean", "running_var", "weight", "bias")
 # Key of a node's meta: True if the call is in training mode when the model is.
 _FOLLOWS = "onnxq_follows_mode"
@@ -43,18 +64,6 @@ class BatchNorm(_BatchNorm):
 register_targets(BatchNorm, op="batch_norm")
 
 
-@contextmanager
-def keep_batch_counts(model: nn.Module) -> Iterator[None]:
-    """Run a block, a trace, which executes `self.num_batches_tracked.add_(1)` of a forward; then restore the counts."""
-    counts = [one for name, one in model.named_buffers() if name.endswith("num_batches_tracked")]
-    before = [count.clone() for count in counts]
-    try:
-        yield
-    finally:
-        for count, held in zip(counts, before, strict=True):
-            count.copy_(held)
-
-
 def compare_batch_norms(graph: fx.Graph, other: fx.Graph) -> None:
     """Note which batch norms of a graph follow the mode of the model. other: the same calls in the other mode."""
     for node, twin in zip(graph.nodes, other.nodes, strict=True):
@@ -68,52 +77,49 @@ def replace_batch_norms(model: fx.GraphModule, root: nn.Module) -> list[tuple[st
     root: the traced module, whose own batch norms say how they average. Returns (path, reason) of those that stay
     functions though they have statistics.
     """
-    left: list[tuple[str, str]] = []
-    made: dict[tuple[str | None, ...], str] = {}
-    taken: list[fx.Node] = []
+    functions: list[tuple[str, str]] = []
+    modules: dict[tuple[str | None, ...], tuple[str, nn.Module]] = {}
+    sources: list[fx.Node] = []
     for node in list(model.graph.nodes):
         if node.op != "call_function" or node.target not in _FUNCTIONS:
             continue
-        args = name_arguments(node, *_FUNCTIONS[node.target])
-        tensors = {name: args.get(name) for name in _TENSORS}
-        path = f"{scope_of(node)}.batch_norm".lstrip(".")
-        why = _explain_function(model, root, node, tensors)
+        arguments = name_arguments(node, *_FUNCTIONS[node.target])
+        tensors = {name: arguments.get(name) for name in _TENSORS}
+        why = _explain_function(root, node, tensors)
         if why is not None:
             if tensors["running_mean"] is not None:
-                left.append((path, why))
+                functions.append((f"{scope_of(node)}.batch_norm".lstrip("."), why))
             continue
-        sources = [one for one in tensors.values() if isinstance(one, fx.Node)]
         # Calls of one batch norm are calls of one module.
-        key = tuple(None if one is None else str(one.target) for one in tensors.values())
-        if key not in made:
-            made[key] = make_unique_path(model, scope_of(node), "batch_norm")
-            owner = _find_owner(root, tensors)
-            model.add_submodule(made[key], _make_module(model, tensors, args, owner, _read_mode(node)))
-        node.op, node.target, node.args, node.kwargs = "call_module", made[key], (args["input"],), {}
-        node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), made[key]: (made[key], BatchNorm)}
-        taken += sources
-    _remove_attributes(model, taken)
-    return left
+        key = tuple(None if source is None else str(source.target) for source in tensors.values())
+        if key not in modules:
+            path = make_unique_path(model, scope_of(node), "batch_norm")
+            modules[key] = path, _make_module(model, root, tensors, arguments)
+        call_module(model, node, *modules[key])
+        node.args, node.kwargs = (arguments["input"],), {}
+        sources += [source for source in tensors.values() if source is not None]
+    _remove_attributes(model, sources)
+    return functions
 
 
 def _read_mode(node: fx.Node) -> Any:
     return name_arguments(node, *_FUNCTIONS[node.target]).get("training", False)
 
 
-def _find_owner(root: nn.Module, tensors: dict[str, Any]) -> _BatchNorm | None:
+def _find_owner(root: nn.Module, tensors: Mapping[str, fx.Node | None]) -> _BatchNorm | None:
     """The batch norm of the traced model that holds the tensors, such as a subclass with a forward of its own."""
-    held = next((str(one.target) for one in tensors.values() if isinstance(one, fx.Node)), None)
-    found = None if held is None else root.get_submodule(held.rpartition(".")[0])
-    return found if isinstance(found, _BatchNorm) else None
+    paths = [str(source.target) for source in tensors.values() if source is not None]
+    owner = root.get_submodule(paths[0].rpartition(".")[0])
+    return owner if isinstance(owner, _BatchNorm) else None
 
 
-def _explain_function(model: fx.GraphModule, root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -> str | None:
+def _explain_function(root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -> str | None:
     """Reason why a call stays a function, in the mode it was traced in; None if a module computes the same."""
     mode = _read_mode(node)
-    sources = [one for one in tensors.values() if one is not None]
+    sources = [source for source in tensors.values() if source is not None]
     if not isinstance(mode, bool) or not sources:
         return "its mode or its tensors are computed"
-    if not all(isinstance(one, fx.Node) and one.op == "get_attr" for one in sources):
+    if not all(isinstance(source, fx.Node) and source.op == "get_attr" for source in sources):
         return "its statistics, weight or bias are computed, so that they are not averaged in training"
     if tensors["running_mean"] is None or tensors["running_var"] is None:
         # Statistics of the batch in both modes.
@@ -128,25 +134,27 @@ def _explain_function(model: fx.GraphModule, root: nn.Module, node: fx.Node, ten
 
 
 def _make_module(
-    model: fx.GraphModule, tensors: dict[str, Any], args: dict[str, Any], owner: _BatchNorm | None, training: bool
+    model: fx.GraphModule, root: nn.Module, tensors: Mapping[str, fx.Node | None], arguments: dict[str, Any]
 ) -> BatchNorm:
-    values = {name: None if one is None else _read_attribute(model, one) for name, one in tensors.items()}
-    size = next(len(value) for value in values.values() if value is not None)
+    """The module of a call. tensors: names of the batch norm's -> the reads of attributes that give them."""
+    values = {name: _read_attribute(model, source) for name, source in tensors.items() if source is not None}
+    owner = _find_owner(root, tensors)
     # The number in the call is that of one batch, where the owner averages over all of them (momentum None).
-    momentum = args.get("momentum", 0.1) if owner is None else owner.momentum
-    tracks = values["running_mean"] is not None
-    made = BatchNorm(size, float(args.get("eps", 1e-5)), momentum, affine=False, track_running_stats=tracks)
+    momentum = arguments.get("momentum", 0.1) if owner is None else owner.momentum
+    tracks = "running_mean" in values
+    size, eps = len(next(iter(values.values()))), float(arguments.get("eps", 1e-5))
+    module = BatchNorm(size, eps, momentum, affine=False, track_running_stats=tracks)
     for name, value in values.items():
         if isinstance(value, nn.Parameter):
-            setattr(made, name, value)
-        elif value is not None:
-            made._parameters.pop(name, None)
-            made.register_buffer(name, value)
+            setattr(module, name, value)
+        else:
+            module._parameters.pop(name, None)
+            module.register_buffer(name, value)
     if owner is not None and owner.num_batches_tracked is not None:
-        made.num_batches_tracked = owner.num_batches_tracked
+        module.num_batches_tracked = owner.num_batches_tracked
     # Without statistics of its own the function is in training mode in both modes of the model.
-    made.training = training if tracks else model.training
-    return made
+    module.training = arguments.get("training", False) if tracks else model.training
+    return module
 
 
 def _read_attribute(model: fx.GraphModule, node: fx.Node) -> Tensor:
@@ -164,3 +172,137 @@ def _remove_attributes(model: fx.GraphModule, nodes: list[fx.Node]) -> None:
     for target in {str(node.target) for node in nodes} - read:
         path, _, name = target.rpartition(".")
         delattr(model.get_submodule(path), name)
+
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_TRANSPOSED)
+
+
+def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
+    """Fold every batch norm whose layer nothing else uses. Returns (batch norm, outcome with the reason if not folded).
+
+    The layer gets new Parameters; those of the float model do not change.
+    """
+    outcomes: list[tuple[str, str]] = []
+    for node, source, why in find_layers(model, lambda value: value):
+        name = read_name(node)
+        path = name.name if name is not None else str(node.target)
+        if why is not None:
+            outcomes.append((path, f"not folded into {source.target}: {why}"))
+            continue
+        fold_call(model, node, source)
+        outcomes.append((path, f"folded into {source.target}"))
+    model.delete_all_unused_submodules()  # the folded batch norms
+    return outcomes
+
+
+def find_layers(model: fx.GraphModule, see_through: Callable[[Any], Any]) -> list[tuple[fx.Node, fx.Node, str | None]]:
+    """(call of a batch norm, call of the layer in front, reason why folding would change another result or None).
+
+    see_through: the value behind a batch norm's argument, where calls between the two compute nothing.
+    """
+    calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+    # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
+    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    folds = []
+    for node in model.graph.nodes:
+        norm = find_module(model, node)
+        if not isinstance(norm, _BatchNorm):
+            continue
+        source = see_through(node.args[0] if node.args else None)
+        layer = find_module(model, source)
+        if isinstance(layer, _LAYERS):
+            folds.append((node, source, _explain_conflict(node, source, norm, layer, calls, holders)))
+    return folds
+
+
+def _explain_conflict(
+    node: fx.Node, source: fx.Node, norm: nn.Module, layer: nn.Module, calls: Counter[str], holders: Counter[int]
+) -> str | None:
+    """Reason why folding would change another result, or None."""
+    if len(list_readers(source)) > 1:
+        return "others read its result too"
+    if calls[str(source.target)] > 1 or calls[str(node.target)] > 1:
+        return "one of the two is called more than once"
+    if getattr(norm, "running_mean", None) is None:
+        return "the batch norm keeps no running statistics"
+    if explain_unconvertible(layer) is not None:
+        return "the layer's weight is computed"
+    if any(holders[id(p)] > 1 for p in (layer.weight, layer.bias) if p is not None):
+        return "the layer's weight is another layer's too"
+    # BatchNorm1d normalizes axis 1, which is a Linear's feature axis only for [N, features].
+    if isinstance(layer, nn.Linear):
+        shape = shape_of(source)
+        if shape is None:
+            return "whether it normalizes the layer's features is unknown without example_inputs"
+        if len(shape) != 2:
+            return "it does not normalize the layer's features"
+    return None
+
+
+def compute_factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """(f, shift) of the batch norm as y = f x + shift, one value per channel, float64."""
+    return _find_factors(_read_norm(norm), norm.eps)  # type: ignore[arg-type]
+
+
+def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
+    return {f"norm.{key}": getattr(norm, key) for key in ("weight", "bias", "running_mean", "running_var")}
+
+
+def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
+    doubles = {key: value.detach().double() for key, value in tensors.items() if value is not None}
+    mean, ones = doubles["norm.running_mean"], torch.ones_like(doubles["norm.running_mean"])
+    factor = doubles.get("norm.weight", ones) / torch.sqrt(doubles["norm.running_var"] + eps)
+    return factor, doubles.get("norm.bias", 0 * ones) - mean * factor
+
+
+def _spread_factors(layer: nn.Module, weight: Tensor, factor: Tensor) -> Tensor:
+    """One factor per output channel, in a shape that broadcasts over the layer's weight."""
+    if not isinstance(layer, _TRANSPOSED):
+        return factor.reshape(-1, *[1] * (weight.dim() - 1))
+    # [in, out / groups, ...]: rows of group g hold the output channels of group g.
+    rows = factor.reshape(layer.groups, 1, -1).expand(-1, weight.shape[0] // layer.groups, -1)
+    return rows.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2))
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The tensors of a layer, and of the batch norm folded into it, whose names begin with `norm.`."""
+
+    tensors: Mapping[str, Tensor | None]
+    eps: float
+
+
+def fold_tensors(layer: nn.Module, folded: Folded) -> tuple[Tensor, Tensor]:
+    """(weight, bias) of a layer of this kind that computes layer and batch norm, in float64 inside."""
+    factor, shift = _find_factors(folded.tensors, folded.eps)
+    weight, bias = folded.tensors["weight"], folded.tensors.get("bias")
+    assert weight is not None
+    # float64, rounded once at the end.
+    scaled = (weight.detach().double() * _spread_factors(layer, weight, factor)).to(weight.dtype)
+    shifted = shift if bias is None else shift + bias.detach().double() * factor
+    return scaled, shifted.to(weight.dtype)
+
+
+def fold_layer(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own.
+
+    Its attribute `folded` holds the tensors of both.
+    """
+    copy: Any = copy_shallowly(layer)
+    trains = copy.weight.requires_grad
+    copy.folded = Folded({"weight": copy.weight, "bias": copy.bias, **_read_norm(norm)}, norm.eps)  # type: ignore
+    weight, bias = fold_tensors(layer, copy.folded)
+    copy.weight = nn.Parameter(weight, requires_grad=trains)
+    copy.bias = nn.Parameter(bias, requires_grad=trains)
+    return copy  # type: ignore[no-any-return]
+
+
+def fold_call(model: fx.GraphModule, norm: fx.Node, layer: fx.Node) -> nn.Module:
+    """Fold the batch norm that a node calls into the layer that another calls; returns the layer of both."""
+    path = str(layer.target)
+    folded = fold_layer(model.get_submodule(path), model.get_submodule(str(norm.target)))
+    model.set_submodule(path, folded)
+    norm.replace_all_uses_with(norm.args[0])  # type: ignore[arg-type]
+    model.graph.erase_node(norm)
+    return folded

@@ -11,8 +11,9 @@ import io
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,16 +25,13 @@ from torch.utils import _pytree as pytree
 from onnxq.config import matches_any
 from onnxq.sites import Refusal
 from torch_frontend.qmodules import copy_shallowly
-from torch_frontend.tracing.arguments import CHECKS, require_default
-from torch_frontend.tracing.aten import convert_calls
-from torch_frontend.tracing.leaves import LeafCall, mark_leaves, restore_leaves
-from torch_frontend.tracing.modes import list_calls
-from torch_frontend.tracing.modules import name_arguments
-from torch_frontend.tracing.names import make_unique_path
-from torch_frontend.tracing.signature import read_sizes, restore_signature
+from torch_frontend.tracing.aten import convert_calls, read_aten_name
+from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, mark_leaves, restore_leaves
+from torch_frontend.tracing.modules import Inputs, make_unique_path, name_arguments
+from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
 from torch_frontend.tracing.tracer import (
-    Origin,
+    GraphOrigin,
     Traced,
     Tracer,
     Untraceable,
@@ -41,33 +39,79 @@ from torch_frontend.tracing.tracer import (
     refuse_mode,
     shorten_error,
 )
+from torch_frontend.tracing.values import keep_buffers, keep_modes
 
-IsLeaf = Callable[[nn.Module, str], bool]
+# Functions that take a mode, which a graph follows: their names and numbers decide nothing.
+_FOLLOWING = (
+    functional.dropout,
+    torch.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.scaled_dot_product_attention,
+    functional.batch_norm,
+)
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call of one of torch's functions. name: with its numbers. dropout: of attention; None for other calls."""
+
+    name: str
+    dropout: float | None = None
+
+
+def list_calls(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf, *, training: bool) -> list[RecordedCall] | None:
+    """Calls of the forward in a mode, outside of layers; None if it does not run. The model does not change."""
+    calls: list[RecordedCall] = []
+    watch = CallsOutside(
+        model,
+        lambda module, path: bool(path) and is_leaf(module, path),
+        lambda _, *call: calls.append(_record_call(*call)),
+    )
+    try:
+        with keep_modes(model), keep_buffers(model), torch.no_grad(), torch.random.fork_rng(), watch:
+            model.train(training)
+            inputs.run_model(model)
+    except Exception:  # the user's forward may raise anything
+        return None
+    return calls
+
+
+def _record_call(function: Any, args: Any, kwargs: dict[str, Any]) -> RecordedCall:
+    name = getattr(function, "__name__", str(function))
+    if function is functional.scaled_dot_product_attention:
+        dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+        return RecordedCall(name, float(dropout))
+    if function in _FOLLOWING:
+        return RecordedCall(name)
+    settings = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))]
+    return RecordedCall(f"{name}{settings}")
 
 
 class NotCaptured(Exception):
     """torch.export cannot record this forward, or not in a form that trains."""
 
 
-def capture_model(
-    model: nn.Module, skip: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Traced | Untraceable:
+def capture_model(model: nn.Module, skip: Sequence[str], inputs: Inputs) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model, as torch.export records it.
 
-    skip: patterns of names of modules that stay single calls. args, kwargs: one batch. Untraceable where torch.export
-    fails, too. Raises ConfigError for a pattern that matches no module.
+    skip: patterns of names of modules that stay single calls. inputs: one batch. Untraceable where torch.export fails,
+    too. Raises ConfigError for a pattern that matches no module.
     """
     check_patterns(model, skip)
     # Its choice of leaves, so that both ways give the same calls.
     tracer = Tracer(skip)
     try:
-        root, graph, lost = _capture_graph(model, args, kwargs, tracer.is_leaf_module)
+        root, graph, lost = _capture_graph(model, inputs, tracer.is_leaf_module)
     except NotCaptured as error:
         return Untraceable(str(error))
-    refusals = (*_follow_modes(model, graph, args, kwargs, tracer.is_leaf_module), *lost)
-    fixed = [str(node.args[1]) for node in graph.nodes if node.target is require_default]
-    skipped = tuple(tracer.skipped)
-    return Traced(root, graph, skipped=skipped, fixed=tuple(fixed), refusals=refusals, origin=Origin.EXPORTED)
+    refusals = (*_follow_modes(model, graph, inputs, tracer.is_leaf_module), *lost)
+    fixed = tuple(str(node.args[1]) for node in graph.nodes if node.target is require_default)
+    return Traced(
+        root, graph, skipped=tuple(tracer.skipped), fixed=fixed, refusals=refusals, origin=GraphOrigin.EXPORTED
+    )
 
 
 def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
@@ -83,22 +127,18 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
     for table in ("_parameters", "_buffers", "_modules"):
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
-    flags = [
-        name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
-        for node in graph.nodes
-        if (name := _read_aten_name(node)) in _FLAGS
-    ]
+    operators = [(node, read_aten_name(node)) for node in graph.nodes]
     modes: tuple[Refusal, ...] = ()
-    if any(_read_aten_name(node) for node in graph.nodes):
+    if any(name for _, name in operators):
+        flags = [
+            name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1]) for node, name in operators if name in _FLAGS
+        ]
         root.training = any(flags)
         reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
-        modes = (
-            Refusal(
-                type(model).__name__, reason, "give the module that was exported, with example_inputs", "mode", "R108"
-            ),
-        )
+        fix = "give the module that was exported, with example_inputs"
+        modes = (Refusal(type(model).__name__, reason, fix, "mode", "R108"),)
     _restore_graph(root, graph, model, [], None)
-    return Traced(root, graph, skipped=tuple(skipped), refusals=modes, origin=Origin.GIVEN)
+    return Traced(root, graph, skipped=tuple(skipped), refusals=modes, origin=GraphOrigin.GIVEN)
 
 
 # Operators that know the mode: names of their arguments up to that which tells it.
@@ -108,49 +148,46 @@ _FLAGS = {
 }
 
 
-def _read_aten_name(node: fx.Node) -> str:
-    """Name of the operator of ATen that a node calls; "" for others."""
-    target: Any = node.target
-    return target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
-
-
-def _follow_modes(model: nn.Module, graph: fx.Graph, args: Any, kwargs: Any, is_leaf: IsLeaf) -> tuple[Refusal, ...]:
+def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: IsLeaf) -> tuple[Refusal, ...]:
     """Let the dropout of attention follow the mode; a Refusal if the other mode (train or eval) does other things."""
-    inputs = _widen_batch(args, kwargs)
-    calls = [list_calls(model, *inputs, is_leaf, training=mode) for mode in (model.training, not model.training)]
-    found = [node for node in graph.nodes if node.target is functional.scaled_dot_product_attention]
-    if calls[0] is None or calls[1] is None or [call.name for call in calls[0]] != [call.name for call in calls[1]]:
+    inputs = _widen_batch(inputs)
+    own = list_calls(model, inputs, is_leaf, training=model.training)
+    other = list_calls(model, inputs, is_leaf, training=not model.training)
+    if own is None or other is None or [call.name for call in own] != [call.name for call in other]:
         return (refuse_mode(model),)
-    dropouts = [max(a.dropout, b.dropout) for a, b in zip(*calls, strict=True) if a.attends]
-    if any(dropouts) and len(dropouts) != len(found):
+    dropouts = [
+        max(a.dropout, b.dropout)
+        for a, b in zip(own, other, strict=True)
+        if a.dropout is not None and b.dropout is not None
+    ]
+    products = [node for node in graph.nodes if node.target is functional.scaled_dot_product_attention]
+    if any(dropouts) and len(dropouts) != len(products):
         return (refuse_mode(model),)
-    for node, probability in zip(found, dropouts, strict=False):
+    for node, probability in zip(products, dropouts, strict=False):
         if probability:
             node.meta[ATTENTION_DROPOUT] = probability
     return ()
 
 
-def _capture_graph(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_leaf: IsLeaf
-) -> tuple[nn.Module, fx.Graph, list[Refusal]]:
+def _capture_graph(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf) -> tuple[nn.Module, fx.Graph, list[Refusal]]:
     """(root, graph, results that it lacks) of the model's forward in its mode, train or eval; raises NotCaptured.
 
     root: a shallow copy of the model, with the constants of its forward.
     """
     # torch.export takes a tensor that is given twice for one input.
-    args, kwargs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-    given, (args, kwargs) = (args, kwargs), _widen_batch(args, kwargs)
+    inputs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
     failures: list[Exception] = []
     # Sizes that may differ from call to call first; some models have only fixed ones.
-    for inputs, dynamic in (((args, kwargs), True), (given, True), (given, False)):
+    for batch, dynamic in ((_widen_batch(inputs), True), (inputs, True), (inputs, False)):
         try:
+            lost: dict[str, str] = {}
             silence = silence_torch("torch", logging.CRITICAL, Warning)  # its notes on the person's model
-            with silence, _drop_unknown_results(model) as lost, mark_leaves(model, is_leaf) as calls:
-                program = torch.export.export(
-                    model, *inputs, dynamic_shapes=_free_sizes(*inputs) if dynamic else None, strict=False
-                )
+            drop = model.register_forward_hook(lambda _module, _args, output, lost=lost: _drop_unknown(output, lost))
+            with silence, drop, mark_leaves(model, is_leaf) as calls:
+                shapes = _free_sizes(batch) if dynamic else None
+                program = torch.export.export(model, *batch, dynamic_shapes=shapes, strict=False)
                 module = program.module(check_guards=False)
-            _check_widened(module, given)
+            _check_widened(module, inputs)
             break
         except Exception as error:  # torch.export may raise anything in the user's forward
             failures.append(error)
@@ -164,7 +201,7 @@ def _capture_graph(
         raise
     except Exception as error:  # forms of graphs that torch.export may yet make
         raise NotCaptured(f"its exported graph is of another form ({shorten_error(error)})") from error
-    return root, graph, [_refuse_result(*one) for one in lost.items()]
+    return root, graph, [_refuse_result(*result) for result in lost.items()]
 
 
 def _restore_graph(
@@ -180,7 +217,7 @@ def _restore_graph(
     restore_leaves(graph, calls)
     _follow_device(graph)
     convert_calls(graph)
-    _hold_constants(root, graph, module)
+    _register_constants(root, graph, module)
     if isinstance(graph._codegen, _PyTreeCodeGen):
         restore_signature(root, graph, signature)
     graph.eliminate_dead_code(_is_kept)
@@ -188,13 +225,13 @@ def _restore_graph(
 
 def _copy_graph(graph: fx.Graph) -> fx.Graph:
     """A copy that no module owns."""
-    made = fx.Graph()
-    end = made.graph_copy(graph, {}, return_output_node=True)
+    copy = fx.Graph()
+    end = copy.graph_copy(graph, {}, return_output_node=True)
     assert isinstance(end, tuple)
-    made.output(end[0]).meta = dict(end[1].meta)
+    copy.output(end[0]).meta = dict(end[1].meta)
     # The form of arguments and results; torch warns of copies of it.
-    made.set_codegen(graph._codegen)
-    return made
+    copy.set_codegen(graph._codegen)
+    return copy
 
 
 def _is_kept(node: fx.Node) -> bool:
@@ -206,30 +243,36 @@ def _is_kept(node: fx.Node) -> bool:
 # -- the example -------------------------------------------------------------------------------------------------
 
 
-def _widen_batch(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _widen_batch(inputs: Inputs) -> Inputs:
     """The example with a batch of two where it is one: torch.export takes a size of one for a constant."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if _has_batch(leaf)]
     if not tensors or any(tensor.shape[0] != 1 for tensor in tensors):
-        return args, kwargs
-    return pytree.tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() else x, (args, kwargs))  # type: ignore[no-any-return]
+        return inputs
+    widened: Inputs = pytree.tree_map(lambda x: torch.cat([x, x]) if _has_batch(x) else x, inputs)
+    return widened
 
 
-def _check_widened(module: fx.GraphModule, given: Any) -> None:
+def _has_batch(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _check_widened(module: fx.GraphModule, inputs: Inputs) -> None:
     """Raise NotCaptured if the graph of a widened batch does not take the batch that was given."""
-    for node, value in zip(module.graph.find_nodes(op="placeholder"), pytree.tree_leaves(given), strict=True):
-        if isinstance(value, Tensor) and any(
-            size not in (None, value.shape[k]) for k, size in enumerate(read_sizes(node.meta["val"]))
-        ):
-            raise NotCaptured("the size of its batch is a constant")
+    for node, value in zip(module.graph.find_nodes(op="placeholder"), pytree.tree_leaves(inputs), strict=True):
+        if isinstance(value, Tensor):
+            sizes = zip(read_sizes(node.meta["val"]), value.shape, strict=False)
+            if any(size not in (None, wanted) for size, wanted in sizes):
+                raise NotCaptured("the size of its batch is a constant")
 
 
-def _free_sizes(args: Any, kwargs: Any) -> Any:
+def _free_sizes(inputs: Inputs) -> Any:
     """Dynamic shapes in which torch.export decides which sizes may differ from call to call."""
 
     def free(value: Any) -> Any:
         return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO) if isinstance(value, Tensor) else None
 
-    return (*pytree.tree_map(free, args), *pytree.tree_map(free, kwargs).values()) if args or kwargs else None
+    args, kwargs = pytree.tree_map(free, inputs)
+    return (*args, *kwargs.values()) or None
 
 
 @contextmanager
@@ -247,21 +290,11 @@ def silence_torch(name: str, level: int, *categories: type[Warning]) -> Iterator
         logger.setLevel(before)
 
 
-@contextmanager
-def _drop_unknown_results(model: nn.Module) -> Iterator[dict[str, str]]:
-    """Run a block in which results that torch cannot take apart, as caches for the next token, are left out.
-
-    Yields name of a result -> its class, filled by the forward.
-    """
-    lost: dict[str, str] = {}
-    handle = model.register_forward_hook(lambda _module, _args, output: _drop_unknown(output, lost))
-    try:
-        yield lost
-    finally:
-        handle.remove()
-
-
 def _drop_unknown(output: Any, lost: dict[str, str]) -> Any:
+    """The output without results that torch cannot take apart, as caches for the next token.
+
+    lost: gets their classes.
+    """
     plain = (Tensor, int, float, bool, str, type(None), torch.SymInt)
     unknown = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(output)[0] if not isinstance(leaf, plain)]
     if isinstance(output, Mapping):
@@ -303,34 +336,35 @@ def _inline_regions(module: Any, graph: fx.Graph) -> None:
 def _inline_body(
     module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inputs: tuple[Any, ...], *, detached: bool
 ) -> None:
-    held = module.get_submodule(str(body.target))
-    _inline_regions(held, held.graph)
-    env: dict[fx.Node, Any] = dict(zip(held.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    region = module.get_submodule(str(body.target))
+    _inline_regions(region, region.graph)
+    copies: dict[fx.Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), inputs, strict=True))
     with graph.inserting_before(node):
-        for inner in held.graph.nodes:
+        for inner in region.graph.nodes:
             if inner.op == "output":
-                results = fx.map_arg(inner.args[0], env.__getitem__)
+                results = fx.map_arg(inner.args[0], copies.__getitem__)
             elif inner.op != "placeholder":
-                env[inner] = made = graph.node_copy(inner, env.__getitem__)
+                copies[inner] = copy = graph.node_copy(inner, copies.__getitem__)
                 if inner.op == "get_attr":
-                    made.target = f"{body.target}.{inner.target}"
+                    copy.target = f"{body.target}.{inner.target}"
         results = list(results) if isinstance(results, (tuple, list)) else [results]
-        if detached:
-            # Gradients must stop where they did.
-            for k, value in enumerate(results):
-                if (
-                    isinstance(value, fx.Node)
-                    and isinstance(value.meta.get("val"), Tensor)
-                    and value.meta["val"].is_floating_point()
-                ):
-                    results[k] = graph.call_function(torch.detach, (value,))
-                    results[k].meta = dict(value.meta)
+        # Gradients must stop where they did.
+        results = [_detach_value(graph, value) for value in results] if detached else results
     for reader in list(node.users):
         reader.replace_all_uses_with(results[reader.args[1]])
         graph.erase_node(reader)
     graph.erase_node(node)
     if not body.users:
         graph.erase_node(body)
+
+
+def _detach_value(graph: fx.Graph, value: Any) -> Any:
+    example = value.meta.get("val") if isinstance(value, fx.Node) else None
+    if not isinstance(example, Tensor) or not example.is_floating_point():
+        return value
+    detached = graph.call_function(torch.detach, (value,))
+    detached.meta = dict(value.meta)
+    return detached
 
 
 def _follow_device(graph: fx.Graph) -> None:
@@ -340,14 +374,16 @@ def _follow_device(graph: fx.Graph) -> None:
         return
     device = tensors[0].meta["val"].device
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-        found = graph.call_function(getattr, (tensors[0], "device"))
+        follow = graph.call_function(getattr, (tensors[0], "device"))
+
+    def replace(value: Any) -> Any:
+        return follow if isinstance(value, torch.device) and value == device else value
+
     for node in graph.nodes:
-        node.args, node.kwargs = pytree.tree_map(
-            lambda x: found if isinstance(x, torch.device) and x == device else x, (node.args, node.kwargs)
-        )
+        node.args, node.kwargs = pytree.tree_map(replace, (node.args, node.kwargs))
 
 
-def _hold_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:
+def _register_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:
     """Give the copy of the model the tensors that only the exported module has."""
     for node in graph.find_nodes(op="get_attr"):
         path = str(node.target)

@@ -1,18 +1,21 @@
-"""Calls of layers kept whole in a graph that torch.export makes: markers around them, and a call in their place."""
+"""Layers kept whole in a graph that torch.export makes: markers around them, and a call in their place."""
 
 from __future__ import annotations
 
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+IsLeaf = Callable[[nn.Module, str], bool]
 
 
 # An operator of its own: torch.export keeps it in the graph, whatever is done to the calls around it.
@@ -42,24 +45,57 @@ class LeafCall:
     whole: bool = True
 
 
+class CallsOutside(TorchFunctionMode):
+    """Gives the calls of torch's functions outside of layers to `record`, while it is entered, once.
+
+    record: gets the path of the module that calls, the function, and its arguments by position and by name.
+    """
+
+    def __init__(
+        self, model: nn.Module, is_leaf: IsLeaf, record: Callable[[str, Any, Any, dict[str, Any]], None]
+    ) -> None:
+        super().__init__()
+        self._record = record
+        # (path, whether it is inside of a layer) of the modules that run.
+        self._stack: list[tuple[str, bool]] = []
+        self._hooks = ExitStack()
+        for path, module in model.named_modules():
+            enter = partial(self._enter_module, path, is_leaf(module, path))
+            self._hooks.enter_context(module.register_forward_pre_hook(enter))
+            # always_call: the stack must be right after an exception that the user's forward catches.
+            self._hooks.enter_context(module.register_forward_hook(self._leave_module, always_call=True))
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.close()
+        super().__exit__(*error)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record the call, then make it."""
+        path, inside = self._stack[-1] if self._stack else ("", False)
+        if not inside:
+            self._record(path, func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _enter_module(self, path: str, is_leaf: bool, *_: Any) -> None:
+        self._stack.append((path, is_leaf or any(inside for _, inside in self._stack)))
+
+    def _leave_module(self, *_: Any) -> None:
+        self._stack.pop()
+
+
 @contextmanager
-def mark_leaves(model: nn.Module, is_leaf: Callable[[nn.Module, str], bool]) -> Iterator[list[LeafCall]]:
+def mark_leaves(model: nn.Module, is_leaf: IsLeaf) -> Iterator[list[LeafCall]]:
     """Run a block in which the outermost layers mark their arguments and results; gives their calls, as they come."""
     calls: list[LeafCall] = []
     # Of layers that are running: only the outermost is marked.
     stack: list[int] = []
-    handles = []
-    for path, module in model.named_modules():
-        if path and is_leaf(module, path):
-            handles.append(
-                module.register_forward_pre_hook(partial(_mark_inputs, calls, stack, path), with_kwargs=True)
-            )
-            handles.append(module.register_forward_hook(partial(_mark_results, calls, stack)))
-    try:
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            if path and is_leaf(module, path):
+                mark = partial(_mark_inputs, calls, stack, path)
+                hooks.enter_context(module.register_forward_pre_hook(mark, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(partial(_mark_results, calls, stack)))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _mark_inputs(
@@ -83,31 +119,30 @@ def _mark_results(calls: list[LeafCall], stack: list[int], module: nn.Module, ar
     number = stack.pop()
     if stack:
         return None
-    found, spec = pytree.tree_flatten_with_path(output)
+    results, spec = pytree.tree_flatten_with_path(output)
     call = calls[number]
-    keys = [tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path) for path, _ in found]
-    call.whole = call.whole and all(
-        isinstance(leaf, Tensor) and None not in key for key, (_, leaf) in zip(keys, found, strict=True)
-    )
-    call.results = keys
-    leaves = [
-        mark_boundary(leaf, number, -1 - k) if isinstance(leaf, Tensor) else leaf for k, (_, leaf) in enumerate(found)
-    ]
+    call.results = [tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path) for path, _ in results]
+    leaves = [leaf for _, leaf in results]
+    reachable = all(None not in keys for keys in call.results)
+    call.whole = call.whole and reachable and all(isinstance(leaf, Tensor) for leaf in leaves)
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            leaves[k] = mark_boundary(leaf, number, -1 - k)
     return pytree.tree_unflatten(leaves, spec)
 
 
 def restore_leaves(graph: fx.Graph, calls: list[LeafCall]) -> None:
     """Put one `call_module` in place of what stands between the markers of each call; remove all markers."""
-    found: defaultdict[int, dict[int, fx.Node]] = defaultdict(dict)
+    markers: defaultdict[int, dict[int, fx.Node]] = defaultdict(dict)
     for node in graph.nodes:
         if node.target is torch.ops.onnxq.boundary.default:
-            found[node.args[1]][node.args[2]] = node
+            markers[node.args[1]][node.args[2]] = node
     for number, call in enumerate(calls):
-        marks = found[number]
+        marks = markers[number]
         # A layer that does not read an argument leaves no marker of it.
         if call.whole and all(k in marks for k in call.tensors) and any(k < 0 for k in marks):
             _insert_call(graph, call, marks)
-    for marks in found.values():
+    for marks in markers.values():
         for node in marks.values():
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -119,31 +154,25 @@ def _insert_call(graph: fx.Graph, call: LeafCall, marks: dict[int, fx.Node]) -> 
     args, kwargs = pytree.tree_unflatten(leaves, call.spec)
     order = {node: k for k, node in enumerate(graph.nodes)}
     first = min(results.values(), key=order.__getitem__)
-    inside = [marks[k] for k in call.tensors]
+    last = max(order[node] for node in results.values())
     with graph.inserting_before(first):
-        made = graph.create_node("call_module", call.path, args, kwargs)
-        made.meta = {**first.meta}
-        values = {}
+        layer = graph.create_node("call_module", call.path, args, kwargs)
+        layer.meta = {**first.meta}
         for k, node in results.items():
-            value = made
+            value = layer
             for key in call.results[-1 - k]:
                 value = graph.call_function(operator.getitem, (value, key))
                 value.meta["nn_module_stack"] = first.meta.get("nn_module_stack")
             value.meta["val"] = node.meta.get("val")
-            values[k] = value
-    for k, node in results.items():
-        node.replace_all_uses_with(values[k])
+            node.replace_all_uses_with(value)
     # Backward, so that readers go before what they read; writes into buffers are the layer's own business.
-    start = min(order[node] for node in inside) if inside else order[first]
-    for node in sorted(
-        (n for n in order if start < order[n] <= max(order[r] for r in results.values())),
-        key=order.__getitem__,
-        reverse=True,
-    ):
-        if not node.users and node not in marks.values() and _is_inside(node, call.path):
+    start = min((order[marks[k]] for k in call.tensors), default=order[first])
+    for node in reversed(order):
+        inside = start < order[node] <= last and _is_inside(node, call.path)
+        if inside and not node.users and node not in marks.values():
             graph.erase_node(node)
 
 
 def _is_inside(node: fx.Node, path: str) -> bool:
     """True for what a module's forward calls."""
-    return any(found == path for found, _ in (node.meta.get("nn_module_stack") or {}).values())
+    return any(module == path for module, _ in (node.meta.get("nn_module_stack") or {}).values())

@@ -1,11 +1,32 @@
-"""Modules and calls of a graph."""
+"""Modules, attributes and calls of a graph by their dotted paths; the arguments of a call."""
 
 from __future__ import annotations
 
+from functools import reduce
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
+
+_MISSING: Any = object()
+
+
+class Inputs(NamedTuple):
+    """The arguments of one call of a model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run_model(self, model: nn.Module) -> Any:
+        """Result of the model for these arguments."""
+        return model(*self.args, **self.kwargs)
+
+
+def as_inputs(batch: Any) -> Inputs:
+    """Arguments of a batch: one tensor, a tuple or list of positions, or a mapping of names."""
+    if isinstance(batch, dict):
+        return Inputs((), batch)
+    return Inputs(tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {})
 
 
 def find_module(model: nn.Module, node: Any) -> nn.Module | None:
@@ -18,6 +39,13 @@ def name_arguments(node: fx.Node, *names: str) -> dict[str, Any]:
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
+def call_module(model: fx.GraphModule, node: fx.Node, path: str, module: nn.Module) -> None:
+    """Let a node call a new module in place of its function."""
+    model.add_submodule(path, module)
+    node.op, node.target = "call_module", path
+    node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), path: (path, type(module))}
+
+
 # Shared by constants and the example, which run single nodes; whole graphs are run by fx.Interpreter.
 def run_call(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Result of a node's call of a module, method or function on these arguments, or the attribute it reads."""
@@ -28,3 +56,17 @@ def run_call(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def make_unique_path(model: nn.Module, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
+    """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that is neither in the model nor in `taken`."""
+    prefix = f"{scope}." if scope else ""
+    name, k = f"{prefix}{base}", 0
+    while name in taken or _exists(model, name):
+        k += 1
+        name = f"{prefix}{base}_{k}"
+    return name
+
+
+def _exists(model: nn.Module, path: str) -> bool:
+    return reduce(lambda at, part: getattr(at, part, _MISSING), path.split("."), model) is not _MISSING

@@ -6,21 +6,18 @@ import operator
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import reduce
 from keyword import iskeyword
 from typing import Any
 
 import torch
 from torch import fx
 
-from torch_frontend.qmodules import UNKNOWN, Call, Entry, find_entry
-from torch_frontend.tracing.arguments import CHECKS, PackOutputs
-from torch_frontend.tracing.modules import find_module
+from torch_frontend.qmodules import UNKNOWN, Call, Registration, find_entry
+from torch_frontend.tracing.modules import call_module, find_module, make_unique_path
+from torch_frontend.tracing.signature import CHECKS, PackOutputs
 
 # Keys of a node's meta.
-_NAMED, _PLAIN, _CONSTANT = "onnxq_name", "onnxq_plain", "onnxq_constant"
-
-_MISSING: Any = object()
+_NAMED, _PLAIN, _CONSTANT, _SITE = "onnxq_name", "onnxq_plain", "onnxq_constant", "onnxq_site"
 
 # Attributes and methods of tensors whose values are no tensors.
 _FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")
@@ -35,7 +32,7 @@ class CallName:
 
     path: str
     call: int = 0
-    entry: Entry = UNKNOWN
+    entry: Registration = UNKNOWN
 
     @property
     def name(self) -> str:
@@ -45,8 +42,8 @@ class CallName:
 
 def read_name(node: fx.Node) -> CallName | None:
     """The name of a node's call; None for inputs, parameters, sizes and elements of tuples."""
-    found: CallName | None = node.meta.get(_NAMED)
-    return found
+    name: CallName | None = node.meta.get(_NAMED)
+    return name
 
 
 def read_op(node: fx.Node) -> str:
@@ -76,12 +73,12 @@ def site_of(node: fx.Node) -> str | None:
     `<path>[@call].out`; `….out1` for the second of several tensors; `input:<name>`; a parameter's own name.
     """
     if node.op == "placeholder":
-        return f"input:{node.target}"
+        return str(node.meta.get(_SITE, f"input:{node.target}"))
     if node.op == "get_attr":
         return str(node.target)
-    found = read_name(node)
-    if found is not None:
-        return f"{found.name}.out"
+    name = read_name(node)
+    if name is not None:
+        return f"{name.name}.out"
     element = element_of(node)
     if element is None:
         return None
@@ -106,12 +103,12 @@ def scope_of(node: fx.Node) -> str:
 
 def find_constants(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of parameters, buffers, and values computed from them alone."""
-    found: set[fx.Node] = set()
+    constants: set[fx.Node] = set()
     for node in graph.nodes:
         sources = node.all_input_nodes
-        if node.op == "get_attr" or (sources and all(source in found for source in sources)):
-            found.add(node)
-    return found
+        if node.op == "get_attr" or (sources and constants.issuperset(sources)):
+            constants.add(node)
+    return constants
 
 
 def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
@@ -136,6 +133,20 @@ def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
             calls[path] += 1
         elif node.op in ("call_function", "call_method") and not _is_element(node):
             _name_call(model, node, taken)
+
+
+def add_layer_call(graph: fx.Graph, target: str, name: CallName) -> None:
+    """Append the call of a layer on inputs of its own. target: its path in the module of the graph."""
+    values = {}
+    for k, param in enumerate(name.entry.data):
+        values[param] = value = graph.placeholder("value")
+        value.meta[_SITE] = name_input(name.path, k)
+    graph.call_module(target, (), values).meta[_NAMED] = name
+
+
+def name_input(path: str, k: int) -> str:
+    """The site of data argument k of a layer alone."""
+    return f"{path}.in{k or ''}"
 
 
 def _computes_no_tensor(node: fx.Node) -> bool:
@@ -173,26 +184,6 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
     base = base.strip("_") or "call"  # __matmul__ -> matmul
     path = make_unique_path(model, scope, f"{base}_" if iskeyword(base) else base, taken)
     if known is not None:
-        made = (known.qmodule or Call)(node.target)
-        made.train(model.training)
-        model.add_submodule(path, made)
-        node.op, node.target = "call_module", path
-        node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), path: (path, type(made))}
+        call_module(model, node, path, (known.qmodule or Call)(node.target).train(model.training))
     taken.add(path)
     node.meta[_NAMED] = CallName(path, 0, known or UNKNOWN)
-
-
-def make_unique_path(
-    model: fx.GraphModule, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()
-) -> str:
-    """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that is neither in the model nor in `taken`."""
-    prefix = f"{scope}." if scope else ""
-    name, k = f"{prefix}{base}", 0
-    while name in taken or _exists(model, name):
-        k += 1
-        name = f"{prefix}{base}_{k}"
-    return name
-
-
-def _exists(model: fx.GraphModule, path: str) -> bool:
-    return reduce(lambda at, part: getattr(at, part, _MISSING), path.split("."), model) is not _MISSING

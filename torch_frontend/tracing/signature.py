@@ -1,20 +1,118 @@
-"""Arguments and results of an exported graph, which are flat, as the model's forward has them."""
+"""Arguments and results of a forward: those fixed while tracing are checked in each run; flat ones are packed again."""
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.fx.graph import CodeGen
+from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
-from torch_frontend.tracing.arguments import PackOutputs, require_default, require_given, require_sizes
-from torch_frontend.tracing.names import make_unique_path
+from onnxq.errors import DataError
+from torch_frontend.tracing.modules import Inputs, make_unique_path
+
+
+def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) -> dict[str, Any]:
+    """Name -> default of the forward's arguments that will not be passed.
+
+    given: names of those that will be passed; None: all without a default.
+    """
+    # A graph has no `if mask is None`: an argument that is passed only sometimes cannot be traced.
+    passed = set(arguments or ())
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name not in passed
+    }
+
+
+def find_given_arguments(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
+    """Name -> value of the forward's arguments that differ from their defaults.
+
+    Raises DataError if the arguments do not fit the forward.
+    """
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*inputs.args, **inputs.kwargs).arguments
+    except TypeError as error:
+        cause = f"do not fit the model's forward: {error}"
+        raise DataError("example_inputs", cause, "give one batch", code="Q205") from error
+    return {name: value for name, value in bound.items() if value is not signature.parameters[name].default}
+
+
+def _record_check(check: Any, value: Any, *args: Any) -> bool:
+    """True where a graph is traced again, as for a pickled one: the check goes into the new graph."""
+    if isinstance(value, fx.Proxy):
+        value.tracer.create_proxy("call_function", check, (value, *args), {})
+    return isinstance(value, fx.Proxy)
+
+
+@has_side_effect  # else dead-code elimination removes the call: nothing reads its result
+def require_default(value: Any, name: str, default: Any) -> None:
+    """Raise DataError if an argument that was traced with its default has another value."""
+    if _record_check(require_default, value, name, default):
+        return
+    if value is not default and (type(value) is not type(default) or value != default):
+        raise DataError(
+            f"input {name!r}",
+            f"is fixed at its default {default!r}, as it was traced",
+            "give example_inputs that hold it",
+            code="Q205",
+        )
+
+
+@has_side_effect
+def require_given(value: Any, name: str) -> None:
+    """Raise DataError if an argument that was traced with a value is missing."""
+    if _record_check(require_given, value, name):
+        return
+    if value is None:
+        raise DataError(
+            f"input {name!r}", "is missing: example_inputs have it", "give it by position or name", code="Q207"
+        )
+
+
+@has_side_effect
+def require_sizes(value: Any, name: str, sizes: tuple[int | None, ...]) -> None:
+    """Raise DataError if a tensor has another rank, or another size where that became a constant of the graph.
+
+    sizes: by dimension; None: any.
+    """
+    if _record_check(require_sizes, value, name, sizes) or not isinstance(value, Tensor):
+        return
+    if value.dim() != len(sizes):
+        cause = f"has {value.dim()} dimensions, and was captured with {len(sizes)}"
+    else:
+        # Only these are compared: a comparison would make a constant of any other size, where a compiler looks on.
+        wrong = [k for k, size in enumerate(sizes) if size is not None and value.shape[k] != size]
+        if not wrong:
+            return
+        cause = f"has {value.shape[wrong[0]]} at dimension {wrong[0]}, and was captured with {sizes[wrong[0]]}"
+    fix = "give example_inputs of this size: torch.export found that what is computed depends on it"
+    raise DataError(f"input {name!r}", cause, fix, code="Q209")
+
+
+# Calls in a graph that give nothing.
+CHECKS = (require_default, require_given, require_sizes)
+
+
+class PackOutputs(nn.Module):
+    """Makes the model's own kind of result of its tensors, for instance a data class."""
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__()
+        # Numbers in the places of tensors: torch warns of copies of its own specification.
+        self.form = pytree.tree_unflatten(range(spec.num_leaves), spec)
+
+    def forward(self, leaves: list[Any]) -> Any:
+        """The result of which these are the leaves."""
+        return pytree.tree_unflatten(leaves, pytree.tree_structure(self.form))
 
 
 def restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Signature | None) -> None:
@@ -29,9 +127,9 @@ def restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Signa
     bound = signature.bind(*args, **kwargs).arguments
     with graph.inserting_before(next(iter(graph.nodes))):
         inputs = _list_inputs(signature, bound)
-        made = [graph.placeholder(name, default_value=default) for name, _, default in inputs]
-    with graph.inserting_before((flat or made)[-1].next):
-        for node, (name, value, default) in zip(made, inputs, strict=True):
+        placeholders = [graph.placeholder(name, default_value=default) for name, _, default in inputs]
+    with graph.inserting_before((flat or placeholders)[-1].next):
+        for node, (name, value, default) in zip(placeholders, inputs, strict=True):
             _connect_input(graph, node, name, value, default)
     for node in flat:
         graph.erase_node(node)
@@ -57,16 +155,16 @@ def _read_signature(info: Any) -> inspect.Signature:
 def _list_inputs(signature: inspect.Signature, bound: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(name, value in the exported graph, default) of every argument; `empty` where there is none."""
     empty = inspect.Parameter.empty
-    found: list[tuple[str, Any, Any]] = []
+    inputs: list[tuple[str, Any, Any]] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            found += [(f"{name}_{k}", value, empty) for k, value in enumerate(bound.get(name, ()))]
+            inputs += [(f"{name}_{k}", value, empty) for k, value in enumerate(bound.get(name, ()))]
         elif parameter.kind is parameter.VAR_KEYWORD:
             # Behind arguments that have defaults all must have one.
-            found += [(key, value, None) for key, value in bound.get(name, {}).items()]
+            inputs += [(key, value, None) for key, value in bound.get(name, {}).items()]
         else:
-            found.append((name, bound.get(name, empty), parameter.default))
-    return found
+            inputs.append((name, bound.get(name, empty), parameter.default))
+    return inputs
 
 
 def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, default: Any) -> None:
@@ -75,20 +173,20 @@ def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, defaul
         graph.call_function(require_default, (node, name, default))
         return
     for path, flat in pytree.tree_flatten_with_path(value)[0]:
-        held, at = flat.meta.get("val"), node
+        example, at = flat.meta.get("val"), node
         for key in path:
             inside = isinstance(key, pytree.GetAttrKey)
             at = graph.call_function(
                 getattr if inside else operator.getitem,
                 (at, key.name if inside else getattr(key, "idx", getattr(key, "key", None))),
             )
-        if not isinstance(held, (Tensor, torch.SymInt)):
-            graph.call_function(require_default, (at, name, held))
+        if not isinstance(example, (Tensor, torch.SymInt)):
+            graph.call_function(require_default, (at, name, example))
         elif default is not inspect.Parameter.empty:
             graph.call_function(require_given, (node, name))
-        if isinstance(held, Tensor):
-            graph.call_function(require_sizes, (at, f"{name}{pytree.keystr(path)}", read_sizes(held)))
-        at.meta["val"] = held
+        if isinstance(example, Tensor):
+            graph.call_function(require_sizes, (at, f"{name}{pytree.keystr(path)}", read_sizes(example)))
+        at.meta["val"] = example
         flat.replace_all_uses_with(at)
 
 

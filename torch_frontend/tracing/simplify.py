@@ -1,4 +1,4 @@
-"""Rewrites of a new graph that change no value: in-place writes, identities, elements of lists, dead code."""
+"""Rewrites of a new graph that change no value: in-place writes, identities, elements of lists, composed products."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from torch_frontend.qmodules import copy_shallowly
 from torch_frontend.tracing.attention import AttentionDropout
-from torch_frontend.tracing.modules import find_module, name_arguments
-from torch_frontend.tracing.names import make_unique_path, scope_of
-from torch_frontend.tracing.products import split_products
+from torch_frontend.tracing.modules import call_module, find_module, make_unique_path, name_arguments
+from torch_frontend.tracing.names import scope_of
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
     functional.dropout: nn.Dropout,
@@ -57,33 +56,27 @@ def replace_dropouts(model: fx.GraphModule) -> None:
     """
     for node in list(model.graph.nodes):
         if ATTENTION_DROPOUT in node.meta:
-            path = make_unique_path(model, scope_of(node), "scaled_dot_product_attention")
-            model.add_submodule(path, AttentionDropout(node.meta[ATTENTION_DROPOUT]).train(model.training))
-            given = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
-            node.op, node.target, node.args = (
-                "call_module",
-                path,
-                tuple(given.pop(k) for k in ("query", "key", "value")),
-            )
-            node.kwargs = {key: value for key, value in given.items() if key != "dropout_p"}
-            continue
-        made = find_dropout(node)
-        if made is None:
-            continue
-        args = name_arguments(node, "input", "p", "training")
-        if bool(args.get("training", True)) != model.training:
-            continue  # the user wrote a constant
-        path = make_unique_path(model, scope_of(node), "dropout")
-        module = made(float(args.get("p", 0.5)))
-        module.train(model.training)
-        model.add_submodule(path, module)
-        node.op, node.target = "call_module", path
-        node.args, node.kwargs = (args["input"],), {}
+            _replace_attention(model, node, node.meta[ATTENTION_DROPOUT])
+        elif node.op == "call_function" and node.target in _DROPOUTS:
+            _replace_dropout(model, node, _DROPOUTS[node.target])
 
 
-def find_dropout(node: fx.Node) -> type[nn.Module] | None:
-    """The module class of a dropout's function; None for other nodes."""
-    return _DROPOUTS.get(node.target) if node.op == "call_function" else None
+def _replace_attention(model: fx.GraphModule, node: fx.Node, dropout: float) -> None:
+    arguments = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
+    arguments.pop("dropout_p", None)
+    node.args = tuple(arguments.pop(name) for name in ("query", "key", "value"))
+    node.kwargs = arguments
+    path = make_unique_path(model, scope_of(node), "scaled_dot_product_attention")
+    call_module(model, node, path, AttentionDropout(dropout).train(model.training))
+
+
+def _replace_dropout(model: fx.GraphModule, node: fx.Node, kind: type[nn.Module]) -> None:
+    arguments = name_arguments(node, "input", "p", "training")
+    if bool(arguments.get("training", True)) != model.training:
+        return  # the user wrote a constant
+    path = make_unique_path(model, scope_of(node), "dropout")
+    call_module(model, node, path, kind(float(arguments.get("p", 0.5))).train(model.training))
+    node.args, node.kwargs = (arguments["input"],), {}
 
 
 def remove_in_place_writes(model: fx.GraphModule) -> None:
@@ -115,10 +108,10 @@ def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     if not getattr(module, "inplace", False) or type(module).__module__.split(".")[:2] != ["torch", "nn"]:
         # A module that is called twice was replaced at its first call.
         return getattr(module, "onnxq_was_inplace", False)
-    made = copy_shallowly(module)
-    made.inplace = False  # type: ignore[assignment]
-    made.onnxq_was_inplace = True  # type: ignore[assignment]
-    model.set_submodule(str(node.target), made)
+    plain = copy_shallowly(module)
+    plain.inplace = False  # type: ignore[assignment]
+    plain.onnxq_was_inplace = True  # type: ignore[assignment]
+    model.set_submodule(str(node.target), plain)
     return True
 
 
@@ -137,8 +130,85 @@ def replace_unbind(model: fx.GraphModule) -> None:
             continue
         dim = name_arguments(node, "input", "dim").get("dim", 0)
         readers = list(node.users)
-        if not all(r.target is operator.getitem and isinstance(r.args[1], int) for r in readers):
-            continue
-        for reader in readers:
-            index = reader.args[1]
-            reader.target, reader.args = torch.select, (node.args[0], dim, index)
+        if all(reader.target is operator.getitem and isinstance(reader.args[1], int) for reader in readers):
+            for reader in readers:
+                reader.target, reader.args = torch.select, (node.args[0], dim, reader.args[1])
+
+
+# Function or method -> its product, and the names of the factors.
+_SUMS: dict[Any, tuple[Any, str, str]] = {
+    **dict.fromkeys((torch.addmm, "addmm"), (torch.mm, "mat1", "mat2")),
+    **dict.fromkeys((torch.baddbmm, "baddbmm"), (torch.bmm, "batch1", "batch2")),
+    **dict.fromkeys((torch.addmv, "addmv"), (torch.mv, "mat", "vec")),
+}
+
+
+def split_products(graph: fx.Graph) -> None:
+    """Write addmm, baddbmm and einsum as matmul or linear, and a sum; what is no plain product stays."""
+    for node in list(graph.nodes):
+        product = None
+        if node.op in ("call_function", "call_method") and node.target in _SUMS:
+            product = _split_sum(graph, node)
+        elif node.op == "call_function" and node.target is torch.einsum:
+            product = _split_einsum(graph, node)
+        if product is not None:
+            product.meta = {**node.meta, **product.meta}
+            node.replace_all_uses_with(product)
+            graph.erase_node(node)
+
+
+def _split_sum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    function, first, second = _SUMS[node.target]
+    arguments = name_arguments(node, "input", first, second)
+    if arguments.get("beta", 1) != 1 or arguments.get("alpha", 1) != 1:
+        return None
+    with graph.inserting_before(node):
+        product = graph.call_function(function, (arguments[first], arguments[second]))
+        product.meta = dict(node.meta)
+        return graph.call_function(torch.add, (product, arguments["input"]))
+
+
+def _split_einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """The product of two operands over one index; batch indices stand first in both."""
+    equation, *operands = node.args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
+        return None
+    inputs, _, out = equation.replace(" ", "").replace("...", ".").partition("->")
+    first, _, second = inputs.partition(",")
+    for terms, factors in (((first, second, out), operands), ((second, first, out), reversed(operands))):
+        product = _write_product(graph, node, terms, *factors)
+        if product is not None:
+            return product
+    return None
+
+
+def _write_product(graph: fx.Graph, node: fx.Node, terms: tuple[str, str, str], x: Any, w: Any) -> fx.Node | None:
+    """matmul for [batch, rows, k] and [batch, k, columns]; None where axes stand otherwise."""
+    a, b, out = terms
+    summed, columns = set(a) & set(b) - set(out), set(b) - set(a)
+    if any(len(set(term)) != len(term) for term in terms) or len(summed) != 1 or len(columns) != 1:
+        return None
+    (k,), (n,) = summed, columns
+    batch = b.replace(k, "").replace(n, "")
+    rows = a.replace(k, "").removeprefix(batch)
+    if "." in k + n or not rows or out != f"{batch}{rows}{n}" or not (a.startswith(batch) and b.startswith(batch)):
+        return None
+    # Several indices of rows need a weight without batch: matmul counts axes from the end.
+    if batch and len(rows) != 1:
+        return None
+    if not a.endswith(k) and (len(rows) != 1 or rows == "."):
+        return None
+    with graph.inserting_before(node):
+
+        def turn(value: Any) -> fx.Node:
+            turned = graph.call_method("transpose", (value, -2, -1))
+            turned.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
+            return turned
+
+        x = x if a.endswith(k) else turn(x)
+        # A parameter keeps its own axes in a linear product.
+        if not batch and b.endswith(k) and isinstance(w, fx.Node) and w.op == "get_attr":
+            return graph.call_function(functional.linear, (x, w))
+        return graph.call_function(torch.matmul, (x, turn(w) if b.endswith(k) else w))

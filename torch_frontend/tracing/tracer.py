@@ -1,31 +1,133 @@
-"""torch.fx tracing that does not give up: a module that cannot be traced becomes opaque and is reported by name."""
+"""torch.fx tracing that does not give up: a module that cannot be traced becomes opaque and is reported by name.
+
+With the user's example, loops and `if` on shapes and types are followed: every call is repeated on tensors without data
+(torch's fake tensors), so nothing is computed or changed. Results that depend on values stay unknown.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.proxy import Attribute
+from torch.utils import _pytree as pytree
 
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.sites import Refusal
 from torch_frontend.qmodules import find_entry
-from torch_frontend.tracing.arguments import find_fixed_arguments, require_default
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.batch_norms import compare_batch_norms
-from torch_frontend.tracing.example import Example, KnowingProxy, forget_example
-from torch_frontend.tracing.values import keep_modes
+from torch_frontend.tracing.modules import find_module, run_call
+from torch_frontend.tracing.signature import find_fixed_arguments, require_default
+from torch_frontend.tracing.values import keep_modes, use_eval_mode
+
+# Key of a node's meta, there while tracing only.
+_FAKE = "onnxq_fake"
+_UNKNOWN = object()
+
+
+class KnowingProxy(fx.Proxy):
+    """A proxy with the length of its value in the example."""
+
+    def __len__(self) -> int:
+        known = read_example_value(self)
+        return super().__len__() if known is _UNKNOWN else len(known)
+
+    def __getattr__(self, name: str) -> KnowingAttribute:
+        return KnowingAttribute(self, name)
+
+
+class KnowingAttribute(Attribute):
+    """The same for attributes, as in len(x.shape)."""
+
+    __len__ = KnowingProxy.__len__
+    __getattr__ = KnowingProxy.__getattr__
+
+
+def read_example_value(proxy: fx.Proxy) -> Any:
+    """The proxy's value in the example, or _UNKNOWN."""
+    return proxy.node.meta.get(_FAKE, _UNKNOWN)
+
+
+class Example:
+    """Values of the example, call by call.
+
+    given: argument -> value. specialised: scopes whose control flow the example has decided, as ordered keys.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        # Parameters stay real tensors: only their shapes are read.
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.given = pytree.tree_map(self._make_fake, dict(given))
+        # True while a call is repeated; the tracer must not record these calls.
+        self.running = False
+        self.specialised: dict[str, None] = {}
+
+    def _make_fake(self, value: Any) -> Any:
+        return self.mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+    def repeat_call(self, root: nn.Module, node: fx.Node) -> None:
+        """Repeat the node's call on the example's values of its arguments."""
+        if self.running or node.op == "output":
+            return
+        sources = node.all_input_nodes
+        if any(source.meta.get(_FAKE, _UNKNOWN) is _UNKNOWN for source in sources):
+            return
+        self.running = True
+        try:
+            with self.mode, torch.no_grad():
+                node.meta[_FAKE] = self._compute_value(root, node)
+        except Exception:  # the call needs data: its result is unknown
+            node.meta.pop(_FAKE, None)
+        finally:
+            self.running = False
+
+    def _compute_value(self, root: nn.Module, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self.given.get(str(node.target).lstrip("*"), node.args[0] if node.args else _UNKNOWN)
+        args, kwargs = (fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs))
+        module = find_module(root, node)
+        # In training mode a batch norm would write into its averages.
+        with nullcontext() if module is None else use_eval_mode(module):
+            return run_call(root, node, args, kwargs)
+
+    def decide_truth(self, proxy: fx.Proxy, scope: str) -> bool | None:
+        """Outcome of an `if` on sizes, types and the like in the example; None where it depends on values."""
+        known = read_example_value(proxy)
+        if known is _UNKNOWN or isinstance(known, Tensor):
+            return None
+        self.specialised[scope] = None
+        return bool(known)
+
+    def list_items(self, proxy: fx.Proxy, scope: str) -> Iterator[fx.Proxy] | None:
+        """Elements of a value that a loop or a * iterates over; None where their number is unknown."""
+        known = read_example_value(proxy)
+        if known is _UNKNOWN or not isinstance(known, (Tensor, tuple, list)):
+            return None
+        self.specialised[scope] = None
+        return iter([proxy[k] for k in range(len(known))])
+
+
+def forget_example(graph: fx.Graph) -> None:
+    """Remove the example's values from the graph."""
+    for node in graph.nodes:
+        node.meta.pop(_FAKE, None)
+
 
 # Traces of the whole model, one per module that fails; beyond that it is converted layer by layer.
 _TRIES = 64
 
 
-class Origin(Enum):
+class GraphOrigin(Enum):
     """Where the graph of a model comes from."""
 
     SYMBOLIC = "torch.fx"
@@ -52,7 +154,7 @@ class Traced:
     fixed: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     shaped: tuple[str, ...] = ()
-    origin: Origin = Origin.SYMBOLIC
+    origin: GraphOrigin = GraphOrigin.SYMBOLIC
 
 
 @dataclass(frozen=True)
@@ -105,16 +207,16 @@ class Tracer(fx.Tracer):
         if name not in self.fixed:
             return super()._proxy_placeholder(name, *rest)
         default = self.fixed[name]
-        made = self.create_proxy("placeholder", name, (default,), {})
-        self.create_proxy("call_function", require_default, (made, name, default), {})
+        placeholder = self.create_proxy("placeholder", name, (default,), {})
+        self.create_proxy("call_function", require_default, (placeholder, name, default), {})
         return default
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
         """As fx; with an example the call is repeated on it."""
-        made = super().create_proxy(*args, **kwargs)
+        proxy = super().create_proxy(*args, **kwargs)
         if self.example is not None:
-            self.example.follow(self.root, made.node)
-        return made
+            self.example.repeat_call(self.root, proxy.node)
+        return proxy
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """As fx; with an example, a proxy that has a length."""
@@ -128,12 +230,12 @@ class Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Outcome of an `if` on sizes and types in the example."""
-        known = None if self.example is None else self.example.truth(obj, self.scope.module_path)
+        known = None if self.example is None else self.example.decide_truth(obj, self.scope.module_path)
         return super().to_bool(obj) if known is None else known
 
     def iter(self, obj: fx.Proxy) -> Any:
         """Iterate over a shape as often as in the example."""
-        known = None if self.example is None else self.example.items(obj, self.scope.module_path)
+        known = None if self.example is None else self.example.list_items(obj, self.scope.module_path)
         return super().iter(obj) if known is None else known
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -153,7 +255,7 @@ class Tracer(fx.Tracer):
 
 
 def trace_model(
-    model: nn.Module, skip: Sequence[str] = (), given: Mapping[str, Any] | None = None
+    model: nn.Module, skip: Sequence[str] = (), arguments: Mapping[str, Any] | None = None
 ) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model.
 
@@ -165,10 +267,10 @@ def trace_model(
     """
     check_patterns(model, skip)
     root = make_traceable(model)
-    fixed = find_fixed_arguments(root, given)
+    fixed = find_fixed_arguments(root, arguments)
     failed: dict[str, str] = {}
     parameters = inspect.signature(root.forward).parameters
-    if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in given or ()):
+    if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in arguments or ()):
         return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
     example: Mapping[str, Any] | None = None
@@ -177,8 +279,8 @@ def trace_model(
         try:
             graph = tracer.trace(root)
         except Exception as error:  # the user's forward may raise anything on a proxy
-            if example is None and given is not None:
-                example = given
+            if example is None and arguments is not None:
+                example = arguments
                 continue
             reason = shorten_error(error)
             if tracer.failed is None or tracer.failed in failed:
@@ -196,21 +298,23 @@ def trace_model(
 
 
 def _compare_modes(
-    root: nn.Module, tracer: Tracer, graph: fx.Graph, given: Mapping[str, Any] | None
+    root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Mapping[str, Any] | None
 ) -> tuple[Refusal, ...]:
     """A Refusal if train and eval mode make different calls: the graph holds those of one mode."""
     before = set(vars(root))
     try:
         with keep_modes(root):
             root.train(not root.training)
-            other = Tracer(tracer.skip, tracer.opaque, tracer.fixed, given).trace(root)
+            other = Tracer(tracer.skip, tracer.opaque, tracer.fixed, example).trace(root)
     except Exception:  # the other mode cannot be traced, so it differs
         other = fx.Graph()
     finally:
         for name in set(vars(root)) - before:  # constants made in the forward, which fx keeps there
             delattr(root, name)
     # The targets of get_attr nodes are left out: fx goes on numbering constants from trace to trace.
-    calls = [[(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in one.nodes] for one in (graph, other)]
+    calls = [
+        [(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in trace.nodes] for trace in (graph, other)
+    ]
     if calls[0] == calls[1]:
         compare_batch_norms(graph, other)
         return ()
@@ -219,8 +323,8 @@ def _compare_modes(
 
 def refuse_mode(model: nn.Module) -> Refusal:
     """A Refusal for a model whose graph holds the calls of one mode, train or eval, and whose other mode has others."""
-    kept, lost = ("train", "eval") if model.training else ("eval", "train")
-    reason = f"its forward does other things in {lost} mode, which are lost: it was traced in {kept} mode"
+    mode, lost = ("train", "eval") if model.training else ("eval", "train")
+    reason = f"its forward does other things in {lost} mode, which are lost: it was traced in {mode} mode"
     fix = "take `if self.training` out of its forward, or trace it in the mode you need"
     return Refusal(type(model).__name__, reason, fix, "mode", "R108")
 

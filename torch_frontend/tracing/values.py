@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from onnxq.errors import DataError
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing.modules import find_module, run_call
+from torch_frontend.tracing.modules import Inputs, find_module, run_call
 from torch_frontend.tracing.names import is_plain
 
 _SHAPE, _DTYPE = "onnxq_shape", "onnxq_dtype"
@@ -42,6 +42,19 @@ def keep_modes(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def keep_buffers(model: nn.Module) -> Iterator[None]:
+    """Run a block, which may run the model or its parts, as a trace does; then restore the values of its buffers."""
+    # Batch norms count in train mode, and `self.num_batches_tracked.add_(1)` of a forward is executed by a trace.
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+@contextmanager
 def use_eval_mode(model: nn.Module) -> Iterator[None]:
     """Run a block in eval mode without gradients; afterwards every module is in its former mode."""
     with keep_modes(model), torch.no_grad():
@@ -49,62 +62,46 @@ def use_eval_mode(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def as_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a batch: one tensor, a tuple or list of positions, or a mapping of names."""
-    if isinstance(batch, dict):
-        return (), batch
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch), {}
-    return (batch,), {}
-
-
-def record_shapes(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def record_shapes(model: fx.GraphModule, inputs: Inputs) -> None:
     """Run the model once and store each value's shape and dtype in the graph. Raises DataError if it does not run."""
     with use_eval_mode(model):
         try:
-            _ShapeRecorder(model).run(*bind_inputs(model.graph, args, kwargs))
+            _ShapeRecorder(model).run(*bind_inputs(model.graph, inputs))
         except Exception as error:
             raise DataError(
                 "example_inputs", f"the model does not run on them: {error}", "give one batch", code="Q205"
             ) from error
 
 
-def compare_outputs(
-    model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str | None:
+def compare_outputs(model: nn.Module, graph: fx.GraphModule, inputs: Inputs) -> str | None:
     """Reason why a captured graph is not the model, or None: both are run in eval mode on the same inputs."""
-    found = []
-    for one in (model, graph):
-        with use_eval_mode(one), torch.random.fork_rng():
+    outputs: list[list[Tensor]] = []
+    for module in (model, graph):
+        with use_eval_mode(module), torch.random.fork_rng():
             torch.manual_seed(0)
             try:
-                found.append([leaf for leaf in pytree.tree_leaves(one(*args, **kwargs)) if isinstance(leaf, Tensor)])
+                leaves = pytree.tree_leaves(inputs.run_model(module))
             except Exception as error:  # the captured calls may not fit torch's functions
                 return f"its graph does not run ({type(error).__name__}: {error})"
-    # One thousandth of the largest value: float32 sums in another order are far below it.
-    for plain, made in zip(*found, strict=False):
-        if plain.shape != made.shape or not torch.allclose(
-            plain.double(),
-            made.double(),
-            0.0,
-            1e-3 * (float(plain.double().abs().max()) if plain.numel() else 0.0) + 1e-6,
-            equal_nan=True,
-        ):
+            outputs.append([leaf.double() for leaf in leaves if isinstance(leaf, Tensor)])
+    for wanted, captured in zip(*outputs, strict=False):
+        # One thousandth of the largest value: float32 sums in another order are far below it.
+        room = 1e-3 * (float(wanted.abs().max()) if wanted.numel() else 0.0) + 1e-6
+        if wanted.shape != captured.shape or not torch.allclose(wanted, captured, 0.0, room, equal_nan=True):
             return "its graph computes something else"
     return None
 
 
-def bind_inputs(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
     """The graph's inputs in order, defaults included. Raises DataError for one that is missing or unknown."""
-    names = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     # As Python binds a call: positions first, then names, then defaults.
-    rest = dict(kwargs)
-    values: list[Any] = list(args[: len(names)])
-    if len(args) > len(names):
-        raise DataError(
-            "inputs", f"{len(args)} given, the model takes {len(names)}", "give one value an input", code="Q205"
-        )
-    for node in names[len(args) :]:
+    args, rest = inputs.args, dict(inputs.kwargs)
+    if len(args) > len(placeholders):
+        cause = f"{len(args)} given, the model takes {len(placeholders)}"
+        raise DataError("inputs", cause, "give one value an input", code="Q205")
+    values = list(args)
+    for node in placeholders[len(args) :]:
         if node.target in rest:
             values.append(rest.pop(str(node.target)))
         elif node.args:

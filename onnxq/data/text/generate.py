@@ -1,20 +1,211 @@
-"""Texts that a language model writes itself: samples for it where there is no other text.
-
-Behind a first token at random, each is drawn from the distribution that the model gives (LLM-QAT, Liu et al. 2023,
-arXiv 2305.17888; for rounding by second moments Williams et al. 2024, arXiv 2410.17170).
-"""
+"""Inputs of a language model, and texts that it writes itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 
-from onnxq.data.fit import Array, classify_dtype, find_input_dtype
-from onnxq.data.text.inputs import TextInputs
+from onnxq.data.fit import Array, Arrays, Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.runtime import Session
+
+
+class InputRole(Enum):
+    """The part of an input."""
+
+    # Keys or values, of attention, of the tokens before.
+    CACHE = auto()
+    # True where the caches count: of If decoders, of which one branch is for prompts.
+    BRANCH = auto()
+    # Number of positions with logits, from the last one on; 0: all.
+    KEPT = auto()
+    MASK = auto()
+    POSITIONS = auto()
+    # Number of the sentence in a pair.
+    SENTENCE = auto()
+    IDS = auto()
+
+
+# A part of the input's name -> its role; the first match wins.
+_NAMES = (
+    ("past", InputRole.CACHE),
+    ("use_cache", InputRole.BRANCH),
+    ("logits_to_keep", InputRole.KEPT),
+    ("mask", InputRole.MASK),
+    ("position", InputRole.POSITIONS),
+    ("token_type", InputRole.SENTENCE),
+    ("segment", InputRole.SENTENCE),
+    ("ids", InputRole.IDS),
+    ("tokens", InputRole.IDS),
+)
+# Ranks that each role may have; of a mask 2, since those of scores are exporters' own.
+_RANKS = {
+    InputRole.CACHE: (3, 4, 5),
+    InputRole.BRANCH: (0, 1),
+    InputRole.KEPT: (0, 1),
+    InputRole.MASK: (2,),
+    InputRole.POSITIONS: (1, 2),
+    InputRole.SENTENCE: (2,),
+    InputRole.IDS: (2,),
+}
+# Of the name of a cache, what its input and its output have in common.
+_PREFIXES = re.compile(r"past_key_values?|present_key_values?|past|present")
+
+
+@dataclass(frozen=True)
+class CacheInput:
+    """One cache. output: name of the output that continues it. axis: of the tokens."""
+
+    value: ValueInfo
+    output: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """The inputs of a model by their roles, and its caches.
+
+    batch, length: of the tokens; None for any length. free_batch: True where `batch` is 1 for want of a fixed one.
+    """
+
+    roles: Mapping[str, InputRole]
+    inputs: tuple[ValueInfo, ...]
+    caches: tuple[CacheInput, ...]
+    batch: int
+    length: int | None
+    free_batch: bool
+
+    def make_feeds(self, ids: Array, caches: Arrays | None = None) -> Feeds:
+        """Make the inputs for tokens. ids: integers [N, T]. caches: of the tokens before, by input; None: no tokens."""
+        caches = self.make_empty_caches() if caches is None else caches
+        known = caches[self.caches[0].value.name].shape[self.caches[0].axis] if self.caches else 0
+        rows, count = ids.shape
+        feeds = {}
+        for value in self.inputs:
+            rank = len(value.shape or ())
+            array: Array
+            match self.roles[value.name]:
+                case InputRole.CACHE:
+                    array = caches[value.name]
+                case InputRole.BRANCH:
+                    array = np.full(rank * (1,), known > 0)
+                case InputRole.KEPT:
+                    array = np.zeros(rank * (1,))
+                case InputRole.MASK:
+                    array = np.ones((rows, known + count))
+                case InputRole.POSITIONS:
+                    array = np.broadcast_to(np.arange(known, known + count), ids.shape[-rank:])
+                case InputRole.SENTENCE:
+                    array = np.zeros(ids.shape)
+                case InputRole.IDS:
+                    array = ids
+            feeds[value.name] = np.array(array, find_input_dtype(value), order="C")
+        return feeds
+
+    def make_empty_caches(self, rows: int | None = None) -> Feeds:
+        """Caches of no tokens, by input. rows: of the tokens; None for `batch`."""
+        empty = {}
+        for cache in self.caches:
+            value = cache.value
+            shape = [dim if isinstance(dim, int) else rows or self.batch for dim in value.shape or ()]
+            shape[cache.axis] = 0
+            empty[value.name] = np.zeros(shape, find_input_dtype(value))
+        return empty
+
+    def read_caches(self, outputs: Arrays) -> Feeds:
+        """Caches for the next tokens, by input, from the outputs of a run."""
+        return {cache.value.name: outputs[cache.output] for cache in self.caches}
+
+    def run_prompt(self, session: Session, ids: Array) -> Feeds:
+        """Run tokens [N, T], in steps where the model takes only so many; returns the caches behind them."""
+        caches = self.make_empty_caches()
+        step = self.length or ids.shape[1]
+        outputs = [cache.output for cache in self.caches]
+        for start in range(0, ids.shape[1], step):
+            feeds = self.make_feeds(ids[:, start : start + step], caches)
+            caches = self.read_caches(session.run(feeds, outputs))
+        return caches
+
+
+def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
+    """Find the role of every input. outputs: names of the model's.
+
+    Raises DataError for an input that tokens do not give, and for caches of one fixed length.
+    """
+    whole = [value for value in inputs if _is_integer(value) and len(value.shape or ()) == 2]
+    roles: dict[str, InputRole] = {}
+    for value in inputs:
+        role = next((role for part, role in _NAMES if part in value.name.lower()), None)
+        if role is None and whole == [value]:
+            role = InputRole.IDS
+        if (
+            role is None
+            or len(value.shape or ()) not in _RANKS[role]
+            or (role is InputRole.IDS and not _is_integer(value))
+        ):
+            cause = f"no text gives its values ({format_shape(value)})"
+            raise _make_error(value, cause, "give samples with all inputs, e.g. as .npz")
+        roles[value.name] = role
+    ids = [value for value in inputs if roles[value.name] is InputRole.IDS]
+    if len(ids) != 1:
+        cause = f"the model has {len(ids)} inputs for tokens"
+        names = ", ".join(value.name for value in inputs)
+        raise DataError("text", cause, f"give samples with all inputs, e.g. as .npz ({names})", code="Q223")
+    batch, length = ids[0].shape or (None, None)
+    pairs = _pair_caches([value for value in inputs if roles[value.name] is InputRole.CACHE], outputs)
+    caches = tuple(CacheInput(value, output, _find_axis(value, batch)) for value, output in pairs)
+    fixed = isinstance(batch, int)
+    return TextInputs(
+        roles=roles,
+        inputs=tuple(inputs),
+        caches=caches,
+        batch=batch if isinstance(batch, int) else 1,
+        length=length if isinstance(length, int) else None,
+        free_batch=not fixed,
+    )
+
+
+def _make_error(value: ValueInfo, cause: str, fix: str) -> DataError:
+    return DataError(f"input {value.name!r}", cause, fix, code="Q223")
+
+
+def _is_integer(value: ValueInfo) -> bool:
+    dtype = find_input_dtype(value)
+    return dtype is not None and classify_dtype(dtype) == "int"
+
+
+def _pair_caches(caches: Inputs, outputs: Sequence[str]) -> list[tuple[ValueInfo, str]]:
+    """The output that continues each cache: of the same layer and part by its name, else in the order of both."""
+    presents = [name for name in outputs if "present" in name.lower()] or list(outputs[1:])
+    by_stem = {_PREFIXES.sub("", name.lower()): name for name in presents}
+    stems = [_PREFIXES.sub("", value.name.lower()) for value in caches]
+    if all(stem in by_stem for stem in stems):
+        presents = [by_stem[stem] for stem in stems]
+    elif len(presents) != len(caches):
+        cause = f"the model has {len(caches)} caches and {len(presents)} outputs that could continue them"
+        raise _make_error(caches[0], cause, "give samples with all inputs, e.g. as .npz")
+    return list(zip(caches, presents, strict=True))
+
+
+def _find_axis(value: ValueInfo, batch: int | str | None) -> int:
+    """The axis of the tokens: the only one of no fixed size beside that of the samples."""
+    dims = value.shape or ()
+    free = []
+    for axis, dim in enumerate(dims):
+        is_batch = axis == 0 if dim is None else dim == batch
+        if not isinstance(dim, int) and not is_batch:
+            free.append(axis)
+    free = [axis for axis in free if "batch" not in str(dims[axis])] if len(free) > 1 else free
+    if len(free) != 1:
+        cause = f"caches grow along one axis, and this one has {len(free)} of no fixed size ({format_shape(value)})"
+        raise _make_error(value, cause, "export the model with a symbol for the length of its caches")
+    return free[0]
+
 
 # Texts written side by side, where the model takes any number: a run of many costs little more than one of a few.
 _ROWS = 16
@@ -37,28 +228,28 @@ def generate_texts(
     name = find_logits(session.outputs, parts, "the model")
     if parts.caches and parts.length not in (None, 1):
         raise make_decoder_error("the model", f"takes {parts.length} tokens at a time, so that it cannot write a text")
-    rng, left = np.random.default_rng(seed), count * parts.batch
+    rng, missing = np.random.default_rng(seed), count * parts.batch
     # A fixed batch is filled by each run.
-    rows = min(left, _ROWS) if parts.free_batch else parts.batch
+    rows = min(missing, _ROWS) if parts.free_batch else parts.batch
     tokens = tokens or _count_tokens(session, parts, name, rows)
-    while left > 0:
-        found = _write_rows(session, parts, name, rows, length, tokens, prefix, rng)[:left]
-        left -= len(found)
-        yield from found.reshape(-1, parts.batch, length)
+    # One token at least is written behind the special ones.
+    start = np.tile(np.array(prefix[: length - 1], np.int64), (rows, 1))
+    while missing > 0:
+        texts = _write_rows(session, parts, name, start, length, tokens, rng)[:missing]
+        missing -= len(texts)
+        yield from texts.reshape(-1, parts.batch, length)
 
 
 def _write_rows(
-    session: Session, parts: TextInputs, name: str, rows: int, length: int, tokens: int,
-    prefix: Sequence[int], rng: np.random.Generator,
-) -> Array:  # fmt: skip
-    """Integers [rows, length]."""
-    ids = np.tile(np.array(prefix[: length - 1], np.int64), (rows, 1))
-    caches = parts.make_empty_caches(rows) if parts.caches else None
+    session: Session, parts: TextInputs, name: str, ids: Array, length: int, tokens: int, rng: np.random.Generator
+) -> Array:
+    """Texts that begin with `ids`, integers [rows, length]. name: of the logits."""
+    caches = parts.make_empty_caches(len(ids)) if parts.caches else None
     known = 0
     # Of the first token nothing is asked but that there is such a one.
-    found = rng.integers(0, tokens, rows)
+    drawn = rng.integers(0, tokens, len(ids))
     while True:
-        ids = np.concatenate([ids, found[:, None]], axis=1)
+        ids = np.concatenate([ids, drawn[:, None]], axis=1)
         if ids.shape[1] >= length:
             return ids
         new = ids[:, known:]
@@ -71,7 +262,7 @@ def _write_rows(
             caches, known = parts.read_caches(outputs), ids.shape[1]
         logits = outputs[name]
         # Models that give the last position alone are asked for nothing else.
-        found = _draw_tokens(logits[:, min(at, logits.shape[1] - 1), :tokens], rng)
+        drawn = _draw_tokens(logits[:, min(at, logits.shape[1] - 1), :tokens], rng)
 
 
 def _count_tokens(session: Session, parts: TextInputs, name: str, rows: int) -> int:
@@ -94,17 +285,18 @@ def make_decoder_error(name: str, cause: str) -> DataError:
     return DataError(name, cause, "give a decoder that predicts the next token at every position", code="Q225")
 
 
-def find_logits(outputs: Sequence[ValueInfo], parts: TextInputs, name: str) -> str:
+def find_logits(outputs: Inputs, parts: TextInputs, name: str) -> str:
     """The output of logits: called so, or the first of rank 3 that is no cache. name: of the model, for messages.
 
     Raises DataError where there is none.
     """
-    caches = {one.output for one in parts.caches}
-    able = [
-        value for value in outputs
-        if value.name not in caches and len(value.shape or ()) == 3
-        and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "float"
-    ]  # fmt: skip
+    caches = {cache.output for cache in parts.caches}
+    able = []
+    for value in outputs:
+        dtype = find_input_dtype(value)
+        is_float = dtype is None or classify_dtype(dtype) == "float"
+        if is_float and value.name not in caches and len(value.shape or ()) == 3:
+            able.append(value)
     if not able:
         raise make_decoder_error(name, "has no output of floats [samples, tokens, vocabulary]")
     return next((value.name for value in able if "logits" in value.name.lower()), able[0].name)

@@ -1,24 +1,203 @@
-"""Samples of text: windows of tokens fitted to a model's inputs, with the caches that the model itself fills."""
+"""Text as samples: a file cut into windows of tokens, or texts that a language model writes itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import codecs
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from onnxq.config import DataConfig
-from onnxq.data.fit import Array
+from onnxq.config.data import BYTES
+from onnxq.data.fit import Array, Feeds, Inputs
 from onnxq.data.scripts import suggest_files
 from onnxq.data.synthetic import count_table_rows
-from onnxq.data.text.generate import generate_texts
-from onnxq.data.text.inputs import TextInputs, find_text_inputs
-from onnxq.data.text.tokenizer import Tokenizer, load_tokenizer
-from onnxq.data.text.windows import Window, choose_windows
-from onnxq.errors import DataError
-from onnxq.files import check_input_kind
-from onnxq.graph import ModelLike, ValueInfo, get_index
+from onnxq.data.text.generate import TextInputs, find_text_inputs, generate_texts
+from onnxq.errors import DataError, MissingDependencyError
+from onnxq.files import check_input_kind, shorten_error
+from onnxq.graph import ModelLike, get_index
 from onnxq.runtime import Session
+
+
+class Tokenizer(Protocol):
+    """Text -> tokens. prefix, suffix: special tokens around every text. size: number of tokens there are."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    size: int
+
+    def encode(self, text: bytes, where: str) -> list[int]:
+        """Encode text without special tokens. A letter that is cut off at the end is left out.
+
+        Raises DataError, naming `where`, for bytes that are no text.
+        """
+        ...
+
+
+class ByteTokenizer:
+    """Every byte is its own token."""
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    size = 256
+
+    def encode(self, text: bytes, where: str) -> list[int]:
+        """The values of the bytes."""
+        return list(text)
+
+
+class FileTokenizer:
+    """A tokenizer of Hugging Face's library, as models bring it along."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        # As files have them, for batches: a window is cut to its length here, and nothing else.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.size: int = tokenizer.get_vocab_size()
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        whole = tokenizer.encode("a", add_special_tokens=True).ids
+        start = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
+        self.prefix = tuple(whole[:start])
+        self.suffix = tuple(whole[start + len(plain) :])
+
+    def encode(self, text: bytes, where: str) -> list[int]:
+        """Tokens of UTF-8."""
+        try:
+            letters = codecs.getincrementaldecoder("utf-8")().decode(text)
+        except UnicodeDecodeError as error:
+            cause = f"is not UTF-8 ({error.reason} at byte {error.start} of a window)"
+            raise DataError(where, cause, "give a text file in UTF-8", code="Q221") from error
+        ids: list[int] = self._tokenizer.encode(letters, add_special_tokens=False).ids
+        return ids
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Load a tokenizer. name: a folder with tokenizer.json, the file itself, or "bytes".
+
+    Raises DataError for a file that is missing or is none, MissingDependencyError without the package tokenizers.
+    """
+    if name == BYTES:
+        return ByteTokenizer()
+    path = Path(name) / "tokenizer.json" if os.path.isdir(name) else Path(name)
+    fix = f"name a folder with tokenizer.json, the file, or {BYTES!r} for a model of bytes"
+    try:
+        check_input_kind(path, DataError)
+    except OSError as error:
+        cause = f"cannot be read ({error.strerror or error})"
+        written = "; the tokenizer of `transformers` writes one by save_pretrained(FOLDER)"
+        raise DataError(path, cause, fix + written, code="Q222") from error
+    library = _import_tokenizers()
+    try:
+        return FileTokenizer(library.Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library's errors are plain Exceptions, with the reason in their text
+        raise DataError(path, f"is no tokenizer ({shorten_error(error)})", fix, code="Q222") from error
+
+
+def _import_tokenizers() -> Any:
+    """Import the package. Raises MissingDependencyError without it."""
+    try:
+        return import_module("tokenizers")
+    except ImportError as error:
+        cause = f"reading tokenizer.json needs the package tokenizers ({error})"
+        raise MissingDependencyError("tokenizers", cause, "pip install 'onnxq[text]'", code="Q810") from error
+
+
+# Bytes encoded at a time, up to the end of a line where one is near.
+_PIECE = 2**20
+# Bytes within which a window looks for the beginning of a line.
+_LINE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Tokens of a piece of text. ids: integers [T], special tokens around them. size: bytes of its text."""
+
+    ids: Array
+    size: float
+
+
+def read_windows(path: Path, tokenizer: Tokenizer, length: int) -> Iterator[Window]:
+    """Read a text from its beginning: windows of `length` tokens, one behind the other; the last may be shorter."""
+    waiting: list[int] = []
+    count = _count_tokens(tokenizer, length, path)
+    for piece in _read_pieces(path):
+        ids = tokenizer.encode(piece, str(path))
+        waiting += ids
+        # Bytes of a window as its tokens' share of the piece: tokens do not say where they end.
+        share = len(piece) / max(len(ids), 1)
+        while len(waiting) >= count:
+            yield _wrap_tokens(waiting[:count], tokenizer, share)
+            waiting = waiting[count:]
+    if len(waiting) > 1:
+        yield _wrap_tokens(waiting, tokenizer, share)
+
+
+def choose_windows(path: Path, tokenizer: Tokenizer, length: int, count: int, seed: int) -> Iterator[Window]:
+    """Read `count` windows of `length` tokens from places spread over a text, each at the beginning of a line.
+
+    The seed chooses the place within each of `count` equal parts. A window at the end begins earlier, so that all are
+    of one length, and windows may overlap. Fewer where the text has fewer tokens, but one at least.
+    """
+    most, size, rng = _count_tokens(tokenizer, length, path), path.stat().st_size, np.random.default_rng(seed)
+    starts = (np.arange(count) + rng.random(count)) * size / count
+    with path.open("rb") as file:
+        for start in np.unique(starts.astype(np.int64)):
+            # As if each token were a byte, and more until there are enough.
+            reach = most
+            while True:
+                # Moved to the front where too little text follows.
+                first = max(0, min(int(start), size - reach))
+                file.seek(first)
+                piece = _drop_broken_line(file.read(reach + _LINE)) if first else file.read(reach)
+                ids = tokenizer.encode(piece, str(path))
+                if len(ids) >= most or reach >= size:
+                    break
+                reach *= 2
+            yield _wrap_tokens(ids[:most], tokenizer, len(piece) / max(len(ids), 1))
+            if len(ids) < most:  # these are all
+                return
+
+
+def _drop_broken_line(piece: bytes) -> bytes:
+    """Text from the beginning of its next line; without one nearby, from its next whole letter on."""
+    end = piece.find(b"\n", 0, _LINE)
+    if end >= 0:
+        return piece[end + 1 :]
+    # Bytes 10xxxxxx continue a letter of UTF-8, which has three of them at most.
+    return piece[next((k for k in range(3) if piece[k : k + 1] and piece[k] & 0xC0 != 0x80), 3) :]
+
+
+def _count_tokens(tokenizer: Tokenizer, length: int, path: Path) -> int:
+    """Tokens of text in a window."""
+    count = length - len(tokenizer.prefix) - len(tokenizer.suffix)
+    if count < 1:
+        cause = f"of the {length} tokens of a window none is left beside the special ones"
+        raise DataError(path, cause, "give a larger `sequence_length=…`", code="Q224")
+    return count
+
+
+def _wrap_tokens(ids: list[int], tokenizer: Tokenizer, share: float) -> Window:
+    return Window(np.array([*tokenizer.prefix, *ids, *tokenizer.suffix], np.int64), len(ids) * share)
+
+
+def _read_pieces(path: Path) -> Iterator[bytes]:
+    """Read a file in pieces that end with a line, where lines are of usual length."""
+    left = b""
+    with path.open("rb") as file:
+        while block := file.read(_PIECE):
+            block = left + block
+            end = block.rfind(b"\n") + 1 or len(block)
+            left = block[end:]
+            yield block[:end]
+    if left:
+        yield left
+
 
 # Windows, and tokens in each, if no number is given.
 SAMPLES = 64
@@ -29,9 +208,7 @@ _STEPS = (1, 8)
 _EVERY = 4
 
 
-def make_text_samples(
-    path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None
-) -> Iterator[dict[str, Array]]:
+def make_text_samples(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> Iterator[Feeds]:
     """Make the samples of a text file: windows spread over it.
 
     Of a decoder with caches most samples are prompts, before which nothing is known; every fourth is one or some
@@ -45,9 +222,7 @@ def make_text_samples(
     return _fit_texts(map(text.shape_ids, windows), text.parts, session, text.length, config.seed)
 
 
-def make_generated_samples(
-    inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike
-) -> Iterator[dict[str, Array]]:
+def make_generated_samples(inputs: Inputs, config: DataConfig, model: ModelLike) -> Iterator[Feeds]:
     """Make the samples of texts that the model writes itself, like those of `make_text_samples`.
 
     Raises DataError for a model that tokens do not feed, or that gives no logits.
@@ -61,7 +236,7 @@ def make_generated_samples(
 
 def _fit_texts(
     texts: Iterable[Array], parts: TextInputs, session: Session | None, length: int, seed: int
-) -> Iterator[dict[str, Array]]:
+) -> Iterator[Feeds]:
     """Make samples of tokens [N, T]. session: fills caches; None where there are none."""
     rng, step = np.random.default_rng(seed), 0
     for k, ids in enumerate(texts):
@@ -75,7 +250,7 @@ def _fit_texts(
         yield parts.make_feeds(ids[:, known : known + count], parts.run_prompt(session, ids[:, :known]))
 
 
-class Text:
+class TextFile:
     """A text file for one model. length: tokens of a window for each row of a batch."""
 
     def __init__(self, path: Path, parts: TextInputs, tokenizer: Tokenizer, length: int, rows: int | None) -> None:
@@ -96,16 +271,14 @@ class Text:
         return window.ids[: count * batch].reshape(batch, count)
 
 
-def open_text(path: Path, inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None) -> Text:
+def open_text(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> TextFile:
     """Open a text file for a model. Raises DataError without a tokenizer, and for a model that tokens do not feed."""
     tokenizer = find_tokenizer(path, config)
     parts, rows, length = _describe_inputs(inputs, config, model)
-    return Text(path, parts, tokenizer, length, rows)
+    return TextFile(path, parts, tokenizer, length, rows)
 
 
-def _describe_inputs(
-    inputs: Sequence[ValueInfo], config: DataConfig, model: ModelLike | None
-) -> tuple[TextInputs, int | None, int]:
+def _describe_inputs(inputs: Inputs, config: DataConfig, model: ModelLike | None) -> tuple[TextInputs, int | None, int]:
     """The inputs by their roles, the rows of the table of tokens where one is known, and the tokens of a window."""
     index = None if model is None else get_index(model)
     parts = find_text_inputs(inputs, [] if index is None else [value.name for value in index.outputs])

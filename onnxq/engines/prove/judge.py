@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
-from onnxq.annotate.notes import Notes, read_notes
+from onnxq.annotate.bits import Notes, read_notes
 from onnxq.backends.engine import Kernel, KernelWords
 from onnxq.engines.prove.kernels import (
     HEAVY,

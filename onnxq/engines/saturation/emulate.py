@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.annotate.saturation import Operand, find_operands, find_saturating
+from onnxq.annotate.operators import Operand, find_operands, find_saturating
 from onnxq.backends.sums import Data
 from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes

@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.editing.export import export_wiring, rename_value
-from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.editing.wiring import BODY_TYPES, NodeRecord, ScopeRecord, find_nodes_between, find_used, import_wiring
+from onnxq.graph.editing import gs
+from onnxq.graph.editing.wiring import (
+    BODY_TYPES,
+    NodeRecord,
+    ScopeRecord,
+    export_wiring,
+    find_nodes_between,
+    find_used,
+    import_wiring,
+    rename_value,
+)
 from onnxq.graph.index import look_up
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.names import check_names, choose_name, list_names
@@ -37,7 +45,9 @@ class Editor(Generic[M]):
         self._source = model
         # A copy: the given model must not come to refer to the arrays of an edit that may be thrown away.
         self._store = copy_store(model)
-        self._wiring = import_wiring(proto)
+        self._wiring = wiring = import_wiring(proto)
+        self._resolve = wiring.resolve
+        self._nodes, self._tensors, self._scopes = wiring.nodes, wiring.tensors, wiring.scopes
         self._names = list_names(proto)
         # New nodes by the node they are anchored to, in the order in which they were inserted.
         self._before: defaultdict[str, list[str]] = defaultdict(list)
@@ -61,8 +71,8 @@ class Editor(Generic[M]):
 
         Subgraphs side by side may both have one.
         """
-        related = (other for other in self._wiring.scopes if is_within(other, scope) or is_within(scope, other))
-        return not any(TensorId(name, other) in self._wiring.tensors for other in related)
+        related = (other for other in self._scopes if is_within(other, scope) or is_within(scope, other))
+        return not any(TensorId(name, other) in self._tensors for other in related)
 
     def add_initializer(self, scope: str, name: str, array: NDArray[Any], *, dtype: int | None = None) -> str:
         """A new initializer in `scope`; returns its name.
@@ -74,23 +84,23 @@ class Editor(Generic[M]):
 
     def add_tensor(self, scope: str, tensor: TensorProto) -> None:
         """A new initializer in `scope`, as it is and under the name it has."""
-        record = self._scope(scope)
-        self._define(tensor.name, scope)
+        record = self._find_scope(scope)
+        self._define_tensor(tensor.name, scope)
         record.initializers[tensor.name] = tensor
         record.value_info.pop(tensor.name, None)
 
     def is_unread(self, t: TensorId) -> bool:
         """True for a tensor, not an input, that no node reads and no graph or subgraph gives out."""
-        if t not in self._wiring.tensors or t.name in {value.name for value in self._wiring.scopes[t.scope].inputs}:
+        if t not in self._tensors or t.name in {value.name for value in self._scopes[t.scope].inputs}:
             return False
-        given = (self._wiring.resolve(v.name, s.name) for s in self._wiring.scopes.values() for v in s.outputs)
-        return not self.consumers(t) and t not in given
+        outputs = (self._resolve(v.name, s.name) for s in self._scopes.values() for v in s.outputs)
+        return not self.consumers(t) and t not in outputs
 
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
         if t.name not in self._tensor_scope(t).initializers or not self.is_unread(t):
             raise _fault(str(t), "is not an initializer, or is still read", "rewire its readers first")
-        del self._wiring.tensors[t], self._wiring.scopes[t.scope].initializers[t.name]
+        del self._tensors[t], self._scopes[t.scope].initializers[t.name]
 
     def replace_initializer(self, t: TensorId, array: NDArray[Any]) -> None:
         """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
@@ -119,18 +129,18 @@ class Editor(Generic[M]):
         before, after: the node of the same scope it is to stand next to; without them it stands before its first
         reader. It is moved only as far as its own inputs and readers ask.
         """
-        target = self._scope(scope)
-        if name in self._wiring.nodes:
+        target = self._find_scope(scope)
+        if name in self._nodes:
             raise _fault(name, "there is a node of this name already", "take a name from fresh()")
         for anchor in filter(None, (before, after)):
-            if self._node(anchor).scope != scope:
+            if self._find_node(anchor).scope != scope:
                 raise _fault(anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope")
         attributes = {key: _make_attribute(key, value) for key, value in (attrs or {}).items()}
-        read = [self._visible(tensor, scope) for tensor in inputs]
-        made = [self._define(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
-        node = gs.Node(op_type, name=name, inputs=read, outputs=made, domain=domain or None)
+        read = [self._find_visible(tensor, scope) for tensor in inputs]
+        results = [self._define_tensor(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
+        node = gs.Node(op_type, name=name, inputs=read, outputs=results, domain=domain or None)
         notes = [StringStringEntryProto(key=key, value=value) for key, value in (metadata or {}).items()]
-        self._wiring.nodes[name] = NodeRecord(node, scope, NodeProto(metadata_props=notes), attributes)
+        self._nodes[name] = NodeRecord(node, scope, NodeProto(metadata_props=notes), attributes)
         self._names.add(name)
         if before is not None:
             self._before[before].append(name)
@@ -141,41 +151,41 @@ class Editor(Generic[M]):
 
     def remove_node(self, name: str) -> None:
         """Take out a node with its subgraphs. Readers of its outputs must be rewired before export."""
-        record = self._node(name)
+        record = self._find_node(name)
         for subgraph in record.subgraphs.values():
-            for inner in [key for key, value in self._wiring.nodes.items() if value.scope == subgraph]:
+            for inner in [key for key, value in self._nodes.items() if value.scope == subgraph]:
                 self.remove_node(inner)
-            for store in (self._wiring.tensors, self._wiring.orphans):
+            for store in (self._tensors, self._wiring.orphans):
                 for t in [key for key in store if key.scope == subgraph]:
                     del store[t]
-            del self._wiring.scopes[subgraph]
+            del self._scopes[subgraph]
         for tensor in record.node.outputs:
             key = TensorId(tensor.name, record.scope)
             # Its readers keep the object, and read whatever is made under this name next.
             if tensor.name:
-                self._wiring.orphans[key] = self._wiring.tensors.pop(key)
+                self._wiring.orphans[key] = self._tensors.pop(key)
         # graphsurgeon unlinks the other ends then.
         record.node.inputs.clear()
         record.node.outputs.clear()
-        del self._wiring.nodes[name]
+        del self._nodes[name]
 
     def replace_input(self, edge: Edge, tensor: str) -> None:
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
-        record = self._node(edge.node)
+        record = self._find_node(edge.node)
         if not 0 <= edge.index <= len(record.node.inputs):
             raise _fault(str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these")
-        found = self._visible(tensor, record.scope)
+        source = self._find_visible(tensor, record.scope)
         if edge.index == len(record.node.inputs):
-            record.node.inputs.append(found)
+            record.node.inputs.append(source)
         else:
-            record.node.inputs[edge.index] = found
+            record.node.inputs[edge.index] = source
 
     def replace_output(self, node: str, k: int, new: str) -> None:
         """Let a node make the tensor `new` as its output k. Readers keep the old one, for another node to make."""
-        record = self._node(node)
+        record = self._find_node(node)
         old = TensorId(record.node.outputs[k].name, record.scope)
-        self._wiring.orphans[old] = self._wiring.tensors.pop(old)
-        record.node.outputs[k] = self._define(new, record.scope)
+        self._wiring.orphans[old] = self._tensors.pop(old)
+        record.node.outputs[k] = self._define_tensor(new, record.scope)
 
     def rewire(self, t: TensorId, new: str, *, consumers: Iterable[Edge] | None = None, outputs: bool = False) -> None:
         """Let the readers of `t` (all, or the given ones) read `new`, captures from inner scopes included.
@@ -185,7 +195,7 @@ class Editor(Generic[M]):
         """
         self._tensor_scope(t)
         if consumers is None:
-            target = self._wiring.resolve(new, t.scope)
+            target = self._resolve(new, t.scope)
             makers = find_nodes_between(self._wiring, target, t) if target else set()
             edges = [edge for edge in self.consumers(t) if edge.node not in makers]
         else:
@@ -195,26 +205,26 @@ class Editor(Generic[M]):
                 raise _fault(str(strange), f"does not read {t}", "take the edge from the index")
         for edge in edges:
             self.replace_input(edge, new)
-        for scope in self._wiring.scopes.values() if outputs else ():
+        for scope in self._scopes.values() if outputs else ():
             for k, value in enumerate(scope.outputs):
-                if self._wiring.resolve(value.name, scope.name) == t:
+                if self._resolve(value.name, scope.name) == t:
                     self._rewire_output(scope, k, new)
 
     def _rewire_output(self, scope: ScopeRecord, k: int, new: str) -> None:
         name = scope.outputs[k].name
         if not scope.name:
             raise _fault(name, "is an output of the model and keeps its name", "rename the tensor, then make it anew")
-        self._visible(new, scope.name)
+        self._find_visible(new, scope.name)
         scope.outputs[k] = rename_value(scope.outputs[k], new)
 
     def consumers(self, t: TensorId) -> tuple[Edge, ...]:
         """The edges that read the tensor now."""
-        tensor = self._wiring.tensors.get(t)
-        found: dict[Edge, None] = {}
+        tensor = self._tensors.get(t)
+        edges: dict[Edge, None] = {}
         for node in tensor.outputs if tensor is not None else ():
-            scope = self._wiring.nodes[node.name].scope
-            found.update((Edge(node.name, k, scope), None) for k, read in enumerate(node.inputs) if read is tensor)
-        return tuple(found)
+            scope = self._nodes[node.name].scope
+            edges.update((Edge(node.name, k, scope), None) for k, read in enumerate(node.inputs) if read is tensor)
+        return tuple(edges)
 
     def rename_tensor(self, t: TensorId, new: str) -> None:
         """Give a tensor another name where it is made and wherever it is read.
@@ -223,16 +233,16 @@ class Editor(Generic[M]):
         model cannot be renamed.
         """
         scope = self._tensor_scope(t)
-        tensor = self._wiring.tensors[t]
+        tensor = self._tensors[t]
         if not scope.name and t.name in {value.name for value in scope.inputs}:
             raise _fault(t.name, "is an input of the model and keeps its name", "insert a node behind it")
-        self._define(new, t.scope)
+        self._define_tensor(new, t.scope)
         # Subgraphs that give the tensor out by its outer name are readers like any other.
-        for inner in self._wiring.scopes.values():
+        for inner in self._scopes.values():
             if inner is not scope:
-                follows = [self._wiring.resolve(value.name, inner.name) == t for value in inner.outputs]
+                follows = [self._resolve(value.name, inner.name) == t for value in inner.outputs]
                 inner.outputs = [rename_value(v, new) if f else v for v, f in zip(inner.outputs, follows, strict=True)]
-        self._wiring.tensors[TensorId(new, t.scope)] = self._wiring.tensors.pop(t)
+        self._tensors[TensorId(new, t.scope)] = self._tensors.pop(t)
         tensor.name = new
         # Of a body, whose inputs are known to its parent by position.
         scope.inputs = [rename_value(v, new) if v.name == t.name else v for v in scope.inputs]
@@ -254,7 +264,7 @@ class Editor(Generic[M]):
 
     def set_attr(self, node: str, name: str, value: Any) -> None:
         """Set an attribute (None takes it away): int, float, str, bytes, list of these, TensorProto, AttributeProto."""
-        record = self._node(node)
+        record = self._find_node(node)
         if value is None:
             record.attributes.pop(name, None)
         else:
@@ -262,54 +272,54 @@ class Editor(Generic[M]):
 
     def set_op(self, node: str, op_type: str, domain: str = "") -> None:
         """Make the node another operation, with the inputs, outputs and attributes it has."""
-        record = self._node(node)
+        record = self._find_node(node)
         record.node.op = op_type
         record.node.domain = domain or None
 
     def remove_unused(self) -> None:
         """Take out nodes and initializers, in every scope, that no output of the model depends on."""
         nodes, tensors = find_used(self._wiring)
-        for name in [name for name in self._wiring.nodes if name not in nodes]:
+        for name in [name for name in self._nodes if name not in nodes]:
             # It may have gone with the node whose body it was in.
-            if name in self._wiring.nodes:
+            if name in self._nodes:
                 self.remove_node(name)
-        for scope in self._wiring.scopes.values():
+        for scope in self._scopes.values():
             for name in [name for name in scope.initializers if TensorId(name, scope.name) not in tensors]:
                 del scope.initializers[name]
-                del self._wiring.tensors[TensorId(name, scope.name)]
+                del self._tensors[TensorId(name, scope.name)]
 
     def model_metadata(self, metadata: Mapping[str, str]) -> None:
         """Add entries to the model's metadata_props."""
         self._metadata.update(metadata)
 
-    def _node(self, name: str) -> NodeRecord:
-        return look_up(self._wiring.nodes, name, "node of this name")
+    def _find_node(self, name: str) -> NodeRecord:
+        return look_up(self._nodes, name, "node of this name")
 
-    def _scope(self, name: str) -> ScopeRecord:
-        return look_up(self._wiring.scopes, name, "such scope")
+    def _find_scope(self, name: str) -> ScopeRecord:
+        return look_up(self._scopes, name, "such scope")
 
     def _tensor_scope(self, t: TensorId) -> ScopeRecord:
-        if t not in self._wiring.tensors:
-            known = (key.name for key in self._wiring.tensors if key.scope == t.scope)
+        if t not in self._tensors:
+            known = (key.name for key in self._tensors if key.scope == t.scope)
             raise ModelError(str(t), "the model has no such tensor", suggest_names(t.name, known), code="Q116")
-        return self._wiring.scopes[t.scope]
+        return self._scopes[t.scope]
 
-    def _visible(self, tensor: str, scope: str) -> Any:
+    def _find_visible(self, tensor: str, scope: str) -> Any:
         if not tensor:
             return gs.Variable.empty()
-        found = self._wiring.resolve(tensor, scope)
+        found = self._resolve(tensor, scope)
         if found is None:
-            near = suggest_names(tensor, (key.name for key in self._wiring.tensors))
+            near = suggest_names(tensor, (key.name for key in self._tensors))
             raise ModelError(tensor, f"no such tensor is visible in scope {scope!r}", near, code="Q116")
-        return self._wiring.tensors[found]
+        return self._tensors[found]
 
-    def _define(self, name: str, scope: str) -> Any:
+    def _define_tensor(self, name: str, scope: str) -> Any:
         if not name:
             raise _fault("a new tensor", "needs a name", "take one from fresh()")
         if not self.is_free(name, scope):
             raise _fault(name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()")
         self._names.add(name)
-        return self._wiring.define(TensorId(name, scope))
+        return self._wiring.define_tensor(TensorId(name, scope))
 
 
 def _make_attribute(name: str, value: Any) -> AttributeProto:

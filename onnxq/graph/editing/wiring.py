@@ -11,13 +11,26 @@ never put in a set or removed from a list by value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 
-from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined
+from onnxq.errors import ModelError
+from onnxq.graph.editing import gs
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, sort_topologically
+from onnxq.graph.weights import copy_fields
 from onnxq.sites import TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -74,7 +87,7 @@ class Wiring:
             at = self.scopes[at].parent
         return None
 
-    def define(self, t: TensorId) -> Any:
+    def define_tensor(self, t: TensorId) -> Any:
         """The graphsurgeon object of a tensor that is new, or new again."""
         orphan = self.orphans.pop(t, None)
         self.tensors[t] = gs.Variable(t.name) if orphan is None else orphan
@@ -127,10 +140,10 @@ def _record_graph(wiring: Wiring, graph: Any, source: GraphProto, name: str, par
 
 
 def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
-    found = {tensor.name: tensor for tensor in graph.inputs}
-    found.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
+    objects = {tensor.name: tensor for tensor in graph.inputs}
+    objects.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
     for name in sorted(list_defined(source)):
-        wiring.tensors[TensorId(name, scope)] = found[name] if name in found else gs.Variable(name)
+        wiring.tensors[TensorId(name, scope)] = objects[name] if name in objects else gs.Variable(name)
 
 
 def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
@@ -139,9 +152,9 @@ def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
     graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
     """
     for k, tensor in enumerate(list(record.node.inputs)):
-        found = wiring.resolve(tensor.name, record.scope)
-        if found is not None and wiring.tensors[found] is not tensor:
-            record.node.inputs[k] = wiring.tensors[found]
+        source = wiring.resolve(tensor.name, record.scope)
+        if source is not None and wiring.tensors[source] is not tensor:
+            record.node.inputs[k] = wiring.tensors[source]
 
 
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
@@ -177,20 +190,159 @@ def _list_needed(wiring: Wiring, record: NodeRecord) -> list[TensorId | None]:
 
 def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> set[str]:
     """The nodes that compute `target` (subgraphs included), without those that only come before `source`."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [wiring.tensors[target]]
     # By id: graphsurgeon's tensors have no hash. The source counts as seen, so the walk ends there.
-    seen: set[int] = {id(wiring.tensors[source])}
+    visited: set[int] = {id(wiring.tensors[source])}
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in seen:
+        if id(tensor) in visited:
             continue
-        seen.add(id(tensor))
+        visited.add(id(tensor))
         stack = [wiring.nodes[node.name] for node in tensor.inputs]
         while stack:
             record = stack.pop()
-            found.add(record.node.name)
+            names.add(record.node.name)
             waiting.extend(record.node.inputs)
             for subgraph in record.subgraphs.values():
                 stack.extend(inner for inner in wiring.nodes.values() if inner.scope == subgraph)
-    return found
+    return names
+
+
+Anchors = Mapping[str, list[str]]
+
+
+def export_wiring(
+    wiring: Wiring, source: ModelProto, before: Anchors, after: Anchors, metadata: Mapping[str, str]
+) -> ModelProto:
+    """The model of the wiring. Raises ModelError for outputs without a producer and inputs that nobody defines."""
+    # From the inside out: sorting a scope reads the node lists of the subgraphs in it.
+    for scope in reversed(list(wiring.scopes.values())):
+        scope.graph.nodes = [record.node for record in _sort_records(wiring, scope, before, after)]
+        scope.graph.outputs = [_find_output(wiring, scope, value.name) for value in scope.outputs]
+    exported = gs.export_onnx(
+        wiring.scopes[""].graph, do_type_check=False, opset_imports=source.opset_import, ir_version=source.ir_version
+    )
+    # graphsurgeon's own model is only asked for the nodes and their order.
+    model = ModelProto()
+    copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
+    model.opset_import.extend(source.opset_import)
+    model.opset_import.extend(_list_missing_domains(wiring, source))
+    helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
+    model.functions.extend(source.functions)
+    _restore_graph(wiring, wiring.scopes[""], exported.graph, model.graph)
+    return model
+
+
+def _sort_records(wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anchors) -> list[NodeRecord]:
+    """The scope's nodes: base order with insertions at their anchors, then moved as far as running asks."""
+    names: list[str] = []
+    stack = [(name, False) for name in reversed(scope.order)]
+    while stack:
+        name, opened = stack.pop()
+        if opened:
+            names.append(name)
+            continue
+        stack.extend((follower, False) for follower in reversed(after.get(name, [])))
+        stack.append((name, True))
+        stack.extend((leader, False) for leader in reversed(before.get(name, [])))
+    # A name twice: the node was taken out, and another has its name.
+    nodes = [wiring.nodes[name] for name in dict.fromkeys(names) if name in wiring.nodes]
+    needs = [_list_needs(wiring, record, scope.name) for record in nodes]
+    makes = [[tensor.name for tensor in record.node.outputs] for record in nodes]
+    return sort_topologically(nodes, needs, makes, [record.node.name for record in nodes])
+
+
+def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
+    """The tensors of `scope` that a node or a subgraph in it reads. Raises ModelError for undefined ones."""
+    needs: list[str] = []
+    stack = [record]
+    while stack:
+        at = stack.pop()
+        for k, tensor in enumerate(at.node.inputs):
+            if not tensor.name:
+                continue
+            source = wiring.resolve(tensor.name, at.scope)
+            # The object that it reads was taken out; a tensor of that name further out is another one.
+            if source is None or wiring.tensors[source] is not tensor:
+                cause = f"reads {tensor.name!r}, which nothing makes"
+                raise ModelError(f"{at.node.name}, input {k}", cause, "rewire the node", code="Q103")
+            if source.scope == scope:
+                needs.append(source.name)
+        for subgraph in at.subgraphs.values():
+            stack.extend(wiring.nodes[node.name] for node in wiring.scopes[subgraph].graph.nodes)
+            outs = (wiring.resolve(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
+            needs.extend(out.name for out in outs if out is not None and out.scope == scope)
+    return needs
+
+
+def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
+    key = wiring.resolve(name, scope.name)
+    if key is None:
+        cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
+        raise ModelError(name, cause, "give a node or initializer this output name", code="Q103")
+    return wiring.tensors[key]
+
+
+def _list_missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
+    # Both are names of ONNX's own domain.
+    known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
+    used = {record.node.domain or "" for record in wiring.nodes.values()}
+    return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
+
+
+def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, target: GraphProto) -> None:
+    copy_fields(
+        scope.source,
+        target,
+        ("node", "initializer", "sparse_initializer", "input", "output", "value_info", "quantization_annotation"),
+    )
+    for node in exported.node:
+        _restore_node(wiring, wiring.nodes[node.name], node, target.node.add())
+    target.input.extend(scope.inputs)
+    target.output.extend(scope.outputs)
+    for tensor in scope.initializers.values():
+        (target.sparse_initializer if isinstance(tensor, SparseTensorProto) else target.initializer).append(tensor)
+    # Inputs and outputs carry their types themselves.
+    declared = {value.name for value in (*scope.inputs, *scope.outputs)}
+    for name, value in scope.value_info.items():
+        if name not in declared and wiring.resolve(name, scope.name) is not None:
+            target.value_info.append(value)
+    for annotation in scope.source.quantization_annotation:
+        name = scope.annotated.get(annotation.tensor_name, "")
+        if TensorId(name, scope.name) in wiring.tensors:
+            target.quantization_annotation.add().CopyFrom(annotation)
+            target.quantization_annotation[-1].tensor_name = name
+
+
+def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, target: NodeProto) -> None:
+    copy_fields(record.source, target, ("input", "output", "name", "op_type", "domain", "attribute"))
+    copy_fields(exported, target, ("attribute",))
+    waiting = dict(record.attributes)
+    bodies = {attr.name: attr.g for attr in exported.attribute}
+    # In the order of the file, so that an untouched node comes back as it was.
+    for attr in record.source.attribute:
+        if attr.type in BODY_TYPES:
+            _restore_subgraphs(wiring, record, attr, bodies, target.attribute.add())
+        elif attr.name in waiting:
+            target.attribute.add().CopyFrom(waiting.pop(attr.name))
+    target.attribute.extend(waiting.values())
+
+
+def _restore_subgraphs(
+    wiring: Wiring, record: NodeRecord, source: AttributeProto, bodies: Mapping[str, GraphProto], target: AttributeProto
+) -> None:
+    copy_fields(source, target, ("g", "graphs"))
+    if source.type == AttributeProto.GRAPH:
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[source.name]], bodies[source.name], target.g)
+        return
+    for i in range(len(source.graphs)):
+        label = f"{source.name}[{i}]"
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], bodies[label], target.graphs.add())
+
+
+def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:
+    """A copy of the value's type under another name."""
+    copy = deepcopy(value)
+    copy.name = name
+    return copy

@@ -12,18 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
+from onnxq.graph.base import NodeRef
 from onnxq.graph.editing.editor import Editor
-from onnxq.graph.folding.evaluate import evaluate_nodes
-from onnxq.graph.folding.shape_values import infer_shape_values
-from onnxq.graph.folding.unpack import move_constant
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weights
 from onnxq.graph.names import name_nodes
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.values import encode_tensor, find_constant_attribute
 from onnxq.graph.weights import SMALL_BYTES, count_tensor_bytes, omit_weights
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import TensorId
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
 _NEVER = frozenset(
@@ -59,7 +58,7 @@ def fold_constants(model: M) -> M:
     model = name_nodes(model)
     for _ in range(_ROUNDS):
         folding = _Folding(model)
-        plan = folding.plan()
+        plan = folding.make_plan()
         before = model
         model = _apply_plan(folding.index, plan, model) if plan.nodes else _insert_scalars(folding.index, model)
         if model is before:
@@ -96,32 +95,32 @@ class _Folding:
         self.index = GraphIndex(_infer_types(proto))
         self.weights = GraphIndex(model)
         self.shapes = infer_shape_values(self.index)
-        self.protos = {node.name: node for _, graph in walk_graphs(proto.graph) for node in graph.node}
+        self.protos = {node.name: node for node in walk_nodes(proto.graph)}
         given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
         self.protected = {t for t in given_out if t is not None}
         # Of the constants that a tensor is computed from, which its own size is weighed against.
         self.bytes: dict[TensorId, int] = {}
 
-    def plan(self) -> _Plan:
+    def make_plan(self) -> _Plan:
         """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
         computed: dict[TensorId, TensorProto] = {}
         # Again without those that were refused: what depends on them cannot be folded either.
         while True:
-            nodes = self._foldable(refused)
-            same, wanted = self._wanted(nodes)
+            nodes = self._find_foldable(refused)
+            same, wanted = self._find_wanted(nodes)
             missing = [t for t in wanted if not self._is_literal(t) and t not in computed]
-            computed.update(self._compute(nodes, missing))
+            computed.update(self._compute_values(nodes, missing))
             failed = [t for t in missing if t not in computed or self._too_large(t, count_tensor_bytes(computed[t]))]
             if not failed:
-                tensors = {t: self._literal(t) if self._is_literal(t) else computed[t] for t in wanted}
+                tensors = {t: self._read_literal(t) if self._is_literal(t) else computed[t] for t in wanted}
                 return _Plan(nodes, tensors, same)
-            refused.update(self._maker(t).name for t in failed)
+            refused.update(self._find_maker(t).name for t in failed)
 
-    def _foldable(self, refused: set[str]) -> dict[str, NodeRef]:
+    def _find_foldable(self, refused: set[str]) -> dict[str, NodeRef]:
         nodes: dict[str, NodeRef] = {}
         for node in self.index.nodes:
-            outputs = [TensorId(name, node.scope) for name in node.outputs if name]
+            outputs = node.results
             if node.name in refused or not outputs or any(t in self.protected for t in outputs):
                 continue
             if all(self._is_literal(t) for t in outputs):
@@ -130,7 +129,7 @@ class _Folding:
             if node.domain or node.op_type in _NEVER or self.index.subgraphs(node.name) or not any(node.inputs):
                 continue
             read = [self.index.resolve(name, node.scope) for name in node.inputs if name]
-            if self._unpacks(node, read[0]):
+            if self._unpacks_weight(node, read[0]):
                 continue
             if all(t is not None and self._is_fixed(t, nodes) for t in read):
                 size = sum(self._source_bytes(t) for t in read if t is not None)
@@ -139,7 +138,7 @@ class _Folding:
                     nodes[node.name] = node
         return nodes
 
-    def _unpacks(self, node: NodeRef, read: TensorId | None) -> bool:
+    def _unpacks_weight(self, node: NodeRef, read: TensorId | None) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
         packed = read is not None and self.index.dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
@@ -157,15 +156,15 @@ class _Folding:
         attribute = find_constant_attribute(self.protos[maker.name]) if maker.op_type == "Constant" else None
         return not maker.domain and attribute is not None and attribute.name != "sparse_value"
 
-    def _literal(self, t: TensorId) -> TensorProto:
-        attribute = None if t in self.shapes else find_constant_attribute(self.protos[self._maker(t).name])
+    def _read_literal(self, t: TensorId) -> TensorProto:
+        attribute = None if t in self.shapes else find_constant_attribute(self.protos[self._find_maker(t).name])
         if attribute is not None and attribute.name == "value":
             tensor = deepcopy(attribute.t)
             tensor.name = t.name
             return tensor
-        return self._encoded(t, t.name)
+        return self._encode_value(t, t.name)
 
-    def _wanted(self, nodes: dict[str, NodeRef]) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
+    def _find_wanted(self, nodes: dict[str, NodeRef]) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
         """Identities to bypass, and the folded tensors that must exist because something else reads them."""
         same: dict[TensorId, TensorId] = {}
         wanted: dict[TensorId, None] = {}
@@ -174,7 +173,7 @@ class _Folding:
                 t = TensorId(name, node.scope)
                 # Read by folded nodes alone it need not exist.
                 if any(edge.node not in nodes for edge in self.index.consumers(t)):
-                    source = self._unwrapped(t, nodes)
+                    source = self._unwrap_identity(t, nodes)
                     if source != t:
                         same[t] = source
                     maker = self.index.producer(source)
@@ -182,7 +181,7 @@ class _Folding:
                         wanted[source] = None
         return same, list(wanted)
 
-    def _unwrapped(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
+    def _unwrap_identity(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
         """Return the source of an Identity, or of a chain of them: tied weights must stay one tensor."""
         while (maker := self.index.producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity":
             source = self.index.input(maker, 0)
@@ -191,15 +190,15 @@ class _Folding:
             t = source
         return t
 
-    def _compute(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+    def _compute_values(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
         """The values of the tensors asked for, as far as there are any."""
         # Without ORT, which would copy a weight in and out.
-        moved = {t: array for t in wanted if (array := self._moved(t)) is not None}
+        moved = {t: array for t in wanted if (array := self._move_weight(t)) is not None}
         done = {t: encode_tensor(t.name, array) for t, array in moved.items()}
         rest = [t for t in wanted if t not in moved]
-        return {**done, **self._evaluate(nodes, rest)} if rest else done
+        return {**done, **self._evaluate_nodes(nodes, rest)} if rest else done
 
-    def _moved(self, t: TensorId) -> NDArray[Any] | None:
+    def _move_weight(self, t: TensorId) -> NDArray[Any] | None:
         """The value of a weight that is only transposed, reshaped or widened, perhaps several times."""
         chain: list[NodeRef] = []
         at: TensorId | None = t
@@ -218,18 +217,18 @@ class _Folding:
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
 
-    def _evaluate(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+    def _evaluate_nodes(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
         constants: dict[str, TensorProto] = {}
         part: list[NodeProto] = []
-        for ref in self._makers(nodes, wanted):
+        for ref in self._list_makers(nodes, wanted):
             node = deepcopy(self.protos[ref.name])
             for k, name in enumerate(ref.inputs):
                 t = self.index.resolve(name, ref.scope)
                 if t is not None and t not in names:
                     names[t] = f"t{len(names)}"
-                    constants[names[t]] = self._encoded(t, names[t])
+                    constants[names[t]] = self._encode_value(t, names[t])
                 node.input[k] = names[t] if t is not None else ""
             for k, name in enumerate(ref.outputs):
                 names[TensorId(name, ref.scope)] = node.output[k] = f"t{len(names)}" if name else ""
@@ -237,7 +236,7 @@ class _Folding:
         values = evaluate_nodes(self.proto, part, constants, [names[t] for t in wanted])
         return {t: encode_tensor(t.name, values[names[t]]) for t in wanted if names[t] in values}
 
-    def _makers(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> list[NodeRef]:
+    def _list_makers(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> list[NodeRef]:
         needed: dict[str, NodeRef] = {}
         waiting = list(wanted)
         while waiting:
@@ -246,17 +245,17 @@ class _Folding:
             if maker is None or maker.name in needed or maker.name not in nodes or self._is_literal(t):
                 continue
             needed[maker.name] = maker
-            read = (self.index.resolve(name, maker.scope) for name in maker.inputs)
+            read = self.index.list_inputs(maker)
             waiting.extend(source for source in read if source is not None)
         return sorted(needed.values(), key=lambda node: node.order)
 
-    def _encoded(self, t: TensorId, name: str) -> TensorProto:
+    def _encode_value(self, t: TensorId, name: str) -> TensorProto:
         array = self.shapes[t] if t in self.shapes else self.weights.constant(t)
         # Only constants and tensors of known shapes are foldable.
         assert array is not None, t
         return encode_tensor(name, array, self.index.dtype(t) or None)
 
-    def _maker(self, t: TensorId) -> NodeRef:
+    def _find_maker(self, t: TensorId) -> NodeRef:
         maker = self.index.producer(t)
         assert maker is not None, t
         return maker
@@ -297,7 +296,7 @@ def _apply_plan(index: GraphIndex, plan: _Plan, model: M) -> M:
 def _insert_scalars(index: GraphIndex, model: M) -> M:
     """The model with a Reshape in front of each input of _SCALARS that has axes, which may become a constant."""
     edges = [
-        (Edge(node.name, k, node.scope), t)
+        (node.make_edge(k), t)
         for node in index.nodes
         if not node.domain
         for k in _SCALARS.get(node.op_type, ())
@@ -323,13 +322,13 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
         node = waiting.pop()
         for name in filter(None, node.inputs):
             read = index.resolve(name, node.scope)
-            maker = None if read is None else index.producer(read)
+            maker = index.producer(read)
             if read is None or not editor.is_unread(read):
                 continue
             if maker is None:
                 editor.remove_initializer(read)
             elif maker.name not in removed and not index.subgraphs(maker.name):
-                outputs = [TensorId(made, maker.scope) for made in maker.outputs if made]
+                outputs = maker.results
                 if all(editor.is_unread(t) for t in outputs):
                     editor.remove_node(maker.name)
                     removed.add(maker.name)

@@ -7,22 +7,21 @@ no quantized kernel between the Casts that it puts in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.graph.index import GraphIndex, get_index
-from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild
+from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_proto, copy_store, rebuild, store_of
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.precision.contrib import is_custom
-from onnxq.graph.precision.narrow import FLOAT, TYPE_NAMES, make_cast
-from onnxq.graph.scopes import walk_graphs
-from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.precision.narrow import FLOAT, MOVES, TYPE_NAMES, make_cast
+from onnxq.graph.scopes import rename_reads, replace_items, walk_graphs, walk_nodes
+from onnxq.graph.shapes import infer_shapes, is_custom
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import TensorId
 
@@ -74,26 +73,19 @@ def _find_compute_type(model: ModelLike) -> int:
     if not _mentions_narrow(bare_proto(model)):
         return 0
     index = get_index(infer_shapes(model))
-    for node in index.nodes:
-        for k in range(len(node.inputs)) if node.op_type not in _READING else ():
-            tensor = index.input(node, k)
-            if tensor is not None and index.dtype(tensor) in NARROW:
-                return index.dtype(tensor)
-    return 0
+    computing = (node for node in index.nodes if node.op_type not in _READING)
+    dtypes = (index.dtype(tensor) for node in computing for tensor in index.list_inputs(node))
+    return next((dtype for dtype in dtypes if dtype in NARROW), 0)
 
 
 def _mentions_narrow(proto: ModelProto) -> bool:
     """True where anything in the model has a narrow type, so that a closer look is worth its time."""
-    values = (*proto.graph.input, *proto.graph.output)
-    if any(value.type.tensor_type.elem_type in NARROW for value in values):
-        return True
+    dtypes = {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
     for _, graph in walk_graphs(proto.graph):
-        if any(tensor.data_type in NARROW for tensor in graph.initializer):
-            return True
+        dtypes.update(tensor.data_type for tensor in graph.initializer)
         for node in graph.node:
-            if any(attr.t.data_type in NARROW or attr.i in NARROW for attr in node.attribute):
-                return True
-    return False
+            dtypes.update(dtype for attr in node.attribute for dtype in (attr.t.data_type, attr.i))
+    return not NARROW.isdisjoint(dtypes)
 
 
 def widen_model(model: M) -> M:
@@ -101,8 +93,7 @@ def widen_model(model: M) -> M:
 
     Custom operators, which may know the one type that they read, keep it, with Casts named `<node>/in<k>/Cast` around.
     """
-    out, store = ModelProto(), copy_store(model)
-    out.CopyFrom(bare_proto(model))
+    out, store = copy_proto(model), copy_store(model)
     for scope, graph in walk_graphs(out.graph):
         for tensor in graph.initializer:
             _widen_tensor(tensor, store if not scope else None)
@@ -110,8 +101,10 @@ def widen_model(model: M) -> M:
             _widen_tensor(sparse.values)
         for node in graph.node:
             _widen_node(node)
-        _widen_values((*graph.input, *graph.output, *graph.value_info))
-    if any(is_custom(node) for _, graph in walk_graphs(out.graph) for node in graph.node):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.tensor_type.elem_type in NARROW:
+                value.type.tensor_type.elem_type = FLOAT
+    if any(map(is_custom, walk_nodes(out.graph))):
         _keep_types(out, get_index(infer_shapes(model)))
     return rebuild(model, out, store)
 
@@ -132,12 +125,6 @@ def _widen_node(node: NodeProto) -> None:
             attr.i = FLOAT
 
 
-def _widen_values(values: Iterable[ValueInfoProto]) -> None:
-    for value in values:
-        if value.type.tensor_type.elem_type in NARROW:
-            value.type.tensor_type.elem_type = FLOAT
-
-
 def _keep_types(out: ModelProto, before: GraphIndex) -> None:
     """Casts around custom operators, in place."""
     taken = list_names(out)
@@ -146,30 +133,31 @@ def _keep_types(out: ModelProto, before: GraphIndex) -> None:
         for node in graph.node:
             tails = _keep_node(node, scope, before, taken, nodes) if is_custom(node) else []
             nodes += [node, *tails]
-        kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(kept)
+        replace_items(graph.node, nodes)
 
 
 def _keep_node(
     node: NodeProto, scope: str, before: GraphIndex, taken: set[str], heads: list[NodeProto]
 ) -> list[NodeProto]:
     """Let one node read and write the types it had. Casts in front go to `heads`; those behind are returned."""
-    read = [before.resolve(name, scope) if name else None for name in node.input]
-    kinds = [0 if one is None else before.dtype(one) for one in read]
-    for k, kind in enumerate(kinds):
-        if kind in NARROW:
-            made = choose_name(f"{node.name}/in{k}/{TYPE_NAMES[kind]}", taken)
-            heads.append(make_cast(node.input[k], made, kind, choose_name(f"{node.name}/in{k}/Cast", taken)))
-            node.input[k] = made
+    dtypes = [before.dtype(before.resolve(name, scope)) for name in node.input]
+
+    def name_cast(place: str, dtype: int) -> tuple[str, str]:
+        return choose_name(f"{place}/{TYPE_NAMES[dtype]}", taken), choose_name(f"{place}/Cast", taken)
+
+    for k, dtype in enumerate(dtypes):
+        if dtype in NARROW:
+            narrow, cast = name_cast(f"{node.name}/in{k}", dtype)
+            heads.append(make_cast(node.input[k], narrow, dtype, cast))
+            node.input[k] = narrow
     tails = []
     for k, name in enumerate(node.output):
         # Without a declared type, most operators write what they read.
-        kind = before.dtype(TensorId(name, scope)) or max(kinds, default=0)
-        if name and kind in NARROW:
-            made = choose_name(f"{node.name}/out{k}/{TYPE_NAMES[kind]}", taken)
-            tails.append(make_cast(made, name, FLOAT, choose_name(f"{node.name}/out{k}/Cast", taken)))
-            node.output[k] = made
+        dtype = before.dtype(TensorId(name, scope)) or max(dtypes, default=0)
+        if name and dtype in NARROW:
+            narrow, cast = name_cast(f"{node.name}/out{k}", dtype)
+            tails.append(make_cast(narrow, name, FLOAT, cast))
+            node.output[k] = narrow
     return tails
 
 
@@ -182,28 +170,24 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
     """
     if not stored:
         return model
-    out, store = ModelProto(), copy_store(model)
-    out.CopyFrom(bare_proto(model))
-    graph = out.graph
-    taken = list_names(out)
+    out, store = copy_proto(model), copy_store(model)
+    graph, taken = out.graph, list_names(out)
     casts: list[NodeProto] = []
     for tensor in graph.initializer:
-        source, kind = stored.get(tensor.name, ("", 0))
+        name = tensor.name
+        source, dtype = stored.get(name, ("", 0))
         if not source or tensor.data_type != FLOAT or np.prod(tensor.dims, dtype=np.int64) < _WORTH:
             continue
         wide = decode_tensor(tensor, store)
         with np.errstate(over="ignore"):
-            narrow = wide.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
-        if not _holds(narrow, wide, kind):
+            narrow = wide.astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+        if not _holds(narrow, wide, dtype):
             continue
-        name = tensor.name
-        held = choose_name(source if source != name else f"{name}/{TYPE_NAMES[kind]}", taken)
-        tensor.CopyFrom(encode_tensor(held, narrow, kind, store=store))
-        casts.append(make_cast(held, name, FLOAT, choose_name(f"{name}/Cast", taken)))
+        source = choose_name(source if source != name else f"{name}/{TYPE_NAMES[dtype]}", taken)
+        tensor.CopyFrom(encode_tensor(source, narrow, dtype, store=store))
+        casts.append(make_cast(source, name, FLOAT, choose_name(f"{name}/Cast", taken)))
     if casts:
-        kept = [NodeProto.FromString(node.SerializeToString()) for node in (*casts, *graph.node)]
-        del graph.node[:]
-        graph.node.extend(kept)
+        replace_items(graph.node, [*casts, *graph.node])
     return rebuild(model, out, store)
 
 
@@ -218,13 +202,66 @@ def _holds(narrow: NDArray[Any], wide: NDArray[Any], kind: int) -> bool:
 def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:
     """Map float32 tensors to the narrow initializer each comes from: itself, or the one a Cast reads."""
     narrow = {tensor.name: tensor.data_type for tensor in original.graph.initializer if tensor.data_type in NARROW}
-    found = {name: (name, kind) for name, kind in narrow.items()}
+    sources = {name: (name, dtype) for name, dtype in narrow.items()}
     index = get_index(original)
     for node in index.nodes:
-        kind = index.dtype(TensorId(node.outputs[0], node.scope)) if node.op_type == "Constant" else 0
-        if kind in NARROW:
-            narrow[node.outputs[0]] = kind
-            found[node.outputs[0]] = node.outputs[0], kind
+        result = node.outputs[0]
+        dtype = index.dtype(node.result) if node.op_type == "Constant" else 0
+        if dtype in NARROW:
+            narrow[result] = dtype
+            sources[result] = result, dtype
         if node.op_type == "Cast" and not node.scope and node.inputs[0] in narrow:
-            found[node.outputs[0]] = node.inputs[0], narrow[node.inputs[0]]
-    return found
+            sources[result] = node.inputs[0], narrow[node.inputs[0]]
+    return sources
+
+
+def emulate_types(model: M) -> M:
+    """A copy with float32 inputs and outputs that computes in float32 and rounds as the types of `model` say.
+
+    Nodes must be named. Their names stay; the tensors that they make before they are rounded get others.
+    """
+    index = get_index(infer_shapes(model))
+    wide = widen_model(model)
+    out = copy_proto(wide)
+    taken = list_names(out)
+    for scope, graph in walk_graphs(out.graph):
+        nodes = _round_inputs(graph, index, taken) if not scope else []
+        for node in graph.node:
+            nodes.append(node)
+            nodes += _round_outputs(node, index, taken)
+        replace_items(graph.node, nodes)
+    return rebuild(wide, out, store_of(wide))
+
+
+def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> list[NodeProto]:
+    """The nodes that round the inputs of the main graph, whose readers read what these make."""
+    nodes: list[NodeProto] = []
+    for value in graph.input:
+        dtype = index.dtype(TensorId(value.name))
+        if dtype in NARROW:
+            rounded = choose_name(f"{value.name}/rounded", taken)
+            rename_reads(graph, {value.name: rounded})
+            nodes += _round_tensor(value.name, rounded, dtype, taken)
+    return nodes
+
+
+def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> list[NodeProto]:
+    ref = index.node(node.name)
+    # Operators that only know the narrow type still compute in it.
+    if ref.is_onnx(*MOVES) or is_custom(ref) or ref.op_type == "Constant":
+        return []
+    nodes: list[NodeProto] = []
+    for k, name in enumerate(node.output):
+        dtype = index.dtype(TensorId(ref.outputs[k], ref.scope)) if name else 0
+        if dtype in NARROW:
+            node.output[k] = choose_name(f"{name}/exact", taken)
+            nodes += _round_tensor(node.output[k], name, dtype, taken)
+    return nodes
+
+
+def _round_tensor(source: str, target: str, kind: int, taken: set[str]) -> list[NodeProto]:
+    narrow = choose_name(f"{target}/{TYPE_NAMES[kind]}", taken)
+    return [
+        make_cast(source, narrow, kind, choose_name(f"{target}/round", taken)),
+        make_cast(narrow, target, FLOAT, choose_name(f"{target}/widen", taken)),
+    ]

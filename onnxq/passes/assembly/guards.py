@@ -1,4 +1,4 @@
-"""What keeps ORT from undoing a plan: guards for tensors that stay float, and biases that make no Gemm of a MatMul.
+"""Guards that keep ORT from undoing a plan: of tensors that stay float, and biases that make no Gemm of a MatMul.
 
 A guard is a Clip without bounds between a DequantizeLinear and its reader.
 
@@ -73,16 +73,16 @@ def _from_pair(view: View, tensor: TensorId | None) -> bool:
 
 def _feeds_body(view: View, node: NodeRef) -> bool:
     """True for a node that ORT moves a DequantizeLinear through, to where a body reads."""
-    made = [view.output(node, k) for k, name in enumerate(node.outputs) if name]
-    return node.op_type in _TRANSPARENT and any(view.index.captured(tensor) for tensor in made)
+    outputs = [view.output(node, k) for k, name in enumerate(node.outputs) if name]
+    return node.op_type in _TRANSPARENT and any(view.index.captured(tensor) for tensor in outputs)
 
 
 def _is_quantized_behind(view: View, node: NodeRef) -> bool:
     """True when a QuantizeLinear is reached within a few nodes. Too many guards cost little, one too few accuracy."""
     front = [node]
     for _ in range(_REACH):
-        made = [view.output(at, k) for at in front for k, name in enumerate(at.outputs) if name]
-        readers = dict.fromkeys(edge.node for tensor in made for edge in view.index.consumers(tensor))
+        outputs = [view.output(at, k) for at in front for k, name in enumerate(at.outputs) if name]
+        readers = dict.fromkeys(edge.node for tensor in outputs for edge in view.index.consumers(tensor))
         front = [view.index.node(name) for name in readers]
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
@@ -123,5 +123,5 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
         edit.read(view.edge(add, k), edit.constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped))
     else:
         negated = edit.constant(add.scope, f"{add.inputs[k]}/negated", -bias)
-        edit.become(add, "Sub", (node.outputs[0], negated), {})
+        edit.replace_node(add, "Sub", (node.outputs[0], negated), {})
     return True

@@ -118,14 +118,14 @@ class ScaledChannels(ChannelFlow[Labels]):
         # Adds that hold the bias of a MatMul, which labels their outputs.
         self.bias_adds: set[str] = set()
         self.count = 0
-        self.held: list[Labels] = []
+        self.fixed_labels: list[Labels] = []
         self.pairs: list[tuple[Labels, Labels]] = []
         self.joined: list[Labels] = []
         self.bent: list[Labels] = []
 
     def hold_label(self, label: Labels, reason: str) -> None:
         """Keep these channels as they are."""
-        self.held.append(label)
+        self.fixed_labels.append(label)
 
     def make_labels(self, count: int) -> Labels:
         """So many new labels."""
@@ -146,7 +146,7 @@ class ScaledChannels(ChannelFlow[Labels]):
         self.group = merge_labels(self.count, [*self.pairs, *chains])
         # A factor must be taken out again by some weight's columns.
         read = self._mark_classes((op.columns for op in self.ops if op.columns is not None), self.root)
-        self.free = (read & ~self._mark_classes(self.held, self.root))[self.root]
+        self.free = (read & ~self._mark_classes(self.fixed_labels, self.root))[self.root]
         bent, joined = (self._mark_classes(labels, self.group) for labels in (self.bent, self.joined))
         self.rectified = (bent & ~joined)[self.group]
         return self
@@ -313,7 +313,7 @@ class ShiftSource:
     tensor: TensorId
     rectified: bool
     readers: dict[str, tuple[Linear, int]]
-    held: bool = False
+    fixed: bool = False
 
 
 class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
@@ -326,7 +326,7 @@ class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
     def hold_label(self, label: Mapping[TensorId, int], reason: str) -> None:
         """Lower none of these sources."""
         for tensor in label:
-            self.sources[tensor].held = True
+            self.sources[tensor].fixed = True
 
     def write_label(self, tensor: TensorId, label: Mapping[TensorId, int]) -> None:
         """Set the label of a tensor; it is held where somebody outside sees the tensor, or nobody takes it back."""
@@ -336,7 +336,7 @@ class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
 
     def list_free(self) -> list[ShiftSource]:
         """The sources whose constants layers take back on every way."""
-        return [source for source in self.sources.values() if source.readers and not source.held]
+        return [source for source in self.sources.values() if source.readers and not source.fixed]
 
 
 def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
@@ -347,7 +347,7 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
         for tensor, times in label.items():
             source = flow.sources[tensor]
             if op is None or k or not _takes_shifts(op, source.op):
-                source.held = True
+                source.fixed = True
                 continue
             _, before = source.readers.get(node.name, (op, 0))
             source.readers[node.name] = op, before + times
@@ -395,7 +395,7 @@ def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
         label = flow.find_label(node, k) or {}
         for tensor, times in label.items():
             source = flow.sources[tensor]
-            source.held = source.held or source.rectified or not _joins_alike(flow.view, node, source.op)
+            source.fixed = source.fixed or source.rectified or not _joins_alike(flow.view, node, source.op)
             total[tensor] = total.get(tensor, 0) + times
     if total:
         flow.write_label(node.result, total)

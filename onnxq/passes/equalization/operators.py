@@ -32,7 +32,7 @@ from onnxq.passes.view import View
 
 @dataclass(frozen=True)
 class OperatorRules:
-    """What an operator does to channels. A rule that is missing holds the channels that the operator reads.
+    """Effect of an operator on channels. A rule that is missing holds the channels that the operator reads.
 
     scale: those multiplied by positive factors; shift: with constants added; turn: multiplied by an orthogonal matrix;
     smooth: divided by the node that makes them, in front of linear operators that all read them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.graph.storage.lazy import is_large_model
-from onnxq.passes.base import EqualizeContext, Pass, Stage
+from onnxq.graph.light import is_large_model
+from onnxq.passes.base import EqualizeContext, Pass, Stage, has_real_samples
 from onnxq.passes.equalization.bias_absorption import choose_shifts, list_shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
 from onnxq.passes.equalization.cross_layer import Factors, compute_factors, list_channel_axes
@@ -96,8 +96,11 @@ def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fix
 
 
 def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
-    """True where samples are real, and the model has a residual stream."""
-    return has_samples(ctx, state) and has_residual_stream(state.model)
+    """True where samples are real, and the model has a residual stream.
+
+    Corrections for inputs that never come are errors for those that do.
+    """
+    return has_real_samples(ctx, state) and has_residual_stream(state.model)
 
 
 def _observe(
@@ -118,14 +121,9 @@ def _write(
     return (after if report.outcome is Outcome.KEPT else state), report
 
 
-def has_samples(ctx: EqualizeContext, state: FloatState) -> bool:
-    """True where real samples were given: corrections for inputs that never come are errors for those that do."""
-    return not ctx.data.synthetic
-
-
 def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where activations have scales, which these passes serve."""
-    return has_samples(ctx, state) and ctx.config.mode in ("static", "auto")
+    return has_real_samples(ctx, state) and ctx.config.mode in ("static", "auto")
 
 
 EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
@@ -143,6 +141,6 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     ),
     Pass(
         SMOOTHQUANT, Stage.EQUALIZE, smooth_activations, "smoothing activations", 0.15,
-        applies=has_samples, trial=EQUALIZED,
+        applies=has_real_samples, trial=EQUALIZED,
     ),
 )  # fmt: skip

@@ -15,8 +15,8 @@ from onnxq.passes.equalization.rotation import write_rotations
 from onnxq.passes.equalization.smoothquant import write_smoothing
 from onnxq.passes.state import FloatState, Note
 from onnxq.plan import Rotation, Scaling
-from onnxq.planner.anchors import Anchors
 from onnxq.planner.recognize import Recognized
+from onnxq.planner.rewritten import Anchors
 from onnxq.sites import TensorId
 
 CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"

@@ -24,7 +24,7 @@ from onnxq.passes.equalization.operators import find_streams
 from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamReader, Streams
 from onnxq.passes.linear import find_linear
 from onnxq.passes.view import View
-from onnxq.plan.scalings import Rotation
+from onnxq.plan.model import Rotation
 from onnxq.sites import Edge, Refusal, TensorId
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
-from onnxq.graph.storage.stored import release_pages
+from onnxq.graph.stored import release_pages
 from onnxq.passes.affine_core import Array64
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization.operators import find_smoothed_channels

@@ -135,7 +135,9 @@ class Streams(ChannelFlow[StreamLabel]):
             if tensor in self.squares and tensor not in self.labels:
                 self.hold_label(self.squares[tensor], f"{node.name} ({node.op_type}) reads {tensor.name}")
         # Numbers of rows stay such under whatever is done to each of them.
-        if node.op_type in _ELEMENTWISE and all(self.is_narrow(one) and one not in self.labels for one in tensors):
+        if node.op_type in _ELEMENTWISE and all(
+            self.is_narrow(tensor) and tensor not in self.labels for tensor in tensors
+        ):
             self.narrow.add(node.result)
 
     def divide_stream(self, label: StreamLabel, width: int) -> None:
@@ -153,9 +155,9 @@ class Streams(ChannelFlow[StreamLabel]):
             streams = self.find_stream(first), self.find_stream(other)
             if streams[0] is not streams[1]:
                 # The one that begins first gives its name.
-                kept, merged = sorted(streams, key=self._streams.index)
-                kept.take_in(merged)
-                self._streams = [kept if stream is merged else stream for stream in self._streams]
+                first_begun, merged = sorted(streams, key=self._streams.index)
+                first_begun.take_in(merged)
+                self._streams = [first_begun if stream is merged else stream for stream in self._streams]
         return first
 
     def turn_constant(self, label: StreamLabel, edge: Edge, shape: Sequence[int]) -> bool:

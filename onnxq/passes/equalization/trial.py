@@ -32,10 +32,10 @@ def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
         other = Session(floats.selections.take_choices(after.model), optimize=False)
-        found = floats.measure(other, limit=_PROOF, tick=task.advance).results()
-    worst = max((one.max_abs for one in found), default=0.0)
+        outputs = floats.measure(other, limit=_PROOF, tick=task.advance).results()
+    worst = max((output.max_abs for output in outputs), default=0.0)
     # An output of zeros has no decibels, and rounding alone makes it another.
-    if all(one.whole_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in found):
+    if all(output.whole_db >= EQUIVALENT_DB or output.max_abs < 1e-6 for output in outputs):
         return replace(report, difference=worst)
     return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
 
@@ -84,11 +84,11 @@ def _score(ctx: EqualizeContext, state: FloatState, choose: Callable[[Plan], Pla
         if not done.sites or not done.calibrated:
             return None
         with ctx.progress("judging", len(floats.samples)) as task:
-            (found,) = measure_models([make_trial(state, done)], floats, ctx.crew, task)
+            (errors,) = measure_models([make_trial(state, done)], floats, ctx.crew, task)
     except OnnxqError:
         # Equalization is given up rather than the run: the model before it may well be quantized.
         return None
-    return min((min(one.sqnr_db, _PERFECT_DB) for one in found.results()), default=None)
+    return min((min(output.sqnr_db, _PERFECT_DB) for output in errors.results()), default=None)
 
 
 EQUALIZED = Trial(score_equalized, THRESHOLDS["smoothquant"])

@@ -180,7 +180,7 @@ class Ways:
         problem, clocks = self.problem, []
         cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
         for kind in list_costs(problem.engine, problem.config.cpu):
-            costs = cut.costs(kind)
+            costs = cut.compute_costs(kind)
             clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
             before = clock(find_integer_ops(problem, self.plan))
             clocks.append((clock, before, cut.time_us(costs, frozenset()) or 1.0))

@@ -15,7 +15,7 @@ import numpy as np
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.graph import ModelLike
-from onnxq.graph.storage.lazy import is_large_model
+from onnxq.graph.light import is_large_model
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.passes.base import SampledContext
 from onnxq.passes.rounding.passes import ROUNDED

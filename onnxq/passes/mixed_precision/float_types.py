@@ -18,8 +18,7 @@ from onnxq.emit import emit_types
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import find_opset, get_index, infer_shapes
-from onnxq.graph.precision.rounding import emulate_types
-from onnxq.graph.precision.widen import SourceTypes
+from onnxq.graph.precision.widen import SourceTypes, emulate_types
 from onnxq.passes.assembly.model import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport

@@ -145,7 +145,7 @@ def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     candidates: dict[TensorId, tuple[str, ...]] = {}
     kinds = list_costs(problem.engine, problem.config.cpu)
-    costs = [CutProblem(problem.ops, dynamic=True).costs(kind) for kind in kinds]
+    costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:
         tensor, edges = site.site, site.consumers
         if site.role is not Role.ACTIVATION or site.spec != _STATIC or not isinstance(tensor, TensorId) or not edges:

@@ -1,4 +1,4 @@
-"""Errors at the outputs by each quantized weight alone in the float model, for `weight_bits_core.spend_budget`."""
+"""Errors at the outputs by each quantized weight alone in the float model, for `weight_bits.spend_budget`."""
 
 from __future__ import annotations
 

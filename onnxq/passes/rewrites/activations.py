@@ -81,7 +81,7 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
     used = Used(node.scope)
     if node.op_type in ("Erf", "Tanh", "Sigmoid", "HardSigmoid"):
         inner = view.tensor(node, 0)
-        used.take(view, node)
+        used.add_node(view, node)
         if inner is None:
             return None
         if node.op_type != "HardSigmoid":
@@ -105,7 +105,7 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
         if bounds is None:
             break
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
-        used.take(view, at, bounds[3])
+        used.add_node(view, at, bounds[3])
         inner = view.tensor(at, bounds[2])
         before = view.producer(inner, *_CLAMPS)
         if inner is None or before is None or before.scope != node.scope or view.sole_reader(inner) is None:
@@ -165,7 +165,7 @@ def _list_readings(view: View, anchor: _Anchor, tail: Tail) -> list[Tail]:
         used = Used(anchor.node.scope)
         poly = read_polynomial(view, anchor.inner, x, used)
         if poly is not None:
-            used.merge(tail.used)
+            used.add_formula(tail.used)
             readings.append(Tail(tail.last, tail.scale, tail.shift, x, poly, used))
     return readings
 
@@ -229,13 +229,13 @@ class Used:
     tensors: set[TensorId] = field(default_factory=set)
     rank: int = 0
 
-    def take(self, view: View, node: NodeRef, rank: int = 0) -> None:
+    def add_node(self, view: View, node: NodeRef, rank: int = 0) -> None:
         """Add a node; rank: of the constant it reads."""
         self.nodes.add(node.name)
         self.tensors.add(view.output(node))
         self.rank = max(self.rank, rank)
 
-    def merge(self, other: Used) -> None:
+    def add_formula(self, other: Used) -> None:
         """Add all that another formula was read from."""
         self.nodes |= other.nodes
         self.tensors |= other.tensors
@@ -258,7 +258,7 @@ def read_polynomial(view: View, at: TensorId | None, x: TensorId, used: Used, de
     ranks = [found[1] for k in range(len(node.inputs)) if (found := view.scalar(node, k)) is not None]
     result = _combine_terms(node.op_type, [term for term in terms if term is not None])
     if result is not None:
-        used.take(view, node, max(ranks, default=0))
+        used.add_node(view, node, max(ranks, default=0))
     return result
 
 
@@ -383,5 +383,5 @@ def _follow_product(view: View, state: Tail, node: NodeRef, k: int, inner: Tenso
 def _add_node(view: View, used: Used, node: NodeRef, rank: int) -> Used:
     # A copy: the shorter tails stay as they are.
     copy = Used(used.scope, set(used.nodes), set(used.tensors), used.rank)
-    copy.take(view, node, rank)
+    copy.add_node(view, node, rank)
     return copy

@@ -55,9 +55,9 @@ def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> tuple[F
         if not _write_constants(view, edit, op, weight, affine.a * op.bias + affine.c):
             skipped.append(_refuse_overflow(op, row, name))
             continue
-        edit.absorb(op.last, affine.nodes)
+        edit.absorb_chain(op.last, affine.nodes)
         changed.append(f"{node.name}: took in {row}")
-    return edit.finish(state, name, changed, skipped)
+    return edit.finish_pass(state, name, changed, skipped)
 
 
 def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
@@ -81,7 +81,7 @@ def _write_constants(view: View, edit: Edit, op: Linear, weight: NDArray[Any] | 
     edit.set_constant(view, view.edge(holder, k), narrow)
     if holder.op_type == "Gemm" and float(holder.attrs.get("beta", 1.0)) != 1.0:
         # The bias holds it now.
-        edit.attrs(holder, {"beta": 1.0})
+        edit.set_attrs(holder, {"beta": 1.0})
     return True
 
 
@@ -107,7 +107,7 @@ def _fold_in_front(state: FloatState) -> tuple[FloatState, PassReport]:
             x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
         edit.read(view.edge(node, 0), x)
         changed.append(f"{node.name}: took in {row}")
-    return edit.finish(state, "scalars", changed, skipped)
+    return edit.finish_pass(state, "scalars", changed, skipped)
 
 
 def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | None:

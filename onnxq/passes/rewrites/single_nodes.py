@@ -34,7 +34,7 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassRe
             continue
         # Of several in a row each repeats what the first of them reads.
         source = alias[node.result] = alias.get(source, source)
-        edit.bypass(node, source)
+        edit.bypass_node(node, source)
         bypassed[node.name] = f"{node.name}: {node.op_type} that does nothing"
     before = {node.name for node in view.index.nodes}
     # Also where nothing was bypassed: the export leaves out what nobody reads.
@@ -92,8 +92,8 @@ def reorder_residual(_ctx: RunContext, state: FloatState) -> tuple[FloatState, P
     view, edit = View(state.model), Edit(state.model)
     matches = [node for node in view.index.nodes if _is_residual(view, node)]
     for node in matches:
-        edit.become(node, "Sum", node.inputs, {})
-    return edit.finish(state, "residual", [f"{node.name}: Sum instead of Add" for node in matches])
+        edit.replace_node(node, "Sum", node.inputs, {})
+    return edit.finish_pass(state, "residual", [f"{node.name}: Sum instead of Add" for node in matches])
 
 
 def _is_residual(view: View, node: NodeRef) -> bool:
@@ -115,7 +115,7 @@ def replace_prelu(_ctx: RunContext, state: FloatState) -> tuple[FloatState, Pass
     view, edit = View(state.model), Edit(state.model)
     prelus = (node for node in view.index.nodes if is_op(node, "PRelu"))
     made = {node.name: _write_prelu(view, edit, node) for node in prelus}
-    return edit.finish(state, "prelu", [f"{name}: {form}" for name, form in made.items() if form])
+    return edit.finish_pass(state, "prelu", [f"{name}: {form}" for name, form in made.items() if form])
 
 
 def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
@@ -126,13 +126,13 @@ def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
     if not np.isfinite(wide).all() or slope.ndim > view.least_rank(x):
         return ""
     if np.all(wide == wide.flat[0]):
-        edit.become(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
+        edit.replace_node(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
         return "LeakyRelu, its slopes are one"
     # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
     if wide.max() > 1 or np.any(wide == 0):
         return ""
     scaled = edit.insert_before(node, "Mul", (x.name, slope_at.name), {}, f"{node.outputs[0]}/scaled")
-    edit.become(node, "Max", (x.name, scaled), {})
+    edit.replace_node(node, "Max", (x.name, scaled), {})
     return "Max(x, slope·x)"
 
 
@@ -148,13 +148,13 @@ def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> tuple[FloatState
         if x is None:
             continue
         if node.attrs.get("keepdims", 1):
-            edit.become(node, "GlobalAveragePool", (x.name,), {})
+            edit.replace_node(node, "GlobalAveragePool", (x.name,), {})
         else:
             # The node's own name and output go to the last of the two.
             made = edit.insert_before(node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled")
-            edit.become(node, "Flatten", (made,), {"axis": 1})
+            edit.replace_node(node, "Flatten", (made,), {"axis": 1})
         changed.append(f"{node.name}: GlobalAveragePool instead of ReduceMean")
-    return edit.finish(state, "pool", changed)
+    return edit.finish_pass(state, "pool", changed)
 
 
 def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
@@ -195,10 +195,10 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassRepor
         x, convs, amounts = match
         for conv in convs:
             edit.read(view.edge(conv, 0), x.name)
-            edit.attrs(conv, {"pads": _add_pads(conv, amounts), "auto_pad": None})
+            edit.set_attrs(conv, {"pads": _add_pads(conv, amounts), "auto_pad": None})
             changed.append(f"{conv.name}: pads of {node.name}")
-        edit.remove(node)
-    return edit.finish(state, "pad", changed)
+        edit.remove_node(node)
+    return edit.finish_pass(state, "pad", changed)
 
 
 def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
@@ -282,9 +282,9 @@ def write_axes(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassRep
             continue
         inputs = list(node.inputs[:3] if node.op_type == "Pad" else node.inputs)
         inputs[amounts.input] = _write_amounts(view, edit, node, amounts)
-        edit.become(node, node.op_type, inputs, {key: node.attrs[key] for key in node.attrs if key != "axes"})
+        edit.replace_node(node, node.op_type, inputs, {key: node.attrs[key] for key in node.attrs if key != "axes"})
         changed.append(f"{node.name}: {node.op_type} of all axes")
-    return edit.finish(state, "axes", changed)
+    return edit.finish_pass(state, "axes", changed)
 
 
 @dataclass(frozen=True, eq=False)

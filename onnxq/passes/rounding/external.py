@@ -73,7 +73,7 @@ def list_rounders() -> Mapping[str, Rounder]:
     return dict(_ROUNDERS)
 
 
-def apply_rounding(plan: Plan, given: ExternalRounding) -> tuple[Plan, tuple[str, ...]]:
+def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, tuple[str, ...]]:
     """The plan with a block's numbers, and a line for each weight whose integers had to be moved.
 
     They are moved where they overflow 16-bit sums of the target's kernels, to the nearest that do not.
@@ -81,16 +81,16 @@ def apply_rounding(plan: Plan, given: ExternalRounding) -> tuple[Plan, tuple[str
     """
     sites = {site.site: site for site in plan.sites}
     lines = []
-    for site in {**given.levels, **given.numbers}:
-        held = sites.get(site)
-        if held is None or held.role is not Role.WEIGHT:
+    for site in {**block.levels, **block.numbers}:
+        old = sites.get(site)
+        if old is None or old.role is not Role.WEIGHT:
             raise PlanError(
-                f"{given.block}: {site}", "is not a quantized weight of this plan", "hand in what it has", code="Q408"
+                f"{block.block}: {site}", "is not a quantized weight of this plan", "hand in what it has", code="Q408"
             )
-        sites[site], moved = _keep_sums(_replace_values(held, given))
-        lines += [f"{given.block}: {site}: {moved}"] if moved else []
-    kept = tuple(bias for bias in plan.biases if bias.edge not in given.biases)
-    biases = tuple(BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in given.biases.items())
+        sites[site], moved = _keep_sums(_replace_values(old, block))
+        lines += [f"{block.block}: {site}: {moved}"] if moved else []
+    kept = tuple(bias for bias in plan.biases if bias.edge not in block.biases)
+    biases = tuple(BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in block.biases.items())
     return replace(plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)), tuple(lines)
 
 
@@ -105,17 +105,17 @@ def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
     return replace(site, values=kept), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
 
 
-def _replace_values(held: SitePlan, given: ExternalRounding) -> SitePlan:
-    qparams = given.numbers.get(held.site, held.qparams)
-    levels = given.levels.get(held.site)
-    if levels is None or qparams is None or held.qparams is None:
+def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
+    qparams = block.numbers.get(old.site, old.qparams)
+    levels = block.levels.get(old.site)
+    if levels is None or qparams is None or old.qparams is None:
         cause = "comes without levels: those it has belong to other numbers"
-        raise PlanError(f"{given.block}: {held.site}", cause, "hand in both", code="Q408")
-    found, spec = np.asarray(levels), held.spec
-    shaped = held.values is None or found.shape == held.values.shape
+        raise PlanError(f"{block.block}: {old.site}", cause, "hand in both", code="Q408")
+    found, spec = np.asarray(levels), old.spec
+    shaped = old.values is None or found.shape == old.values.shape
     whole = found.dtype.kind in "iu" and (not found.size or (found.min() >= spec.qmin and found.max() <= spec.qmax))
-    if not shaped or not whole or np.shape(qparams.scale) != np.shape(held.qparams.scale):
+    if not shaped or not whole or np.shape(qparams.scale) != np.shape(old.qparams.scale):
         cause = f"its levels must be integers from {spec.qmin} to {spec.qmax}, of the weight's shape"
-        raise PlanError(f"{given.block}: {held.site}", cause, "clip them, and keep the shape of its scale", code="Q408")
+        raise PlanError(f"{block.block}: {old.site}", cause, "clip them, and keep the shape of its scale", code="Q408")
     kind = np.dtype(spec.numpy_storage)
-    return replace(held, qparams=replace(qparams, origin=f"handed in by {given.block}"), values=found.astype(kind))
+    return replace(old, qparams=replace(qparams, origin=f"handed in by {block.block}"), values=found.astype(kind))

@@ -60,7 +60,7 @@ class FinishedOperators:
         self._journal = journal
         self._key = "" if journal is None else _hash_rounding(proto, plan, samples, others, options)
 
-    def read(self, node: str) -> OperatorNumbers | None:
+    def read_next(self, node: str) -> OperatorNumbers | None:
         """The numbers of the next operator; None where it is not finished."""
         if self._journal is None:
             return None
@@ -68,8 +68,8 @@ class FinishedOperators:
         numbers = self._journal.read(self._key)
         return numbers if isinstance(numbers, OperatorNumbers) else None
 
-    def write(self, numbers: OperatorNumbers) -> None:
-        """Keep the numbers of the operator that `read` was asked for last."""
+    def write_numbers(self, numbers: OperatorNumbers) -> None:
+        """Keep the numbers of the operator that `read_next` was asked for last."""
         if self._journal is not None:
             self._journal.write(self._key, numbers)
 

@@ -47,30 +47,30 @@ class Places:
     index: NDArray[np.int64]
     outside: NDArray[np.int64]
 
-    def columns(self, x: Array) -> NDArray[np.float32]:
+    def gather_columns(self, x: Array) -> NDArray[np.float32]:
         """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
         values = np.asarray(x, np.float32)
         if not self.geometry.kernel:
             return values.reshape(-1, values.shape[-1])[self.index].T[None]
         flat = np.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
-        found = flat.take(self.index.reshape(-1), axis=1)
+        columns = flat.take(self.index.reshape(-1), axis=1)
         # Their indices point somewhere into the input.
         if self.outside.size:
-            found[:, self.outside] = 0
+            columns[:, self.outside] = 0
         taps, count = self.index.shape
-        return found.reshape(self.geometry.groups, len(flat) // self.geometry.groups * taps, count)
+        return columns.reshape(self.geometry.groups, len(flat) // self.geometry.groups * taps, count)
 
 
 def compute_gather_indices(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
     """Gather indices of the positions `chosen` of an input of this shape."""
     if not geometry.kernel:
         return Places(geometry, chosen, chosen[:0])
-    batch, *at = np.unravel_index(chosen, (shape[0], *_output(shape[2:], geometry)))
+    batch, *at = np.unravel_index(chosen, (shape[0], *_find_output(shape[2:], geometry)))
     rank = len(at)
     index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * int(np.prod(shape[2:], dtype=np.int64))
     inside: Array = np.ones((1,) * (rank + 1), bool)
     for axis, output in enumerate(at):
-        read, there = _reads(axis, shape[2 + axis], shape[2:], geometry, output)
+        read, there = _find_reads(axis, shape[2 + axis], shape[2:], geometry, output)
         aligned = [1] * rank + [len(chosen)]
         aligned[axis] = len(read)
         step = int(np.prod(shape[3 + axis :], dtype=np.int64))
@@ -94,7 +94,7 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
         return np.asarray((counted[:, None] @ rows) / total[:, None, None])
     total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
     spatial = tuple(int(size) for size in values.shape[2:])
-    counts = _counts(spatial, geometry)
+    counts = _count_reads(spatial, geometry)
     # 1 x 1 without stride or padding, as most are: one product with a vector.
     if all(taps.shape[1] == 1 and taps.all() for taps in counts):
         sums: Array = values.reshape(-1, int(np.prod(spatial))) @ np.ones(int(np.prod(spatial)), np.float32)
@@ -110,7 +110,7 @@ def gather_positions(shape: tuple[int, ...], geometry: Geometry) -> int:
     """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
         return int(np.prod(shape[:-1], dtype=np.int64))
-    return int(shape[0] * np.prod(_output(shape[2:], geometry), dtype=np.int64))
+    return int(shape[0] * np.prod(_find_output(shape[2:], geometry), dtype=np.int64))
 
 
 def sample_positions(total: int, limit: int, seed: int) -> NDArray[np.int64]:
@@ -120,12 +120,14 @@ def sample_positions(total: int, limit: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng((seed, total, limit)).choice(total, size=limit, replace=False, shuffle=False))
 
 
-def _reads(
+def _find_reads(
     axis: int, size: int, spatial: tuple[int, ...], geometry: Geometry, output: Array
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
     taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
-    read = taps + np.asarray(output, np.int64)[None] * geometry.strides[axis] - _padding(spatial, geometry)[axis][0]
+    read = (
+        taps + np.asarray(output, np.int64)[None] * geometry.strides[axis] - _find_padding(spatial, geometry)[axis][0]
+    )
     step = geometry.upsample[axis] if geometry.upsample else 1
     there = (read >= 0) & (read < size * step) & (read % step == 0)
     return np.where(there, read // step, 0), there
@@ -133,15 +135,15 @@ def _reads(
 
 # All samples of one operator have one shape or few, and the next operator others.
 @lru_cache(maxsize=4)
-def _counts(spatial: tuple[int, ...], geometry: Geometry) -> tuple[NDArray[np.float32], ...]:
+def _count_reads(spatial: tuple[int, ...], geometry: Geometry) -> tuple[NDArray[np.float32], ...]:
     """For each axis the number of outputs that read each element by each tap: [elements, taps]."""
     every = []
     for axis, size in enumerate(spatial):
-        read, there = _reads(axis, size, spatial, geometry, np.arange(_output(spatial, geometry)[axis]))
-        found = np.zeros((size, len(read)), np.float32)
+        read, there = _find_reads(axis, size, spatial, geometry, np.arange(_find_output(spatial, geometry)[axis]))
+        counts = np.zeros((size, len(read)), np.float32)
         tap = np.broadcast_to(np.arange(len(read))[:, None], read.shape)
-        found[read[there], tap[there]] = 1
-        every.append(found)
+        counts[read[there], tap[there]] = 1
+        every.append(counts)
     return tuple(every)
 
 
@@ -151,26 +153,26 @@ def _spread_out(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]
     return tuple((n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True))
 
 
-def _output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
+def _find_output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
     reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
-    ends = _padding(spatial, geometry)
+    ends = _find_padding(spatial, geometry)
     return tuple(
         max((n + low + high - r) // s + 1, 0)
         for n, (low, high), r, s in zip(_spread_out(spatial, geometry), ends, reach, geometry.strides, strict=True)
     )
 
 
-def _padding(spatial: tuple[int, ...], geometry: Geometry) -> list[tuple[int, int]]:
+def _find_padding(spatial: tuple[int, ...], geometry: Geometry) -> list[tuple[int, int]]:
     """(before, after): padding of each spatial axis."""
     rank = len(geometry.kernel)
     if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        found = []
+        pads = []
         for n, k, d, s in zip(spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True):
             # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
             total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
             small, large = total // 2, total - total // 2
-            found.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
-        return found
+            pads.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
+        return pads
     if geometry.auto_pad == "VALID":
         return [(0, 0)] * rank
     return [(geometry.pads[k], geometry.pads[k + rank]) for k in range(rank)]

@@ -92,7 +92,7 @@ class LayerwiseRunner:
     def advance(self, place: int) -> None:
         """Run everything before the main graph's node number `place`."""
         for stop in (*self._ahead, place):
-            self._run(stop)
+            self._run_until(stop)
         self._ahead, self._at = [], self._ran
 
     def values(self, tensor: TensorId) -> Iterator[Tensor]:
@@ -104,26 +104,27 @@ class LayerwiseRunner:
                 yield value
             return
         # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
-        whole = infer_shapes(self._piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n]))
+        whole = infer_shapes(self._cut_piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n]))
         tapped = tap_tensors(whole, [tensor], only=True)
         if tensor not in tapped.outputs:
             # A branch in a loop runs in some iterations only.
             yield from (np.zeros(0, np.float32) for _ in self._live)
             return
         name = tapped.outputs[tensor]
-        for found in self._evaluate(tapped.proto, [name]):
-            value = found[name]
+        for outputs in self._evaluate_piece(tapped.proto, [name]):
+            value = outputs[name]
             assert not isinstance(value, list)
             yield value
 
-    def _run(self, place: int) -> None:
+    def _run_until(self, place: int) -> None:
         """Run from where the values are to a place."""
         if place > self._ran:
             part = self._nodes[self._ran : place]
-            made = [name for node in part for name in node.output if name and self._last.get(name, -1) >= place]
-            if made:
-                for live, found in zip(self._live, self._evaluate(self._piece(part, made), made), strict=True):
-                    live.update(found)
+            names = [name for node in part for name in node.output if name and self._last.get(name, -1) >= place]
+            if names:
+                outputs = self._evaluate_piece(self._cut_piece(part, names), names)
+                for live, values in zip(self._live, outputs, strict=True):
+                    live.update(values)
             self._ran = place
         # Tensors that no node ahead reads: only so many are held as are alive between two nodes.
         for live in self._live:
@@ -131,22 +132,22 @@ class LayerwiseRunner:
                 value = live.pop(name)
                 # The samples themselves are the caller's.
                 if self._made[name] >= 0:
-                    self._release(value)
+                    self._release_value(value)
 
     def _is_live(self, name: str) -> bool:
         """True for a tensor that is made before this place and read behind it."""
         return self._made.get(name, self._at) < self._at <= self._last.get(name, -1)
 
-    def _release(self, value: Value) -> None:
+    def _release_value(self, value: Value) -> None:
         """Let go of a value that no node ahead reads."""
 
-    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
+    def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
         session = Session(piece, optimize=False)
         for live in self._live:
             yield _run_piece(session, live, names)
 
-    def _piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
+    def _cut_piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
         """Some nodes of the main graph as a model of their own."""
         names = [node.name for node in part]
         changed: dict[str, onnx.NodeProto] = {}
@@ -154,13 +155,13 @@ class LayerwiseRunner:
         # Copies: the cutter's own are those of the model.
         for node in part if self.changes else ():
             changed[node.name] = onnx.NodeProto.FromString(node.SerializeToString())
-            self._change(changed[node.name], tensors)
+            self._change_node(changed[node.name], tensors)
         read = [name for name in self._cutter.list_inputs(names) if name in self._live[0]]
         inputs = [declare_input(name, [live[name] for live in self._live]) for name in read]
         outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
         return self._cutter.cut(names, inputs, outputs, changed=changed, tensors=tensors)
 
-    def _change(self, node: onnx.NodeProto, tensors: dict[str, onnx.TensorProto]) -> None:
+    def _change_node(self, node: onnx.NodeProto, tensors: dict[str, onnx.TensorProto]) -> None:
         """Let the node, and those in its bodies, read the changed constants."""
         # To 3, the inputs of a Conv or Gemm, as a bias may be new.
         for k in range(max(len(node.input), 3)):
@@ -173,7 +174,7 @@ class LayerwiseRunner:
                 node.input[k] = name
         for _, body in iterate_subgraphs(node):
             for inner in body.node:
-                self._change(inner, tensors)
+                self._change_node(inner, tensors)
 
 
 def _list_names(node: onnx.NodeProto) -> Iterator[str]:
@@ -211,21 +212,21 @@ class SharedRunner(LayerwiseRunner):
         self._tapped: list[Tensor] = []
         super().__init__(proto, feeds, changes)
 
-    def _release(self, value: Value) -> None:
+    def _release_value(self, value: Value) -> None:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, TensorFile):
                 Path(part.path).unlink(missing_ok=True)
 
     def values(self, tensor: TensorId) -> Iterator[Tensor]:
         """The files of the tensor's values. Those from inside a body go with the next ones."""
-        found = list(super().values(tensor))
+        files = list(super().values(tensor))
         if tensor.scope:
             for old in self._tapped:
-                self._release(old)
-            self._tapped = found
-        yield from found
+                self._release_value(old)
+            self._tapped = files
+        yield from files
 
-    def _evaluate(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
+    def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
         model, inputs = self._work.crew.share_model(piece), [value.name for value in bare_proto(piece).graph.input]
         tasks = [
             RunTask(model, {name: live[name] for name in inputs}, tuple(names), self._work.make_path())
@@ -269,7 +270,7 @@ class PairedRunner:
     real: LayerwiseRunner
     quantized: LayerwiseRunner
 
-    def tensors(self, wanted: MomentsRequest) -> Iterator[tuple[Feeds, Tensor, Tensor]]:
+    def iterate_tensors(self, wanted: MomentsRequest) -> Iterator[tuple[Feeds, Tensor, Tensor]]:
         """Each sample with the operator's input in both models. Both advance to it at the first one."""
         if not self.feeds:
             return
@@ -280,12 +281,12 @@ class PairedRunner:
         yield from zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
 
     def pass_by(self, wanted: MomentsRequest) -> None:
-        """Let both stand as after `tensors`, without running anything yet."""
+        """Let both stand as after `iterate_tensors`, without running anything yet."""
         if self.feeds:
             self.real.reach(wanted.data, wanted.reader, later=True)
             if wanted.paired is not None:
                 self.quantized.reach(wanted.paired, wanted.reader, later=True)
 
-    def hold(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
+    def has_tensors(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
         """True where these tensors, which the node reads, can still be had."""
         return quantized is not None and self.real.holds(real, node) and self.quantized.holds(quantized, node)

@@ -67,7 +67,7 @@ class Workspace:
     def __init__(self) -> None:
         self._held = [np.empty(0, np.float32), np.empty(0, np.float32)]
 
-    def shifted(self, which: int, parts: Sequence[Array], shift: Array) -> NDArray[np.float32]:
+    def shift_columns(self, which: int, parts: Sequence[Array], shift: Array) -> NDArray[np.float32]:
         """Blocks of columns side by side, less their shift, in the blocks' memory order; valid until the next call."""
         groups, size, _ = parts[0].shape
         count = sum(part.shape[2] for part in parts)
@@ -76,8 +76,8 @@ class Workspace:
         volume = groups * size * count
         if self._held[which].size < volume:
             self._held[which] = np.empty(volume, np.float32)
-        found = self._held[which][:volume].reshape(shape)
-        whole = found.transpose(0, 2, 1) if by_columns else found
+        block = self._held[which][:volume].reshape(shape)
+        whole = block.transpose(0, 2, 1) if by_columns else block
         first = 0
         for part in parts:
             np.subtract(part, shift, out=whole[:, :, first : first + part.shape[2]])
@@ -88,7 +88,7 @@ class Workspace:
 class Columns(Protocol):
     """Columns of one operator's input, at the same positions in both models."""
 
-    def take(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def take_columns(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """x and y, float32 [groups, K, n], of some of the positions."""
         ...
 
@@ -98,7 +98,7 @@ class _HeldColumns:
     x: NDArray[np.float32]
     y: NDArray[np.float32]
 
-    def take(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def take_columns(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return self.x[:, :, first:last], self.y[:, :, first:last]
 
 
@@ -110,16 +110,16 @@ class Block:
     shift: tuple[Array, Array]
     cross: bool
 
-    def multiply(self, workspace: Workspace) -> Iterator[Array]:
+    def multiply_columns(self, workspace: Workspace) -> Iterator[Array]:
         """Sums of y, y y^T and, with C, of x and x y^T, float32, one after the other: each may be large."""
-        taken = [columns.take(first, last) for columns, first, last in self.slices]
-        b = workspace.shifted(0, [y for _, y in taken], self.shift[1])
+        taken = [columns.take_columns(first, last) for columns, first, last in self.slices]
+        b = workspace.shift_columns(0, [y for _, y in taken], self.shift[1])
         ones = np.ones(b.shape[2], np.float32)
         turned = b.transpose(0, 2, 1)
         yield b @ ones
         yield b @ turned
         if self.cross:
-            a = workspace.shifted(1, [x for x, _ in taken], self.shift[0])
+            a = workspace.shift_columns(1, [x for x, _ in taken], self.shift[0])
             yield a @ ones
             yield a @ turned
 
@@ -130,7 +130,7 @@ class Accumulator:
     second: False: only the means (operators too large for a matrix, or whose weights are not rounded). cross: False:
     without C, half the work, if nothing is re-fitted. workspace: memory for blocks, shared by accumulators that take
     turns: fresh memory costs more than the arithmetic in it. postponed: where blocks are put for others to multiply,
-    who hand the products to `add`, in the same order.
+    who hand the products to `add_products`, in the same order.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Accumulator:
         self._parts: list[Part] = []
         self._count = self._pending = 0
 
-    def update(
+    def add_samples(
         self,
         x: NDArray[np.float32],
         y: NDArray[np.float32],
@@ -173,10 +173,10 @@ class Accumulator:
         count = x.shape[2] if count is None else count
         if count and parts is None:
             parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
-        self.update_columns(_HeldColumns(x, y), count, parts or ())
+        self.add_columns(_HeldColumns(x, y), count, parts or ())
 
-    def update_columns(self, columns: Columns, count: int, parts: Sequence[Part]) -> None:
-        """Add so many columns; see `update`."""
+    def add_columns(self, columns: Columns, count: int, parts: Sequence[Part]) -> None:
+        """Add so many columns; see `add_samples`."""
         if not count:
             return
         self._parts.extend(parts)
@@ -192,27 +192,27 @@ class Accumulator:
             self._waiting.append((columns, first, min(first + most, count)))
             self._pending += self._waiting[-1][2] - first
             if self._pending >= most:
-                self.flush()
+                self.multiply_waiting()
 
-    def flush(self) -> None:
+    def multiply_waiting(self) -> None:
         """Multiply the columns that wait."""
         if not self._waiting or self._shift is None:
             return
         block = Block(tuple(self._waiting), self._shift, self._cross)
         self._waiting, self._pending = [], 0
         if self._postponed is None:
-            self.add(block.multiply(self._workspace))
+            self.add_products(block.multiply_columns(self._workspace))
         else:
             self._postponed.append((self, block))
 
-    def add(self, products: Iterable[Array]) -> None:
-        """Add what `Block.multiply` gives."""
-        for total, found in zip((self._sums[1], self._h, self._sums[0], self._c), products, strict=False):
-            total += found
+    def add_products(self, products: Iterable[Array]) -> None:
+        """Add what `Block.multiply_columns` gives."""
+        for total, product in zip((self._sums[1], self._h, self._sums[0], self._c), products, strict=False):
+            total += product
 
-    def result(self) -> Moments:
+    def make_moments(self) -> Moments:
         """The first and second moments of all samples added."""
-        self.flush()
+        self.multiply_waiting()
         if self._shift is None:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)
@@ -222,33 +222,33 @@ class Accumulator:
         u, v = self._sums / n
         p, q = x - self._shift[0][:, :, 0], y - self._shift[1][:, :, 0]
         if self._second:
-            _centre(self._h, n, v, q, v, q)
+            _centre_sums(self._h, n, v, q, v, q)
         if self._cross:
-            _centre(self._c, n, u, p, v, q)
+            _centre_sums(self._c, n, u, p, v, q)
         return Moments(self._h, self._c, x, y, self._count, tuple(self._parts))
 
 
-def _centre(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> None:
+def _centre_sums(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> None:
     """Turn sums of a b^T into the mean of (a - p)(b - q)^T, in place. u, v: the means of a and b."""
     sums /= count
     left, right = np.stack([p - u, -p], axis=2), np.stack([q, v], axis=1)
     sums += left @ right
 
 
-def merge_moments(one: Moments, other: Moments) -> Moments:
+def merge_moments(even: Moments, odd: Moments) -> Moments:
     """Moments of the samples of both."""
-    n, all_ = max(one.count + other.count, 1), max(one.weight + other.weight, 1)
-    a, b = one.count / n, other.count / n
-    d, e = one.weight / all_, other.weight / all_
-    x, y = (d * one.mean_x + e * other.mean_x), (d * one.mean_y + e * other.mean_y)
-    h, c = one.h[:, :0], one.c[:, :0]
-    if one.h.size and other.h.size:
-        h = a * one.h + b * other.h + _apart(a, one.mean_y, other.mean_y, one.mean_y, other.mean_y)
-    if one.c.size and other.c.size:
-        c = a * one.c + b * other.c + _apart(a, one.mean_x, other.mean_x, one.mean_y, other.mean_y)
-    return Moments(h, c, x, y, one.count + other.count, (*one.parts, *other.parts))
+    n, all_ = max(even.count + odd.count, 1), max(even.weight + odd.weight, 1)
+    a, b = even.count / n, odd.count / n
+    d, e = even.weight / all_, odd.weight / all_
+    x, y = (d * even.mean_x + e * odd.mean_x), (d * even.mean_y + e * odd.mean_y)
+    h, c = even.h[:, :0], even.c[:, :0]
+    if even.h.size and odd.h.size:
+        h = a * even.h + b * odd.h + _measure_gap(a, even.mean_y, odd.mean_y, even.mean_y, odd.mean_y)
+    if even.c.size and odd.c.size:
+        c = a * even.c + b * odd.c + _measure_gap(a, even.mean_x, odd.mean_x, even.mean_y, odd.mean_y)
+    return Moments(h, c, x, y, even.count + odd.count, (*even.parts, *odd.parts))
 
 
-def _apart(share: float, x: Array, other_x: Array, y: Array, other_y: Array) -> Array:
+def _measure_gap(share: float, x: Array, other_x: Array, y: Array, other_y: Array) -> Array:
     """The part of merged second moments that comes from the distance of the two means."""
     return np.asarray(share * (1.0 - share) * (x - other_x)[:, :, None] * (y - other_y)[:, None, :])

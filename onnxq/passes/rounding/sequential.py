@@ -20,10 +20,10 @@ from onnxq.emit import emit_pairs
 from onnxq.evaluation.float_outputs import add_own_choices
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
-from onnxq.graph.storage.lazy import is_large_model
-from onnxq.graph.storage.stored import Spool, release_pages
+from onnxq.graph.light import is_large_model
+from onnxq.graph.stored import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
@@ -162,7 +162,7 @@ class _Visit:
 
     operator: Operator
     statistics: OperatorStatistics
-    numbers: OperatorNumbers
+    outcome: OperatorNumbers
     posed: PosedWeight | None
 
 
@@ -208,7 +208,7 @@ class _Walk:
     def visit_operator(self, operator: Operator) -> _Visit | None:
         """Statistics of the operator's input and the problem of its weight; None where an earlier run solved it, or
         where the operator is left as it is."""
-        finished, pool = self.finished.read(operator.node.name), self._find_pool(operator)
+        finished, pool = self.finished.read_next(operator.node.name), self._find_pool(operator)
         request = self._make_request(operator, pool)
         if finished is not None:
             self._pass_by(request, finished)
@@ -216,10 +216,10 @@ class _Walk:
             return None
         statistics = self._gather(request)
         moments = statistics.moments
-        numbers = OperatorNumbers(moments.count, statistics.scarce)
-        if self._find_left(operator, numbers) is not None:
-            self.finished.write(numbers)
-            self._write_numbers(operator, numbers)
+        outcome = OperatorNumbers(moments.count, statistics.scarce)
+        if self._find_left(operator, outcome) is not None:
+            self.finished.write_numbers(outcome)
+            self._write_numbers(operator, outcome)
             return None
         target = operator.to_rows(operator.weight)
         # In front of a pooling there is no re-fit: the pooling takes the mean of the noise too.
@@ -227,9 +227,9 @@ class _Walk:
         ridge = choose_ridge(target, *statistics.halves) if statistics.halves is not None and refits else None
         if ridge is not None:
             target = refit_weight(target, moments, ridge=ridge)
-            numbers = replace(numbers, refitted=True)
+            outcome = replace(outcome, refitted=True)
         if not moments.h.size:
-            return _Visit(operator, statistics, numbers, None)
+            return _Visit(operator, statistics, outcome, None)
         bias_site = operator.bias_site
         derived = None if bias_site is None else bias_site.derived
         posed = pose_weight(
@@ -239,49 +239,49 @@ class _Walk:
             target,
             statistics,
             DAMPING if pool is None else POOLED_DAMPING,
-            refitted=numbers.refitted,
+            refitted=outcome.refitted,
             thorough=self.thorough,
         )
-        return _Visit(operator, statistics, numbers, posed)
+        return _Visit(operator, statistics, outcome, posed)
 
     def accept_rounding(self, visit: _Visit, rounded: RoundedWeight | None) -> None:
         """Write the rounded weight and the bias that makes up for its mean error. rounded: None: to nearest."""
-        operator, numbers = visit.operator, visit.numbers
+        operator, outcome = visit.operator, visit.outcome
         site = self.sites[operator.site.site]
         if visit.posed is not None and rounded is not None:
             site = visit.posed.make_site(rounded)
-            numbers = replace(numbers, qparams=site.qparams, values=site.values)
+            outcome = replace(outcome, qparams=site.qparams, values=site.values)
         final = dequantize_constant(site, operator.weight)
         if operator.bias_edge is not None:
             weight = operator.to_rows(operator.weight)
             bias = operator.bias.reshape(weight.shape[:2])
             corrected = correct_bias(bias, weight, operator.to_rows(final), visit.statistics.moments)
-            numbers = replace(numbers, bias=corrected.reshape(-1))
-        self.finished.write(numbers)
-        self._write_numbers(operator, numbers, final)
+            outcome = replace(outcome, bias=corrected.reshape(-1))
+        self.finished.write_numbers(outcome)
+        self._write_numbers(operator, outcome, final)
 
-    def _write_numbers(self, operator: Operator, numbers: OperatorNumbers, final: Array | None = None) -> None:
-        """Let the plan and the nodes still ahead have the numbers. final: the weight once quantized, if known."""
-        left = self._find_left(operator, numbers)
+    def _write_numbers(self, operator: Operator, outcome: OperatorNumbers, final: Array | None = None) -> None:
+        """Let the plan and the nodes still ahead have the outcome. final: the weight once quantized, if known."""
+        left = self._find_left(operator, outcome)
         if left is not None:
             left.append(operator.node.name)
             return
-        site = numbers.put_into(self.sites[operator.site.site])
+        site = outcome.put_into(self.sites[operator.site.site])
         self.sites[site.site] = site
         final = dequantize_constant(site, operator.weight) if final is None else final
         for edge in site.consumers or ():
             self._change(edge, final)
-        if numbers.bias is not None:
-            self._write_bias(operator, site, numbers.bias)
-        rounded, corrected = numbers.values is not None, numbers.bias is not None
-        self.done.append(OperatorRounding(operator.node.name, operator.kind, rounded, numbers.refitted, corrected))
+        if outcome.bias is not None:
+            self._write_bias(operator, site, outcome.bias)
+        rounded, corrected = outcome.values is not None, outcome.bias is not None
+        self.done.append(OperatorRounding(operator.node.name, operator.kind, rounded, outcome.refitted, corrected))
 
-    def _find_left(self, operator: Operator, numbers: OperatorNumbers) -> list[str] | None:
+    def _find_left(self, operator: Operator, outcome: OperatorNumbers) -> list[str] | None:
         """The list of those left as they are that an operator belongs to; None where it is treated."""
-        if not numbers.count:
+        if not outcome.count:
             return self.skipped
         # Weights of few bits gain by any second moments.
-        return self.thin if numbers.count < FEWEST_POSITIONS and operator.site.spec.bits > NARROW_BITS else None
+        return self.thin if outcome.count < FEWEST_POSITIONS and operator.site.spec.bits > NARROW_BITS else None
 
     def _find_pool(self, operator: Operator) -> tuple[NodeRef, TensorId] | None:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
@@ -293,7 +293,7 @@ class _Walk:
         node, real = pool
         quantized = self.paired.input(self.paired.node(node.name), 0)
         runs = [both for both in (self.samples, self.others) if both.feeds]
-        return pool if all(both.hold(real, quantized, node.name) for both in runs) else None
+        return pool if all(both.has_tensors(real, quantized, node.name) for both in runs) else None
 
     def _make_request(self, operator: Operator, pool: tuple[NodeRef, TensorId] | None) -> MomentsRequest:
         """The statistics that an operator needs. pool: look in front of it."""
@@ -322,11 +322,11 @@ class _Walk:
             return statistics
         return self.latest[1]
 
-    def _pass_by(self, request: MomentsRequest, numbers: OperatorNumbers) -> None:
+    def _pass_by(self, request: MomentsRequest, outcome: OperatorNumbers) -> None:
         """Let the models stand where `_gather` would have left them."""
         if self.latest is None or self.latest[0] != request:
             self.samples.pass_by(request)
-            if numbers.scarce:
+            if outcome.scarce:
                 self.others.pass_by(request)
             self.latest = request, None
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.files.atomic import make_write_error
-from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
+from onnxq.files.access import make_write_error
+from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Piece
 
@@ -49,19 +49,19 @@ def read_tensor(value: Array | TensorFile) -> Array:
     """The values, read where they are in a file."""
     if not isinstance(value, TensorFile):
         return value
-    found: Array = np.load(value.path, allow_pickle=False)
+    values: Array = np.load(value.path, allow_pickle=False)
     # Numpy's files know neither text as objects nor the narrow types.
-    return found.astype(object) if value.dtype.kind == "O" else found.view(value.dtype)
+    return values.astype(object) if value.dtype.kind == "O" else values.view(value.dtype)
 
 
 def write_tensor(path: str, value: Array) -> TensorFile:
     """Write a tensor to a file, which appears whole or not at all. Raises OutputError where there is no room."""
-    held = np.asarray(value, str) if value.dtype.kind == "O" else value
-    made = Path(f"{path}.{os.getpid()}")
+    stored = np.asarray(value, str) if value.dtype.kind == "O" else value
+    part = Path(f"{path}.{os.getpid()}")
     try:
-        with made.open("wb") as file:
-            np.save(file, held, allow_pickle=False)
-        os.replace(made, path)
+        with part.open("wb") as file:
+            np.save(file, stored, allow_pickle=False)
+        os.replace(part, path)
     except OSError as error:
         raise make_write_error(Path(path), error) from error
     finite = value.dtype.kind != "f" or bool(np.isfinite(value).all())
@@ -92,8 +92,8 @@ class SharedWork:
         size = max(1, -(-len(tasks) // (_EACH * self.crew.workers.count)))
         parts = [tuple(tasks[first : first + size]) for first in range(0, len(tasks), size)]
         pieces = [Piece(title, _Tasks(function, part, self._one_thread)) for part in parts]
-        for found in self.crew.map(_do_tasks, pieces):
-            yield from found
+        for results in self.crew.map(_do_tasks, pieces):
+            yield from results
 
     def close(self) -> None:
         """Remove the folder."""
@@ -107,6 +107,6 @@ class _Tasks:
     one_thread: bool
 
 
-def _do_tasks(given: _Tasks) -> list[Any]:
-    with use_one_blas_thread() if given.one_thread else use_all_blas_threads():
-        return [given.function(task) for task in given.tasks]
+def _do_tasks(piece: _Tasks) -> list[Any]:
+    with use_one_blas_thread() if piece.one_thread else use_all_blas_threads():
+        return [piece.function(task) for task in piece.tasks]

@@ -79,7 +79,7 @@ class OperatorStatistics:
         self.moments, self.halves, self.scarce = moments, halves, scarce
         self._factors: dict[tuple[float, bool], ErrorFeedback] = {}
 
-    def factor(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
+    def factor_moments(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
         """The factors of H that rounding needs, found once. agreed: of the part that the halves agree on."""
         if (damping, agreed) not in self._factors:
             h = self.moments.h
@@ -93,11 +93,11 @@ class OperatorStatistics:
 class _Sample:
     """One sample's tensors, and which of their positions are meant (None: all).
 
-    shape: of both, with an axis for samples in front. given: False for one that counts in second moments alone.
+    shape: of both, with an axis for samples in front. real: False for one that counts in second moments alone.
     """
 
     number: int
-    given: bool
+    real: bool
     x: Array | TensorFile
     y: Array | TensorFile
     shape: tuple[int, ...]
@@ -110,7 +110,7 @@ class _Sample:
 
     def goes_with(self, other: _Sample) -> bool:
         """True where both can be looked at as one."""
-        alike = self.shape == other.shape and self.given == other.given
+        alike = self.shape == other.shape and self.real == other.real
         return alike and (self.meant is None) == (other.meant is None)
 
 
@@ -136,32 +136,36 @@ class _Group:
         """Positions whose columns are taken."""
         return min(sum(self.counts), self.each * len(self.samples))
 
-    def read(self) -> tuple[Array, Array]:
+    def read_tensors(self) -> tuple[Array, Array]:
         """The tensors of all samples. A single one may be large, and needs no copy."""
-        x, y = ([read_tensor(one).reshape(s.shape) for one, s in zip(many, self.samples, strict=True)]
-                for many in ([s.x for s in self.samples], [s.y for s in self.samples]))  # fmt: skip
+        x = [read_tensor(sample.x).reshape(sample.shape) for sample in self.samples]
+        y = [read_tensor(sample.y).reshape(sample.shape) for sample in self.samples]
         return (x[0], y[0]) if len(x) == 1 else (np.concatenate(x), np.concatenate(y))
 
-    def average(self, x: Array, y: Array) -> list[Part]:
+    def average_positions(self, x: Array, y: Array) -> list[Part]:
         """The means over all positions of each sample; none of those that count in second moments alone."""
-        if not self.samples[0].given:
+        if not self.samples[0].real:
             return []
-        means = [window_means(one, self.geometry, self._meant) for one in (x, y)]
-        means = [one.reshape(len(self.samples), -1, *one.shape[1:]).mean(axis=1) for one in means]
+        means = []
+        for values in (x, y):
+            windows = window_means(values, self.geometry, self._meant)
+            means.append(windows.reshape(len(self.samples), -1, *windows.shape[1:]).mean(axis=1))
         return list(zip(self.counts, *means, strict=True))
 
-    def gather(self, x: Array, y: Array, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def gather_columns(
+        self, x: Array, y: Array, first: int, last: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Columns of some of the positions."""
         total, most, seed = sum(self.counts), self.each * len(self.samples), self.samples[0].number
         chosen = sample_positions(total, most, seed) if self.second else np.zeros(0, np.int64)
         if self._meant is not None:
             chosen = np.flatnonzero(self._meant)[chosen]
         at = compute_gather_indices(x.shape, self.geometry, chosen[first:last])
-        return at.columns(x), at.columns(y)
+        return at.gather_columns(x), at.gather_columns(y)
 
-    def take(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def take_columns(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """See `Columns`."""
-        return self.gather(*self.read(), first, last)
+        return self.gather_columns(*self.read_tensors(), first, last)
 
     @property
     def _meant(self) -> NDArray[np.bool_] | None:
@@ -173,9 +177,11 @@ class StatisticsSource(Protocol):
     """Samples to gather from, with the tensors that an operator reads of each."""
 
     @property
-    def feeds(self) -> Sequence[Feeds]: ...
+    def feeds(self) -> Sequence[Feeds]:
+        """The samples."""
+        ...
 
-    def tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
+    def iterate_tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
         """Feeds, tensor in the float model, tensor in the quantized one."""
         ...
 
@@ -193,22 +199,22 @@ def gather_statistics(
     with the half of the samples they are made from, and count in second moments alone: means are of real inputs.
     work: shares the products out, of tensors in files; the result is the same, to the bit.
     """
-    found = _Gathering(wanted, workspace, len(samples.feeds), len(others.feeds), work)
-    for k, both in enumerate(samples.tensors(wanted)):
-        found.add(k, *both, given=True)
-    if found.scarce:
-        for k, both in enumerate(others.tensors(wanted)):
-            found.add(k, *both, given=False)
-    return found.result()
+    gathering = _Gathering(wanted, workspace, len(samples.feeds), len(others.feeds), work)
+    for k, both in enumerate(samples.iterate_tensors(wanted)):
+        gathering.add_sample(k, *both, real=True)
+    if gathering.scarce:
+        for k, both in enumerate(others.iterate_tensors(wanted)):
+            gathering.add_sample(k, *both, real=False)
+    return gathering.make_statistics()
 
 
 class _Gathering:
     """Moments on the way, and samples that wait to be looked at together with others."""
 
     def __init__(
-        self, wanted: MomentsRequest, workspace: Workspace, given: int, others: int, work: SharedWork | None
+        self, wanted: MomentsRequest, workspace: Workspace, count: int, others: int, work: SharedWork | None
     ) -> None:
-        self.wanted, self.workspace, self.given, self.others, self.work = wanted, workspace, given, others, work
+        self.wanted, self.workspace, self.count, self.others, self.work = wanted, workspace, count, others, work
         self.scarce, self.each = False, 0
         self.sums: list[Accumulator] = []
         self.waiting: list[list[_Sample]] = []
@@ -216,36 +222,38 @@ class _Gathering:
         self.groups: list[tuple[Accumulator, _Group]] = []
         self.blocks: list[tuple[Accumulator, Block]] = []
 
-    def add(self, number: int, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, *, given: bool) -> None:
-        """One sample; others after those that are given."""
+    def add_sample(
+        self, number: int, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, *, real: bool
+    ) -> None:
+        """One sample; others after those that are real."""
         if not x.size or x.shape != y.shape:
             return
-        if not given and not (_is_finite(x) and _is_finite(y)):
+        if not real and not (_is_finite(x) and _is_finite(y)):
             # What a network makes of inputs that never come is no reason to fail.
             return
-        sample = _sample(number, given, feeds, x, y, self.wanted.geometry)
+        sample = _describe_sample(number, real, feeds, x, y, self.wanted.geometry)
         if not self.sums:
-            self._begin(sample)
+            self._begin_sums(sample)
         # Number k is made from sample k modulo their count, and belongs where that one does.
-        half = number % self.given % len(self.sums)
-        held = self.waiting[half]
+        half = number % self.count % len(self.sums)
+        waiting = self.waiting[half]
         # From its first sample on a half always has one waiting.
-        if not given and not held:
+        if not real and not waiting:
             return
-        if held and not (sample.goes_with(held[0]) and (len(held) + 1) * sample.volume <= _TOGETHER):
-            self._close(half)
-        held.append(sample)
+        if waiting and not (sample.goes_with(waiting[0]) and (len(waiting) + 1) * sample.volume <= _TOGETHER):
+            self._close_group(half)
+        waiting.append(sample)
 
-    def _begin(self, sample: _Sample) -> None:
+    def _begin_sums(self, sample: _Sample) -> None:
         """Prepare the statistics that so many samples like the first allow."""
         wanted, (groups, size) = self.wanted, self.wanted.shape
         second, here = wanted.rounded, _count_positions(sample, wanted.geometry)
-        self.scarce = second and here * self.given < position_limit(groups, size)
-        count = self.given + (self.others if self.scarce else 0)
+        self.scarce = second and here * self.count < position_limit(groups, size)
+        count = self.count + (self.others if self.scarce else 0)
         self.each = -(-position_limit(groups, size) // max(count, 1))
         # Where weights are not fitted C is never read, and costs as much as H.
-        few = min(here, self.each) * count < POSITIONS_PER_COLUMN * size
-        cross = not few and wanted.volume <= _FITTED
+        refits = min(here, self.each) * count >= POSITIONS_PER_COLUMN * size
+        cross = refits and wanted.volume <= _FITTED
         halves = range(2 if second and (cross or wanted.halves) else 1)
         postponed = None if self.work is None else self.blocks
         self.sums = [
@@ -254,37 +262,39 @@ class _Gathering:
         ]
         self.waiting = [[] for _ in halves]
 
-    def _close(self, half: int) -> None:
+    def _close_group(self, half: int) -> None:
         """Add the samples that wait in one half: the means of all their positions, and columns of at most `each`."""
         group = _Group(tuple(self.waiting[half]), self.wanted.geometry, self.each, self.wanted.rounded)
         self.waiting[half].clear()
         if self.work is not None:
             self.groups.append((self.sums[half], group))
             return
-        x, y = group.read()
-        self.sums[half].update(*group.gather(x, y, 0, group.count), group.average(x, y), count=group.count)
+        x, y = group.read_tensors()
+        self.sums[half].add_samples(
+            *group.gather_columns(x, y, 0, group.count), group.average_positions(x, y), count=group.count
+        )
 
     def _share_out(self, work: SharedWork) -> None:
-        """Add the groups, read and multiplied by the helpers, in the order in which `_close` would have added them."""
+        """Add the groups, read and multiplied by the helpers, in the order in which `_close_group` adds them."""
         means = work.map("rounding: means", average_group, [group for _, group in self.groups])
         for (half, group), parts in zip(self.groups, means, strict=True):
-            half.update_columns(group, group.count, parts)
+            half.add_columns(group, group.count, parts)
         for half in self.sums:
-            half.flush()
+            half.multiply_waiting()
         products = work.map("rounding: second moments", multiply_block, [block for _, block in self.blocks])
-        for (half, _), found in zip(self.blocks, products, strict=True):
-            half.add(found)
+        for (half, _), sums in zip(self.blocks, products, strict=True):
+            half.add_products(sums)
 
-    def result(self) -> OperatorStatistics:
+    def make_statistics(self) -> OperatorStatistics:
         """Everything added."""
-        for half, held in enumerate(self.waiting):
-            if held:
-                self._close(half)
+        for half, waiting in enumerate(self.waiting):
+            if waiting:
+                self._close_group(half)
         if not self.sums:
-            return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).result(), None)
+            return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).make_moments(), None)
         if self.work is not None:
             self._share_out(self.work)
-        whole, *others = [half.result() for half in self.sums]
+        whole, *others = [half.make_moments() for half in self.sums]
         if not others:
             return OperatorStatistics(whole, None, scarce=self.scarce)
         return OperatorStatistics(merge_moments(whole, others[0]), (whole, others[0]), scarce=self.scarce)
@@ -292,22 +302,22 @@ class _Gathering:
 
 def average_group(group: _Group) -> list[Part]:
     """The means of each sample of a group."""
-    return group.average(*group.read())
+    return group.average_positions(*group.read_tensors())
 
 
 def multiply_block(block: Block) -> list[Array]:
-    """The products of a block, in the order of `Accumulator.add`."""
-    return list(block.multiply(Workspace()))
+    """The products of a block, in the order of `Accumulator.add_products`."""
+    return list(block.multiply_columns(Workspace()))
 
 
-def _sample(
-    number: int, given: bool, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, geometry: Geometry
+def _describe_sample(
+    number: int, real: bool, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, geometry: Geometry
 ) -> _Sample:
     if geometry.kernel:
-        return _Sample(number, given, x, y, x.shape, None)
+        return _Sample(number, real, x, y, x.shape, None)
     meant = read_mask(feeds, x.shape)
     shape = (1, x.size // x.shape[-1], x.shape[-1])
-    return _Sample(number, given, x, y, shape, None if meant is None else meant.reshape(1, -1))
+    return _Sample(number, real, x, y, shape, None if meant is None else meant.reshape(1, -1))
 
 
 def _is_finite(value: Array | TensorFile) -> bool:

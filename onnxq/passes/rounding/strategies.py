@@ -154,7 +154,7 @@ def pose_weight(
         scale=scale,
         zero=zero,
         limits=(site.spec.qmin, site.spec.qmax),
-        factor=partial(statistics.factor, damping, agreed=strategy.agreed),
+        factor=partial(statistics.factor_moments, damping, agreed=strategy.agreed),
         partner=_find_partners(operator, site),
         least=(least / qparams.scale).reshape(target.shape[:2]) if rows_have_scales else None,
         factors=WHOLE if blocked else FACTORS,

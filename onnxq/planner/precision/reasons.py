@@ -3,20 +3,119 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from onnxq.backends import Candidate
-from onnxq.graph import NodeRef
-from onnxq.graph.precision.binding import Binding, is_float32
-from onnxq.graph.precision.contrib import MICROSOFT
-from onnxq.graph.precision.narrow import holds_scale, is_exact
-from onnxq.plan import KeepReason, KeptFloat32
-from onnxq.planner.precision.problem import PrecisionProblem, TensorErrors
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.backends import Candidate, Shapes, Target
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.precision.narrow import (
+    CONTROL,
+    DEQUANTIZE,
+    QUANTIZE,
+    Binding,
+    bind_types,
+    holds_scale,
+    is_exact,
+    is_float32,
+)
+from onnxq.graph.shapes import MICROSOFT
+from onnxq.plan import KeepReason, KeptFloat32, Plan
+from onnxq.planner.requests import Requests
+from onnxq.sites import Edge, TensorId
 from onnxq.spec import FloatType
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorErrors:
+    """Range of a float32 tensor, and errors of narrow types in it, on samples.
+
+    low, high: its range. power: its squares summed. inputs_noise: squared errors of the node that makes it when it
+    reads rounded tensors. own_noise: those of rounding the tensor itself. count: elements of the node's first input for
+    each of the tensor.
+    """
+
+    low: float
+    high: float
+    power: float
+    inputs_noise: float
+    own_noise: float
+    count: float = 1.0
+
+    @property
+    def peak(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def inputs_db(self) -> float:
+        """SQNR in dB of the node with rounded inputs; inf where nothing changes."""
+        return _compute_db(self.power, self.inputs_noise)
+
+    @property
+    def own_db(self) -> float:
+        """SQNR in dB of the rounded tensor."""
+        return _compute_db(self.power, self.own_noise)
+
+
+def _compute_db(power: float, noise: float) -> float:
+    if noise <= 0:
+        return math.inf
+    return 10.0 * math.log10(power / noise) if power > 0 and math.isfinite(noise) else -math.inf
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PrecisionProblem:
+    """Everything that the choice of float types depends on.
+
+    index: of the prepared float32 model, with inferred types. plan: its pairs. kind: the narrow type. errors: by
+    tensor, {} where nothing could be run. shapes: of computed tensors. io: the type of float inputs and outputs. opset:
+    that of the file.
+    """
+
+    index: GraphIndex
+    plan: Plan
+    kind: FloatType
+    requests: Requests
+    engine: Target
+    errors: Mapping[TensorId, TensorErrors]
+    shapes: Shapes = field(default_factory=dict)
+    io: Mapping[str, int] = field(default_factory=dict)
+    opset: int = 19
+
+    @cached_property
+    def bindings(self) -> Mapping[str, Binding]:
+        """The nodes that have to do with float32 tensors, without pairs and nodes that hold bodies."""
+        bindings: dict[str, Binding] = {}
+        for node in self.index.nodes:
+            if node.is_onnx(QUANTIZE, DEQUANTIZE, "Constant", *CONTROL):
+                continue
+            results = self.list_writes(node)
+            if results or self.list_reads(node):
+                binding = bind_types(self.index, node, self.kind.onnx_type, self.opset)
+                # Shape and its like take tensors as they come, and make none.
+                if results or any(follows is not None for follows in binding.inputs):
+                    bindings[node.name] = binding
+        return bindings
+
+    def list_reads(self, node: NodeRef) -> list[tuple[int, TensorId]]:
+        """The float32 inputs of a node, constants too."""
+        tensors = enumerate(self.index.list_inputs(node))
+        return [(k, tensor) for k, tensor in tensors if tensor is not None and is_float32(self.index, tensor)]
+
+    def list_writes(self, node: NodeRef) -> list[TensorId]:
+        """The float32 outputs of a node."""
+        return [tensor for tensor in node.results if is_float32(self.index, tensor)]
+
+    @cached_property
+    def paired(self) -> frozenset[Edge]:
+        """Inputs that read a dequantized tensor, which comes in the type they compute in."""
+        whole = [site for site in self.plan.all_sites if site.consumers is not None or isinstance(site.site, TensorId)]
+        return frozenset(edge for site in whole for edge in site.find_readers(self.index))
+
 
 # Other samples may have values so many times as large as those that were measured.
 MARGIN = 4.0
@@ -29,10 +128,7 @@ _DIGITS = {FloatType.FLOAT16: 11, FloatType.BFLOAT16: 8}
 # Their sums may leave the type where their results do not: mean times count, and the square of a norm.
 _MEANS = frozenset({"ReduceMean", "GlobalAveragePool", "AveragePool", "Mean"})
 # A mask keeps its meaning through these, on its way to a Softmax.
-_PASSING = frozenset(
-    {"Add", "Where", "Reshape", "Transpose", "Expand", "Unsqueeze", "Squeeze", "Slice", "Concat", "Identity", "Gather",
-     "Tile", "Flatten", "Cast", "Split"}
-)  # fmt: skip
+_PASSING = LAYOUT_OPS | {"Add", "Where", "Expand", "Slice", "Concat", "Gather", "Tile", "Cast", "Split"}
 # Exact functions of whole numbers, which positions are computed by.
 _COUNTING = frozenset({"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Min", "Max", "Clip", "Mod", "Cast"})
 # What an epsilon is added for.
@@ -49,32 +145,33 @@ _SCORE_MASKS = {
 }
 
 
-@dataclass(eq=False)
 class ReasonSearch:
     """Nodes that have a reason to compute in float32; of several reasons the first one found holds."""
 
-    problem: PrecisionProblem
-    kept: dict[str, KeptFloat32] = field(default_factory=dict)
-    masks: dict[TensorId, bool] = field(default_factory=dict)
+    def __init__(self, problem: PrecisionProblem) -> None:
+        self.problem, self.index, self.errors, self.kind = problem, problem.index, problem.errors, problem.kind
+        self.nodes = [problem.index.node(name) for name in problem.bindings]
+        self.kept: dict[str, KeptFloat32] = {}
+        # Tensors that nothing but attention uses, as its mask.
+        self.masks: dict[TensorId, bool] = {}
 
     def find_kept(self) -> dict[str, KeptFloat32]:
         """All such nodes, with the reason of each."""
-        for name, binding in self.problem.bindings.items():
-            node = self.problem.index.node(name)
-            self._check_operator(node, binding)
+        for node in self.nodes:
+            self._check_operator(node, self.problem.bindings[node.name])
         self._check_shapes()
-        for name in self.problem.bindings:
-            self._check_constants(self.problem.index.node(name))
-            self._check_vanishing(self.problem.index.node(name))
-        for tensor, errors in self.problem.errors.items():
+        for node in self.nodes:
+            self._check_constants(node)
+            self._check_vanishing(node)
+        for tensor, errors in self.errors.items():
             self._check_tensor(tensor, errors)
-        for tensor, errors in self.problem.errors.items():
+        for tensor, errors in self.errors.items():
             self._check_inputs(tensor, errors)
         self._check_scales()
         self._check_unseen()
         return self.kept
 
-    def _keep(self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = "") -> None:
+    def _keep_wide(self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = "") -> None:
         if name in self.problem.bindings and name not in self.kept:
             self.kept[name] = KeptFloat32(node=name, reason=reason, figure=round_figure(figure), detail=detail)
 
@@ -82,170 +179,168 @@ class ReasonSearch:
         """ONNX, the engine, and the person's rules."""
         problem = self.problem
         fixed = False in binding.inputs and True not in binding.inputs
-        if not binding.able and (fixed or problem.writes(node)):
-            self._keep(node.name, KeepReason.ONNX)
+        if not binding.able and (fixed or problem.list_writes(node)):
+            self._keep_wide(node.name, KeepReason.ONNX)
         detail = problem.engine.refuse_narrow(Candidate(node, problem.index, problem.shapes), problem.kind)
         if detail:
-            self._keep(node.name, KeepReason.KERNEL, detail=detail)
+            self._keep_wide(node.name, KeepReason.KERNEL, detail=detail)
         rule = problem.requests.find_wide_rule(node)
         if rule is not None:
-            self._keep(node.name, KeepReason.RULE, detail=rule.describe())
+            self._keep_wide(node.name, KeepReason.RULE, detail=rule.describe())
 
     def _check_shapes(self) -> None:
         """Arithmetic on shapes and positions, which must stay exact: made of shapes, or about to be whole numbers."""
-        problem, made = self.problem, set[TensorId]()
-        for node in problem.index.nodes:
-            tensors = [t for name in node.inputs if name and (t := problem.index.resolve(name, node.scope)) is not None]
-            computed = [tensor for tensor in tensors if not problem.index.is_constant(tensor)]
+        index, shapes = self.index, set[TensorId]()
+        for node in index.nodes:
+            computed = [tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)]
             # Positions that select rows of a table make no row a position.
-            table = node.op_type in _TABLES and bool(problem.writes(node))
-            follows = computed and not table and all(tensor in made for tensor in computed)
+            table = node.op_type in _TABLES and bool(self.problem.list_writes(node))
+            follows = computed and not table and shapes.issuperset(computed)
             if node.op_type in ("Shape", "Size") or follows:
-                made.update(TensorId(name, node.scope) for name in node.outputs if name)
-                self._keep(node.name, KeepReason.SHAPES)
-        for node in problem.index.nodes:
-            whole = node.op_type == "Cast" and not is_float32(problem.index, TensorId(node.outputs[0], node.scope))
-            for _, tensor in problem.reads(node) if whole else ():
-                self._keep_counting(tensor)
+                shapes.update(node.results)
+                self._keep_wide(node.name, KeepReason.SHAPES)
+        for node in index.nodes:
+            if node.op_type == "Cast" and not is_float32(index, node.result):
+                for _, tensor in self.problem.list_reads(node):
+                    self._keep_counting(tensor)
 
     def _keep_counting(self, tensor: TensorId) -> None:
         waiting = [tensor]
         while waiting:
-            node = self.problem.index.producer(waiting.pop())
+            node = self.index.producer(waiting.pop())
             if node is not None and node.op_type in _COUNTING and node.name not in self.kept:
-                self._keep(node.name, KeepReason.SHAPES)
-                waiting += [held for _, held in self.problem.reads(node)]
+                self._keep_wide(node.name, KeepReason.SHAPES)
+                waiting += [source for _, source in self.problem.list_reads(node)]
 
     def _check_constants(self, node: NodeRef) -> None:
         """Constants beyond the type, but masks, which are limited where they are read."""
-        for k, tensor in self.problem.reads(node):
-            value = self.problem.index.constant(tensor)
-            if value is None or not value.size or Edge(node.name, k, node.scope) in self.problem.paired:
+        largest = self.kind.largest
+        for k, tensor in self.problem.list_reads(node):
+            value = self.index.constant(tensor)
+            if value is None or not value.size or node.make_edge(k) in self.problem.paired:
                 continue
             low, high = float(np.nanmin(value)), float(np.nanmax(value))
-            beyond = max(abs(low), abs(high)) > self.problem.kind.largest
-            if beyond and not (high <= self.problem.kind.largest and self._passes_mask(node)):
-                self._keep(node.name, KeepReason.OVERFLOW, low if -low > high else high)
+            beyond = max(-low, high) > largest
+            if beyond and not (high <= largest and self._passes_mask(node)):
+                self._keep_wide(node.name, KeepReason.OVERFLOW, low if -low > high else high)
 
     def _check_vanishing(self, node: NodeRef) -> None:
         """A number beside a tensor that becomes 0, such as the epsilon of a root: kept up to the quotient."""
-        for _, tensor in self.problem.reads(node):
-            value = self.problem.index.constant(tensor)
-            if (
-                value is None
-                or value.size != 1
-                or not 0 < abs(float(value.item())) < _ZERO * self.problem.kind.smallest
-            ):
+        for _, tensor in self.problem.list_reads(node):
+            value = self.index.constant(tensor)
+            if value is None or value.size != 1:
+                continue
+            number = float(value.item())
+            if not 0 < abs(number) < _ZERO * self.kind.smallest:
                 continue
             waiting = [node]
             while waiting:
-                one = waiting.pop()
-                self._keep(one.name, KeepReason.SMALL, float(value.item()))
-                made = (edge for held in self.problem.writes(one) for edge in self.problem.index.consumers(held))
-                readers = (self.problem.index.node(edge.node) for edge in made)
+                maker = waiting.pop()
+                self._keep_wide(maker.name, KeepReason.SMALL, number)
+                readers = [
+                    reader for result in self.problem.list_writes(maker) for reader in self.index.readers(result)
+                ]
                 waiting += [one for one in readers if one.op_type in _DIVIDING and one.name not in self.kept]
 
     def _passes_mask(self, node: NodeRef) -> bool:
         """True where a mask among the inputs of this node is a mask in its result."""
-        made = self.problem.writes(node)
-        return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in made)
+        results = self.problem.list_writes(node)
+        return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in results)
 
     def _leads_to_softmax(self, tensor: TensorId) -> bool:
         """True when only a Softmax, or attention as its mask, uses the tensor: there only what is large counts."""
         if tensor not in self.masks:
-            index = self.problem.index
-            readers = [(index.node(edge.node), edge.index) for edge in index.consumers(tensor)]
+            edges = self.index.consumers(tensor)
+            # While its readers are looked at, which may lead back here through a loop of bodies.
             self.masks[tensor] = False
-            self.masks[tensor] = (
-                bool(readers)
-                and not index.is_output(tensor)
-                and all(_ends_mask(node, k) or self._passes_mask(node) for node, k in readers)
-            )
+            if edges and not self.index.is_output(tensor):
+                self.masks[tensor] = all(self._uses_mask(edge) for edge in edges)
         return self.masks[tensor]
 
+    def _uses_mask(self, edge: Edge) -> bool:
+        node = self.index.node(edge.node)
+        return _ends_mask(node, edge.index) or self._passes_mask(node)
+
     def _is_mask(self, tensor: TensorId, errors: TensorErrors) -> bool:
-        limit = self.problem.kind.largest / MARGIN
+        limit = self.kind.largest / MARGIN
         return errors.low < -limit and errors.high <= limit and self._leads_to_softmax(tensor)
 
     def _check_tensor(self, tensor: TensorId, errors: TensorErrors) -> None:
         """Range and rounding of one tensor, and the sum that makes it."""
-        kind, maker = self.problem.kind, self.problem.index.producer(tensor)
+        kind, maker = self.kind, self.index.producer(tensor)
         if self._is_mask(tensor, errors):
             if maker is not None and not self._passes_mask(maker):
-                self._keep(maker.name, KeepReason.OVERFLOW, errors.low)
+                self._keep_wide(maker.name, KeepReason.OVERFLOW, errors.low)
             return
         if self._is_lost(errors):
             reason = KeepReason.OVERFLOW if errors.peak > kind.smallest * MARGIN else KeepReason.SMALL
-            self._keep_around(tensor, reason, errors.peak)
-        if maker is not None and _find_sum(maker, errors) > kind.largest / MARGIN:
-            self._keep(maker.name, KeepReason.SUM, _find_sum(maker, errors))
+            # The node that makes it and all that read it.
+            for node in (maker, *self.index.readers(tensor)):
+                if node is not None:
+                    self._keep_wide(node.name, reason, errors.peak)
+        total = 0.0 if maker is None else _find_sum(maker, errors)
+        if maker is not None and total > kind.largest / MARGIN:
+            self._keep_wide(maker.name, KeepReason.SUM, total)
 
     def _is_lost(self, errors: TensorErrors) -> bool:
         """True for a tensor beyond the type's normal numbers, at either end."""
-        kind = self.problem.kind
+        kind = self.kind
         return errors.peak > kind.largest / MARGIN or 0 < errors.peak < kind.smallest * MARGIN
 
     def _check_inputs(self, tensor: TensorId, errors: TensorErrors) -> None:
         """The node that makes a tensor, when it reads rounded ones: those that are lost anyway are no reason."""
-        maker = self.problem.index.producer(tensor)
-        least = 20.0 * math.log10(2.0) * _DIGITS[self.problem.kind] + _DITHER_DB - _LOSS_DB
-        if maker is None or min(errors.inputs_db, errors.own_db) >= least:
+        maker, worst = self.index.producer(tensor), min(errors.inputs_db, errors.own_db)
+        least = 20.0 * math.log10(2.0) * _DIGITS[self.kind] + _DITHER_DB - _LOSS_DB
+        if maker is None or worst >= least or maker.name in self.kept:
             return
-        read = [held for _, held in self.problem.reads(maker)]
-        known = [self.problem.errors[held] for held in (tensor, *read) if held in self.problem.errors]
-        if maker.name in self.kept or any(self._is_lost(one) for one in known):
+        read = [source for _, source in self.problem.list_reads(maker)]
+        if any(self._is_lost(self.errors[known]) for known in (tensor, *read) if known in self.errors):
             return
-        worst = min(errors.inputs_db, errors.own_db)
         reason, figure = KeepReason.PRECISION, worst
         # Rounded inputs made inf or NaN, such as 0 times a mask's lowest number, whatever the result should be.
         if not math.isfinite(worst):
-            reason, figure = KeepReason.OVERFLOW, max(errors.peak, self.problem.kind.largest)
-        self._keep(maker.name, reason, figure)
-        for held in read:
-            if (before := self.problem.index.producer(held)) is not None:
-                self._keep(before.name, reason, figure)
+            reason, figure = KeepReason.OVERFLOW, max(errors.peak, self.kind.largest)
+        self._keep_wide(maker.name, reason, figure)
+        for source in read:
+            if (before := self.index.producer(source)) is not None:
+                self._keep_wide(before.name, reason, figure)
 
     def _reads_mask(self, tensor: TensorId) -> bool:
-        errors = self.problem.errors.get(tensor)
+        errors = self.errors.get(tensor)
         return errors is not None and self._is_mask(tensor, errors)
-
-    def _keep_around(self, tensor: TensorId, reason: KeepReason, figure: float) -> None:
-        """Keep the node that makes a tensor and all that read it."""
-        maker = self.problem.index.producer(tensor)
-        readers = [edge.node for edge in self.problem.index.consumers(tensor)]
-        for name in (*([] if maker is None else [maker.name]), *readers):
-            self._keep(name, reason, figure)
 
     def _check_scales(self) -> None:
         """Readers of pairs whose scales the type does not hold, or must not change."""
+        narrow = self.kind.onnx_type
         for site in self.problem.plan.existing:
-            same = site.qparams is not None and is_exact(site.qparams.scale, self.problem.kind.onnx_type)
-            for edge in () if same else site.consumers or ():
-                self._keep(edge.node, KeepReason.EXISTING)
+            if site.qparams is None or not is_exact(site.qparams.scale, narrow):
+                for edge in site.consumers or ():
+                    self._keep_wide(edge.node, KeepReason.EXISTING)
         for site in self.problem.plan.sites:
-            constant = site.role in (Role.WEIGHT, Role.BIAS)
-            held = site.qparams
-            if held is None or holds_scale(held.scale, self.problem.kind.onnx_type, weight=constant):
+            scale = None if site.qparams is None else site.qparams.scale
+            if scale is None or holds_scale(scale, narrow, weight=site.role.is_constant):
                 continue
-            whole = self.problem.index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
-            for edge in whole if site.consumers is None else site.consumers:
-                self._keep(edge.node, KeepReason.SCALE, float(held.scale.min()))
+            for edge in site.find_readers(self.index):
+                self._keep_wide(edge.node, KeepReason.SCALE, float(scale.min()))
 
     def _check_unseen(self) -> None:
         """Nodes in branches that no sample ran, of which nothing is known."""
-        for name in self.problem.bindings if self.problem.errors else ():
-            made = self.problem.writes(self.problem.index.node(name))
-            known = (tensor in self.problem.errors or self.problem.index.is_constant(tensor) for tensor in made)
-            if made and not any(known):
-                self._keep(name, KeepReason.UNSEEN)
+        for node in self.nodes if self.errors else ():
+            results = self.problem.list_writes(node)
+            known = (tensor in self.errors or self.index.is_constant(tensor) for tensor in results)
+            if results and not any(known):
+                self._keep_wide(node.name, KeepReason.UNSEEN)
 
     def list_limited(self, node: NodeRef) -> Iterator[Edge]:
         """The inputs of a narrow node that read a mask."""
-        for k, tensor in self.problem.reads(node):
-            value = self.problem.index.constant(tensor)
-            beyond = value is not None and bool(value.size) and float(np.nanmin(value)) < -self.problem.kind.largest
-            if beyond or (value is None and self._reads_mask(tensor)):
-                yield Edge(node.name, k, node.scope)
+        for k, tensor in self.problem.list_reads(node):
+            value = self.index.constant(tensor)
+            if value is None:
+                limited = self._reads_mask(tensor)
+            else:
+                limited = bool(value.size) and float(np.nanmin(value)) < -self.kind.largest
+            if limited:
+                yield node.make_edge(k)
 
 
 def round_figure(figure: float) -> float:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.backends.costs import Cost, OpCase
-from onnxq.backends.ort.costs import AVX2, CPU_COSTS, VNNI, OrtCosts
+from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts
 from onnxq.config import Config
 
+VNNI, AVX2 = CPU_COSTS["vnni"], CPU_COSTS["avx2"]
 sizes = st.integers(1, 64)
 kinds = st.sampled_from(list(CPU_COSTS.values()))
 each_kind = pytest.mark.parametrize("cpu", CPU_COSTS.values(), ids=CPU_COSTS)

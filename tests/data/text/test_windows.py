@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onnxq.data.text import choose_windows, load_tokenizer, read_windows
-from onnxq.data.text import windows as module
+from onnxq.data.text import samples as module
 from onnxq.errors import DataError
 from tests.data.text.kit import make_text
 

@@ -9,7 +9,7 @@ import pytest
 from onnxq.backends.engine import BuildState, Untimed
 from onnxq.engines.bench import Bench, BenchedModel
 from onnxq.runtime import Latency
-from tests.report.test_proofs import PROOF
+from tests.commands.test_prove import PROOF
 
 REFUSED = replace(PROOF, build=replace(PROOF.build, state=BuildState.REFUSED))
 

@@ -8,10 +8,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxq.annotate import WeightSums, find_saturating
+from onnxq.commands.quantize import quantize
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun, measure_saturation
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.pipeline import quantize
 from onnxq.runtime import Session, optimize_graph
 from tests.engines.saturation import kit
 from tests.numerics.reference import multiply_saturating

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, fold_constants, name_nodes, verify_graph
-from onnxq.graph.folding.unpack import move_constant
+from onnxq.graph.folding.values import move_constant
 from onnxq.graph.values import encode_tensor
 from onnxq.runtime import Session
 from onnxq.sites import TensorId

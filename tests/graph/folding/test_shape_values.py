@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.graph.folding.shape_values import infer_shape_values
+from onnxq.graph.folding.values import infer_shape_values
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 from tests.graph.kit import model

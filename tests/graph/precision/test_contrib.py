@@ -8,8 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.graph import ensure_opset, get_index, infer_shapes, load_model, name_nodes
-from onnxq.graph.precision.binding import bind_types
-from onnxq.graph.precision.narrow import write_types
+from onnxq.graph.precision.narrow import bind_types, write_types
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
 from tests.passes.kit import parse

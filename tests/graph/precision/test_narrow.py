@@ -10,9 +10,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from onnxq.graph import GraphIndex, name_nodes, verify_graph
-from onnxq.graph.precision.binding import bind_types
-from onnxq.graph.precision.narrow import holds_scale, write_types
-from onnxq.graph.precision.rounding import emulate_types
+from onnxq.graph.precision.narrow import bind_types, holds_scale, write_types
+from onnxq.graph.precision.widen import emulate_types
 from onnxq.runtime import Session
 from onnxq.sites import Edge
 from tests.passes.kit import body, parse

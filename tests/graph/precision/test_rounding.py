@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.narrow import write_types
-from onnxq.graph.precision.rounding import emulate_types
+from onnxq.graph.precision.widen import emulate_types
 from onnxq.runtime import Session
 from tests.passes.kit import parse
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.graph import strip_weights
-from onnxq.graph.storage.skeleton import read_skeleton, write_model
-from onnxq.graph.storage.stored import cut_bytes
+from onnxq.graph.skeleton import read_skeleton, write_model
+from onnxq.graph.stored import cut_bytes
 
 arrays = st.lists(st.integers(0, 9000), max_size=5)
 

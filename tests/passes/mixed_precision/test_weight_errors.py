@@ -13,7 +13,7 @@ from onnxq.config import Config, Rule
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import fake_quant
 from onnxq.passes.mixed_precision.weight_errors import measure_isolated
-from onnxq.report import silent
+from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role

@@ -16,7 +16,7 @@ from onnxq.passes.judging import Evaluator
 from onnxq.passes.ranges import passes
 from onnxq.passes.ranges.search import choose_ranges
 from onnxq.passes.runner import run_stage
-from onnxq.report import silent
+from onnxq.progress import silent
 from tests.passes.context import make_context, place
 from tests.passes.ranges.kit import ALL, MINMAX, deaf, linear, prepared_plan, tokens
 from tests.pipeline.models import images

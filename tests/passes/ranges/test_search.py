@@ -16,7 +16,7 @@ from onnxq.passes.ranges import passes
 from onnxq.passes.ranges.search import WIDENED, choose_ranges
 from onnxq.passes.runner import run_stage
 from onnxq.plan import Plan
-from onnxq.report import silent
+from onnxq.progress import silent
 from onnxq.sites import Role, TensorId
 from tests.passes.context import make_context, place
 from tests.passes.kit import parse

@@ -123,8 +123,8 @@ def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tupl
         sums = Accumulator(1, 6)
         x = rng.standard_normal((1, 6, count)).astype(np.float32)
         y = one * x + noise * rng.standard_normal(x.shape)
-        sums.update(x, y.astype(np.float32))
-        found.append(sums.result())
+        sums.add_samples(x, y.astype(np.float32))
+        found.append(sums.make_moments())
     return found[0], found[1]
 
 
@@ -147,8 +147,8 @@ def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:
     def bias(errors: list[float]) -> float:
         sums = Accumulator(1, 1)
         for error in errors:
-            sums.update(np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
-        return float(correct_bias(np.zeros((1, 1)), w, w, sums.result())[0, 0])
+            sums.add_samples(np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
+        return float(correct_bias(np.zeros((1, 1)), w, w, sums.make_moments())[0, 0])
 
     assert bias([0.3] * 4) == pytest.approx(0.3, rel=1e-5)
     assert bias([3.0, -3.0, 3.0, -2.9]) == 0.0

@@ -36,7 +36,7 @@ def request(reader: str, paired: TensorId | None = B) -> MomentsRequest:
 def test_both_are_at_the_same_node_with_their_own_values():
     weight = next(iter(MODEL.graph.initializer))
     w = np.frombuffer(weight.raw_data, np.float32).reshape(4, 4)
-    found = list(runners().tensors(request(SECOND)))
+    found = list(runners().iterate_tensors(request(SECOND)))
     assert [feeds["x"].shape[0] for feeds, _, _ in found] == [1, 2, 3]
     for feeds, real, quantized in found:
         np.testing.assert_allclose(real, np.maximum(feeds["x"] @ w, 0), rtol=1e-5, atol=1e-6)
@@ -45,22 +45,22 @@ def test_both_are_at_the_same_node_with_their_own_values():
 
 def test_a_tensor_is_held_where_both_still_have_it():
     both = runners()
-    assert both.hold(B, B, SECOND)
-    assert not both.hold(B, None, SECOND)
-    list(both.tensors(request(LAST)))
-    assert both.hold(B, B, LAST)
+    assert both.has_tensors(B, B, SECOND)
+    assert not both.has_tensors(B, None, SECOND)
+    list(both.iterate_tensors(request(LAST)))
+    assert both.has_tensors(B, B, LAST)
     # Both have gone past the node that reads a.
-    assert not both.hold(TensorId("a"), B, FIRST)
-    assert not both.hold(B, TensorId("a"), FIRST)
+    assert not both.has_tensors(TensorId("a"), B, FIRST)
+    assert not both.has_tensors(B, TensorId("a"), FIRST)
 
 
 def test_without_a_partner_the_float_model_alone_goes_on():
     both = runners()
-    assert list(both.tensors(request(SECOND, None))) == []
+    assert list(both.iterate_tensors(request(SECOND, None))) == []
     assert both.real.holds(B, FIRST)
     assert not both.real.holds(TensorId("x"), FIRST)
     assert both.quantized.holds(TensorId("x"), FIRST)
 
 
 def test_without_samples_nothing_runs():
-    assert list(runners([]).tensors(request(SECOND))) == []
+    assert list(runners([]).iterate_tensors(request(SECOND))) == []

@@ -21,7 +21,7 @@ from onnxq.passes.rounding.operators import find_pooling, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.passes.view import View
 from onnxq.pipeline.prepared import load_state
-from onnxq.report import silent
+from onnxq.progress import silent
 from onnxq.runtime import Session
 
 Array = NDArray[Any]

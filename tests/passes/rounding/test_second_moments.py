@@ -25,9 +25,9 @@ def test_streamed_moments_are_the_moments(groups: int, size: int, parts: list[in
     y = (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32)
     sums, first = Accumulator(groups, size), 0
     for count in parts:
-        sums.update(x[:, :, first : first + count], y[:, :, first : first + count])
+        sums.add_samples(x[:, :, first : first + count], y[:, :, first : first + count])
         first += count
-    found = sums.result()
+    found = sums.make_moments()
     assert found.count == total
     if not total:
         return
@@ -49,8 +49,8 @@ def test_moments_of_some_positions_are_about_the_means_of_all(groups: int, size:
     for part in (slice(0, 40), slice(40, 60)):
         a, b = x[:, :, part], y[:, :, part]
         whole = (a.shape[2], a.mean(axis=2, dtype=np.float64), b.mean(axis=2, dtype=np.float64))
-        sums.update(a[:, :, ::3], b[:, :, ::3], [whole])
-    found = sums.result()
+        sums.add_samples(a[:, :, ::3], b[:, :, ::3], [whole])
+    found = sums.make_moments()
     p, q = (v.astype(np.float64) - v.astype(np.float64).mean(axis=2, keepdims=True) for v in (x, y))
     some = [*range(0, 40, 3), *range(40, 60, 3)]
     np.testing.assert_allclose(found.mean_y, y.mean(axis=2, dtype=np.float64), rtol=1e-5)
@@ -71,16 +71,16 @@ def test_many_rows_in_one_update_equal_many_updates() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((2, 1, 3, 20000)).astype(np.float32)
     whole, parts = Accumulator(1, 3), Accumulator(1, 3)
-    whole.update(x, y)
+    whole.add_samples(x, y)
     for first in range(0, 20000, 777):
-        parts.update(x[:, :, first : first + 777], y[:, :, first : first + 777])
-    np.testing.assert_allclose(whole.result().h, parts.result().h, rtol=1e-4, atol=1e-4)
+        parts.add_samples(x[:, :, first : first + 777], y[:, :, first : first + 777])
+    np.testing.assert_allclose(whole.make_moments().h, parts.make_moments().h, rtol=1e-4, atol=1e-4)
 
 
 def test_without_second_moments_only_means_are_kept() -> None:
     sums = Accumulator(1, 1000, second=False)
-    sums.update(np.ones((1, 1000, 4), np.float32), np.zeros((1, 1000, 4), np.float32))
-    found = sums.result()
+    sums.add_samples(np.ones((1, 1000, 4), np.float32), np.zeros((1, 1000, 4), np.float32))
+    found = sums.make_moments()
     assert found.h.size == 0
     assert found.mean_x.tolist() == [[1.0] * 1000]
     assert not may_refit(found)
@@ -92,12 +92,12 @@ def test_moments_of_two_halves_are_those_of_all() -> None:
     y = (x * 0.7 + 1).astype(np.float32)
     whole, one, other = Accumulator(2, 3), Accumulator(2, 3), Accumulator(2, 3)
     for first in range(0, 900, 300):
-        whole.update(x[:, :, first : first + 300], y[:, :, first : first + 300])
-        (one if first < 600 else other).update(x[:, :, first : first + 300], y[:, :, first : first + 300])
-    wanted, found = whole.result(), merge_moments(one.result(), other.result())
+        whole.add_samples(x[:, :, first : first + 300], y[:, :, first : first + 300])
+        (one if first < 600 else other).add_samples(x[:, :, first : first + 300], y[:, :, first : first + 300])
+    wanted, found = whole.make_moments(), merge_moments(one.make_moments(), other.make_moments())
     assert found.count == wanted.count
     assert len(found.parts) == 3
     for name in ("h", "c", "mean_x", "mean_y"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-5)
-    alone = merge_moments(wanted, Accumulator(2, 3).result())
+    alone = merge_moments(wanted, Accumulator(2, 3).make_moments())
     np.testing.assert_allclose(alone.h, wanted.h)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.backends.ort.rules import find_sum_order
+from onnxq.commands.quantize import quantize
 from onnxq.config import Config, Rule, TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder
 from onnxq.passes.rounding.gptq_core import factor_hessian, find_partner_columns, layer_error
 from onnxq.passes.rounding.operators import Operator, list_operators
-from onnxq.pipeline import quantize
 from tests.passes.rounding.arrays import round_to_nearest, round_with_feedback, round_within_sums
 from tests.passes.rounding.kit import one_node
 

@@ -27,7 +27,7 @@ class Given(StatisticsSource):
     def feeds(self) -> list[dict[str, Array]]:
         return [{} for _ in self.values]
 
-    def tensors(self, wanted: MomentsRequest) -> list[tuple[dict[str, Array], Array, Array]]:
+    def iterate_tensors(self, wanted: MomentsRequest) -> list[tuple[dict[str, Array], Array, Array]]:
         return [({}, one, one) for one in self.values]
 
 

@@ -17,7 +17,7 @@ from tests.torch.exporting import (
     wish,
 )
 from torch_frontend.export import export_onnx
-from torch_frontend.export.files import write_all
+from torch_frontend.export.run import write_all
 from torch_frontend.quant_model import State
 
 
@@ -41,15 +41,13 @@ def test_an_export_never_replaces_a_device() -> None:
 
 
 def test_a_failure_leaves_no_file_and_the_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_frontend.export import files
-
     model, x = quantized(Depthwise, wish())
     model.train()
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "write_text", full)
+    monkeypatch.setattr("torch_frontend.export.run.write_text", full)
     with pytest.raises(OutputError, match="No space left"):
         export_onnx(model, tmp_path / "net.onnx", x)
     assert os.listdir(tmp_path) == []

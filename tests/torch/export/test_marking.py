@@ -16,7 +16,7 @@ from tests.torch.exporting import (
 )
 from torch_frontend.export import to_onnx
 from torch_frontend.quantizers import Uniform
-from torch_frontend.quantizers.marker import mark_tensor
+from torch_frontend.quantizers.specs import mark_tensor
 
 
 def test_an_uncalibrated_quantizer_by_hand() -> None:

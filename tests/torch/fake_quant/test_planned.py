@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from onnxq.kernels import Call
+from onnxq.kernels import KernelCall
 from torch_frontend.fake_quant import reference
-from torch_frontend.fake_quant.driver import Driver
+from torch_frontend.fake_quant.calls import PlannedKernels
+from torch_frontend.fake_quant.device import Driver
 from torch_frontend.fake_quant.grid import Grid, Needed, qparam_shape
-from torch_frontend.fake_quant.planned import PlannedKernels
 
 ROOT = Path(__file__).parents[3]
 # The driver's functions that the launcher uses, with the signatures of cuda.h, in front of the emulation.
@@ -75,7 +75,7 @@ class _Emulated(PlannedKernels):
         self.driver.enter_context(0)
         self.module = self.driver.load_module(b"image")
 
-    def launch(self, kernel: str, grid: int, call: Call, device: Any) -> None:
+    def launch_kernel(self, kernel: str, grid: int, call: KernelCall, device: Any) -> None:
         self.driver.launch_kernel(self.driver.find_function(self.module, kernel), grid, call, 0x123456789A)
 
 

@@ -12,8 +12,8 @@ from onnxq.errors import ConfigError
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import AdaRound
 from torch_frontend.reconstruct import Settings, reconstruct
-from torch_frontend.reconstruct.blocks import Regions
-from torch_frontend.reconstruct.units import graph_unit
+from torch_frontend.reconstruct.units import Regions, graph_unit
+from torch_frontend.tracing.modules import Inputs
 
 CONFIG = {"target": "virtual", "weights": {"bits": 4, "granularity": "channel"}, "activations": {"bits": 8}}
 Tensor = torch.Tensor
@@ -119,7 +119,7 @@ def test_units_compute_what_the_model_computes_there(name: str) -> None:
     torch.manual_seed(0)
     model = calibrated(net(), *x)
     regions = Regions(model.model)
-    found = {(r.name, r.exit): r for r in [*regions.layers(), *regions.blocks(8), *regions.blocks(1)]}
+    found = {(r.name, r.exit): r for r in [*regions.list_layers(), *regions.list_blocks(8), *regions.list_blocks(1)]}
     assert found
     seen: dict[fx.Node, Tensor] = {}
 
@@ -132,7 +132,7 @@ def test_units_compute_what_the_model_computes_there(name: str) -> None:
         Watch(model.model).run(*x)
         for region in found.values():
             unit = graph_unit(model.model, region.name, list(region.nodes), region.exit)
-            ((inputs, output),) = unit.catch(x, {})
+            ((inputs, output),) = unit.catch(Inputs(x, {}))
             assert torch.equal(output, seen[region.exit])
             assert torch.equal(unit.run(*inputs), output)
             if all(isinstance(v, Tensor) for v in inputs):  # and on other numbers of samples
@@ -143,29 +143,29 @@ def test_units_compute_what_the_model_computes_there(name: str) -> None:
 def test_a_block_holds_the_smaller_blocks_inside_it() -> None:
     model = calibrated(Mobile(), values(4, 1, 8, 8))
     regions = Regions(model.model)
-    assert [r.name for r in regions.blocks(8)] == ["stem", "block", "last"]
-    assert [r.name for r in regions.blocks(3)] == ["stem", "block.expand", "block", "block.shrink", "last"]
-    assert [r.name for r in regions.layers()] == [
+    assert [r.name for r in regions.list_blocks(8)] == ["stem", "block", "last"]
+    assert [r.name for r in regions.list_blocks(3)] == ["stem", "block.expand", "block", "block.shrink", "last"]
+    assert [r.name for r in regions.list_layers()] == [
         "stem", "block.expand", "block.down", "block.up", "block.shrink", "last",
     ]  # fmt: skip
-    block = regions.blocks(8)[1]
-    assert regions.path(block.exit) == "block.add"
+    block = regions.list_blocks(8)[1]
+    assert regions.find_path(block.exit) == "block.add"
 
 
 def test_long_skips_do_not_hide_the_blocks_inside() -> None:
     regions = Regions(calibrated(UNet(), values(4, 1, 8, 8)).model)
-    names = [regions.path(r.exit) for r in regions.blocks(2)]
+    names = [regions.find_path(r.exit) for r in regions.list_blocks(2)]
     assert names == ["relu", "relu_1", "add", "leave"]
 
 
 def test_a_transformer_block_is_two_residual_blocks() -> None:
     regions = Regions(calibrated(Encoder(), values(4, 5, 16)).model)
-    assert [regions.path(r.exit) for r in regions.blocks(8)] == ["add", "add_1"]
+    assert [regions.find_path(r.exit) for r in regions.list_blocks(8)] == ["add", "add_1"]
 
 
 def test_activations_behind_a_layer_belong_to_it() -> None:
     regions = Regions(calibrated(Mobile(), values(4, 1, 8, 8)).model)
-    assert [regions.path(r.exit) for r in regions.layers()] == [
+    assert [regions.find_path(r.exit) for r in regions.list_layers()] == [
         "relu", "block.relu", "block.relu_1", "block.sigmoid", "block.shrink", "last",
     ]  # fmt: skip
 

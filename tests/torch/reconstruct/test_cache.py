@@ -9,7 +9,7 @@ from onnxq.errors import DataError
 from tests.torch.reconstruct.kit import plain_net, rows, values
 from torch_frontend.quantizers import AdaRound, quantizers_of
 from torch_frontend.reconstruct import Settings, reconstruct
-from torch_frontend.reconstruct.cache import Cache, Record
+from torch_frontend.reconstruct.cache import Record, UnitCache
 
 
 def test_a_small_memory_spills_and_changes_nothing() -> None:
@@ -27,18 +27,18 @@ def test_a_small_memory_spills_and_changes_nothing() -> None:
 
 
 def test_draws() -> None:
-    with Cache(1 << 20) as cache:
+    with UnitCache(1 << 20) as cache:
         for seed in range(3):
             x = values(5, 3, seed=seed)
-            cache.add(Record((x, torch.arange(4.0)), (), x.sum(1)))
-        assert cache.mixes()
-        drawn = cache.draw(15, torch.Generator().manual_seed(0), mixed=True)
+            cache.add_record(Record((x, torch.arange(4.0)), (), x.sum(1)))
+        assert cache.can_mix()
+        drawn = cache.draw_samples(15, torch.Generator().manual_seed(0), mixed=True)
         torch.testing.assert_close(drawn.inputs[0].sum(1), drawn.target)  # rows stay together
         assert drawn.target.unique().numel() == 15
         assert torch.equal(drawn.inputs[1], torch.arange(4.0))  # what has no samples comes whole
-        few = cache.draw(4, torch.Generator().manual_seed(0), mixed=False)
+        few = cache.draw_samples(4, torch.Generator().manual_seed(0), mixed=False)
         assert len(few.target) == 4
-        cache.add(Record((values(5, 3), torch.arange(1.0, 5.0)), (), values(5)))
-        assert not cache.mixes()
+        cache.add_record(Record((values(5, 3), torch.arange(1.0, 5.0)), (), values(5)))
+        assert not cache.can_mix()
         with pytest.raises(DataError, match="without samples"):
-            cache.add(Record((), (), torch.zeros(0, 3)))
+            cache.add_record(Record((), (), torch.zeros(0, 3)))

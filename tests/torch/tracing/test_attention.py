@@ -13,7 +13,7 @@ from onnxq.evaluation.accumulator import measure_error
 from onnxq.sites import Role
 from tests.torch.nets import Encoder
 from torch_frontend.quant_model import QuantModel
-from torch_frontend.tracing.tracer import Origin
+from torch_frontend.tracing.tracer import GraphOrigin
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
 
@@ -83,7 +83,7 @@ def test_attention_with_learned_extra_keys_is_captured_by_a_run() -> None:
 
     net, x = Net().eval(), torch.randn(2, 3, 8)
     made = QuantModel(net, target="virtual", example_inputs=x)
-    assert made.origin is Origin.EXPORTED
+    assert made.origin is GraphOrigin.EXPORTED
     assert [(r.subject, r.rule) for r in made.refusals] == [("Net", "mode")]
     assert {"attention.in_proj_weight", "attention.out_proj.weight"} <= set(made.quantizers)
     torch.testing.assert_close(made(x), net(x))

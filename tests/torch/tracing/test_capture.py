@@ -18,7 +18,8 @@ from onnxq.runtime import Session
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import capture_model, take_graph
-from torch_frontend.tracing.tracer import Origin, Traced, Untraceable
+from torch_frontend.tracing.modules import Inputs
+from torch_frontend.tracing.tracer import GraphOrigin, Traced, Untraceable
 
 
 @dataclass
@@ -115,7 +116,7 @@ def test_the_graph_computes_the_same_for_other_sizes_and_gives_the_same_kind_of_
     assert isinstance(made, Answer)
     torch.testing.assert_close(made.logits, expected.logits)
     torch.testing.assert_close(made.hidden[0], expected.hidden[0])
-    assert model.origin is Origin.EXPORTED
+    assert model.origin is GraphOrigin.EXPORTED
 
 
 def test_layers_keep_their_names_and_calls_get_those_of_their_scope(model):
@@ -141,7 +142,7 @@ def test_dropout_and_batch_norm_follow_the_mode(model):
 def test_batch_norms_in_functions_do_not_keep_a_graph_from_being_taken():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), NormsByFunction(4), nn.Conv2d(4, 4, 3)).eval()
     model = QuantModel(net, target="virtual", example_inputs=torch.randn(2, 3, 8, 8))
-    assert model.origin is Origin.EXPORTED
+    assert model.origin is GraphOrigin.EXPORTED
     assert not model.refusals
 
 
@@ -150,7 +151,7 @@ def test_a_weight_of_a_layer_and_of_functions_has_one_quantizer_and_inputs_stay_
     net, ids = Tied(), torch.tensor([[1, 2, 3], [4, 5, 6]])
     # One tensor for two arguments, and the one between them left out.
     model = QuantModel(net, target="virtual", example_inputs={"other": ids, "ids": ids})
-    assert model.origin is Origin.EXPORTED
+    assert model.origin is GraphOrigin.EXPORTED
     torch.testing.assert_close(model(ids=ids, other=ids + 1), net(ids, other=ids + 1))
     model.prepare_calibration()
     model(ids=ids, other=ids + 1)
@@ -182,7 +183,7 @@ def test_it_trains_pickles_and_exports_as_trained(model):
 
 
 def test_another_forward_in_train_mode_is_refused():
-    made = capture_model(ReadsMode().eval(), (), (torch.randn(2, 8),), {})
+    made = capture_model(ReadsMode().eval(), (), Inputs((torch.randn(2, 8),), {}))
     assert isinstance(made, Traced)
     assert [one.rule for one in made.refusals] == ["mode"]
 
@@ -203,7 +204,7 @@ class Fixed(nn.Module):
 def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
     net, x = Fixed().eval(), torch.randn(2, 6, 5)
     model = QuantModel(net, target="virtual", example_inputs=x)
-    assert model.origin is Origin.EXPORTED
+    assert model.origin is GraphOrigin.EXPORTED
     other = torch.randn(3, 6, 7)
     torch.testing.assert_close(model(other), net(other))
     for wrong, text in (((2, 3, 10), "has 3 at dimension 1, and was captured with 6"), ((2, 6), "2 dimensions")):
@@ -232,7 +233,7 @@ def test_sizes_are_checked_inside_of_arguments_and_before_anything_is_observed()
 def test_a_batch_of_one_is_captured_where_the_batch_becomes_a_constant():
     net, x = Fixed(whole=True).eval(), torch.randn(1, 6, 5)
     model = QuantModel(net, target="virtual", example_inputs=x)
-    assert model.origin is Origin.EXPORTED
+    assert model.origin is GraphOrigin.EXPORTED
     torch.testing.assert_close(model(x), net(x))
     with pytest.raises(DataError, match="has 2 at dimension 0, and was captured with 1"):
         model(torch.randn(2, 6, 5))
@@ -281,7 +282,7 @@ def test_control_flow_on_values_is_not_captured():
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    made = capture_model(Branching().eval(), (), (torch.randn(2, 8),), {})
+    made = capture_model(Branching().eval(), (), Inputs((torch.randn(2, 8),), {}))
     assert isinstance(made, Untraceable)
     assert made.reason
 
@@ -291,7 +292,7 @@ def test_a_graph_module_keeps_its_graph(net):
     traced = fx.symbolic_trace(plain)
     made = take_graph(traced, ())
     assert [str(node.target) for node in made.graph.nodes] == [str(node.target) for node in traced.graph.nodes]
-    assert made.origin is Origin.GIVEN
+    assert made.origin is GraphOrigin.GIVEN
     model = QuantModel(traced, target="virtual", example_inputs=torch.randn(2, 8))
     assert {"0.weight", "2.weight"} <= set(model.quantizers)
 
@@ -335,5 +336,5 @@ def test_what_torch_2_13_keeps_for_itself_is_still_there():
 def test_dropout_of_attention_in_a_model_in_train_mode_is_captured():
     torch.manual_seed(0)
     model = QuantModel(Net().train(), target="virtual", example_inputs=torch.randn(2, 6, 8))
-    assert model.origin is Origin.EXPORTED
+    assert model.origin is GraphOrigin.EXPORTED
     assert [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"] == [0.1]

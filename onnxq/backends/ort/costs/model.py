@@ -11,10 +11,20 @@ MatMul is MatMulIntegerToFloat with its bias Add, the pair on its input not coun
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 from onnxq.backends.costs import Cost, OpCase
-from onnxq.backends.ort.costs.base import CpuCosts, Moves, interpolate
+from onnxq.backends.ort.costs.base import (
+    ConvCosts,
+    CpuCosts,
+    DepthwiseCosts,
+    LinearCosts,
+    Moves,
+    PairCosts,
+    interpolate,
+)
 from onnxq.backends.ort.costs.convs import INT8_BLOCK, conv_cost
 
 # Taken for sizes that are not known: small, so that int8 does not look cheap.
@@ -70,6 +80,23 @@ class OrtCosts(CpuCosts):
         else:
             return _compute_moves_cost(case, self)
         return Cost(cost.float_us, cost.int8_us * self.int8_network)
+
+
+def parse_costs(text: str) -> OrtCosts:
+    """The table in a data file, as `benchmarks/op_costs.py fit` writes it."""
+    table = json.loads(text)
+    for name, kind in _GROUPS.items():
+        table[name] = kind(**{field: _parse_table(value) for field, value in table[name].items()})
+    table["elements"] = {op_type: Moves(**times) for op_type, times in table["elements"].items()}
+    return OrtCosts(**table)
+
+
+_GROUPS = {"pairs": PairCosts, "conv": ConvCosts, "depthwise": DepthwiseCosts, "linear": LinearCosts}
+
+
+def _parse_table(value: Any) -> Any:
+    # JSON has words for keys only, a table has sizes.
+    return {int(size): entry for size, entry in value.items()} if isinstance(value, dict) else value
 
 
 def _compute_linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:

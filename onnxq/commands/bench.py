@@ -1,0 +1,204 @@
+"""`onnxq bench`: models built for one engine, their kernels, and their times side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from onnxq.backends import find_engine, list_engines
+from onnxq.backends.engine import Untimed
+from onnxq.config import Command
+from onnxq.engines.bench import Bench, BenchedModel, BenchRequest, bench_models
+from onnxq.engines.shapes import parse_shapes
+from onnxq.errors import ConfigError, VerificationError
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import Form, Values, pick_fields
+from onnxq.report.terminal import (
+    RenderableType,
+    SheetRows,
+    View,
+    format_bytes,
+    format_count,
+    format_counts,
+    format_figure,
+    format_milliseconds,
+    format_seconds,
+    format_shapes,
+    format_threads,
+    format_warnings,
+    make_sheet,
+    make_table,
+)
+from onnxq.runtime import CPU_KINDS, Latency
+
+_UNTIMED = {
+    Untimed.NO_GPU: "this machine has no NVIDIA GPU, or no driver: engines were built ahead of time for compute "
+    "capability {capability}, and their kernels stand here alone",
+    Untimed.OTHER_GPU: "engines were built for compute capability {capability}, whatever GPU this machine has",
+    Untimed.NOT_BUILT: "no model was built",
+}
+
+
+def bench(
+    models: Sequence[ModelSource] | ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    progress: Progress = silent,
+) -> Bench:
+    """Build models for an engine, list their kernels, and time them side by side: median, 99th percentile, rate.
+
+    models: of one network, e.g. float32, float16 and quantized; the others are compared with the first. data: as for
+    `quantize`, of which the first sample is timed; made-up inputs without. config, overrides: as for `quantize`, of
+    which the sections `bench`, `data`, `verify` and `runtime` are used. `engine`: a name of
+    `onnxq.backends.list_engines()`. TensorRT's run on the GPU of this machine, launched kernel by kernel and as a CUDA
+    graph, timed by events of the GPU; ONNX Runtime runs on the CPU, or on `provider`. None: the one that the first plan
+    in the models is for. Without a GPU TensorRT for RTX builds ahead of time for `compute_capability` ("8.6" if None)
+    and times nothing; `.untimed` says so.
+
+    Returns a Bench with `.models`, each with its `.proof`, `.eager` and `.graph`; `.failed` has those that were not
+    built. Raises a subclass of OnnxqError for models with different inputs, options that do not fit, and a GPU on
+    which nothing runs.
+    """
+    sources = list_models(models)
+    with open_run(sources[0], config, overrides, Command.BENCH) as chosen:
+        options, provider = chosen.bench, chosen.runtime.provider
+        fitting = [engine.name for engine in list_engines(foreign=False).values() if "provider" in engine.takes]
+        # Only one that the caller gave: that of a configuration may be meant for calibration.
+        if (overrides or {}).get("provider") and options.engine not in (*fitting, None):
+            cause = "is of ONNX Runtime, and another engine was asked for"
+            raise ConfigError("provider", cause, "leave it out", code="Q317")
+        request = BenchRequest(
+            engine=options.engine or (fitting[0] if provider else None),
+            capability=options.compute_capability,
+            shapes=parse_shapes(options.shapes),
+            batch=options.batch,
+            threads=chosen.verify.threads,
+            provider=provider,
+            libraries=chosen.runtime.libraries,
+            plugins=chosen.runtime.plugins,
+            seconds=options.seconds,
+            timeout=options.timeout,
+            progress=progress,
+        )
+        return bench_models(sources, data, chosen.data, request)
+
+
+def _describe_models(bench: Bench) -> Values:
+    """The models for the JSON: times in milliseconds, kernels counted by kind and type."""
+    return {"models": [_describe_model(bench, model) for model in bench.models]}
+
+
+def _describe_model(bench: Bench, model: BenchedModel) -> Values:
+    proof = model.proof
+    values = pick_fields(model, "name types reason") | {
+        "build": None,
+        "kernels": None,
+        "moving": None,
+        "kinds": {},
+        "eager": _describe_latency(model.eager),
+        "graph": _describe_latency(model.graph),
+        "ratio": bench.ratio(model),
+    }
+    if proof is not None:
+        counts = {"kernels": len(proof.kernels), "moving": len(proof.moving), "kinds": proof.by_kind()}
+        values |= {"build": proof.build, **counts}
+    return values
+
+
+def _describe_latency(latency: Latency | None) -> Values | None:
+    if latency is None:
+        return None
+    # Without the single times, of which there are thousands.
+    values = asdict(latency) | {"per_second": latency.per_second}
+    del values["times_ms"]
+    return values
+
+
+def _find_failed_model(bench: Bench) -> VerificationError | None:
+    """The error of the first model that was not built, or not timed where others were; None without one."""
+    for model in bench.failed:
+        if model.proof is not None and not model.built:
+            build = model.proof.build
+            return VerificationError(model.name, f"{build.state}: {build.reason}", "see `onnxq prove`", code="Q705")
+        return VerificationError(model.name, f"was not timed: {model.reason}", "see the cause", code="Q710")
+    return None
+
+
+def _make_parts(bench: Bench, view: View) -> Iterator[RenderableType]:
+    title = Text(format_count(len(bench.models), "model"), style="bold")
+    yield title.join_text(f"  ({', '.join(_list_facts(bench))})", style="dim")
+    yield _make_table(bench)
+    yield Text("")
+    yield make_sheet(_make_lines(bench, view.verbose))
+
+
+def _list_facts(bench: Bench) -> Iterator[str]:
+    yield bench.version
+    if bench.chosen:
+        yield f"{bench.engine}: {bench.chosen}"
+    # All models are timed with the same number of threads.
+    latency = next((model.best for model in bench.models if model.best is not None), None)
+    if latency is not None and "provider" in find_engine(bench.engine).takes:
+        yield bench.provider or f"{CPU_KINDS[bench.device]}, {format_threads(latency.threads)}"
+    elif bench.device:
+        yield bench.device
+    yield format_shapes(bench.shapes)
+
+
+def _make_table(bench: Bench) -> RenderableType:
+    columns = ["model", "heavy nodes", "kernels", "moving"]
+    # A column that is empty for every model is left out.
+    ways = [way for way in ("eager", "graph") if any(getattr(model, way) is not None for model in bench.models)]
+    for way in ways:
+        prefix = "graph " if way == "graph" else ""
+        columns += [f"{prefix}median", f"{prefix}p99", f"{prefix}runs/s"]
+    if ways:
+        columns.append("faster")
+    rows = []
+    for model in bench.models:
+        cells: list[object] = [model.name, format_counts(dict(model.types.most_common())), "", ""]
+        if model.proof is not None:
+            cells[2:] = [len(model.proof.kernels), len(model.proof.moving)]
+        for way in ways:
+            cells += _format_latency(getattr(model, way))
+        if ways:
+            cells.append(format_figure(bench.ratio(model), ".2f", "×"))
+        rows.append(cells)
+    return make_table(columns, rows, right=columns[2:], names=("model",), fold=("heavy nodes",))
+
+
+def _format_latency(latency: Latency | None) -> Sequence[str]:
+    if latency is None:
+        return ("", "", "")
+    return format_milliseconds(latency.median_ms), format_milliseconds(latency.p99_ms), f"{latency.per_second:.0f}"
+
+
+def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
+    proofs = [(model.name, model.proof) for model in bench.models if model.proof is not None]
+    if bench.untimed is not None:
+        capability = proofs[0][1].build.capability if proofs else ""
+        yield "not timed", _UNTIMED[bench.untimed].format(capability=capability)
+    for model in bench.models:
+        if model.proof is not None and not model.built:
+            yield str(model.proof.build.state), Text(f"{model.name}: {model.proof.build.reason}", style="bold red")
+        elif model.reason:
+            yield "not timed", f"{model.name}: {model.reason}"
+        if verbose and model.proof is not None and model.built:
+            build, kinds = model.proof.build, format_counts(dict(model.proof.by_kind().most_common()))
+            size = format_bytes(build.engine_bytes)
+            yield "kernels", f"{model.name}: built in {format_seconds(build.seconds)}, {size}; {kinds}"
+    yield "data", bench.data
+
+
+FORMS = {
+    "Bench": Form[Bench](
+        make_parts=_make_parts,
+        list_warnings=lambda bench: format_warnings(bench.warnings),
+        derive=_describe_models,
+        find_fault=_find_failed_model,
+    )
+}

@@ -1,0 +1,362 @@
+"""`onnxq import-calibration`: a TensorRT calibration cache and its model in, a plan with those scales out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from onnxq.backends import list_backends
+from onnxq.calibrate import calibrate
+from onnxq.commands.apply import apply
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.files import guard_outputs
+from onnxq.graph import GraphIndex
+from onnxq.interop import (
+    Imported,
+    MatchedSite,
+    MissingSite,
+    ScaleMatch,
+    ScaleTable,
+    UnmatchedKind,
+    UnusedLine,
+    list_consumers,
+    match_scales,
+    read_scales,
+    set_scales,
+)
+from onnxq.nearest import suggest_names
+from onnxq.passes.base import RunContext
+from onnxq.passes.judging import SampleSets
+from onnxq.passes.state import FloatState
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.finalize import describe_rest
+from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.quantize_model import draft_placement
+from onnxq.pipeline.result import write_plan
+from onnxq.pipeline.samples import read_data
+from onnxq.plan import Plan
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import Form, Values
+from onnxq.report.model import Report
+from onnxq.report.terminal import (
+    RenderableType,
+    SheetRows,
+    View,
+    format_counts,
+    format_scale,
+    format_warnings,
+    join_lines,
+    make_sheet,
+    make_table,
+)
+from onnxq.sites import Caution, Refusal
+
+# The target where neither the configuration nor an option names one.
+USUAL = next(backend.name for backend in list_backends() if backend.scales)
+# Tensors that an error names; a cache of another model lacks hundreds.
+_SHOWN = 4
+_REASON = "reads or writes a tensor that the calibration cache has no scale for"
+# Passes that make tensors which neither the model nor TensorRT, fusing it, has.
+_MAKES_TENSORS = frozenset({"scalars"})
+# Labels of the reasons for unused lines, in the order of the sheet.
+_LABELS = {
+    UnmatchedKind.FOLDED: "fused away",
+    UnmatchedKind.TENSORRT: "TensorRT's own layers",
+    UnmatchedKind.UNKNOWN: "not in the model",
+}
+
+
+def import_calibration(
+    cache: str | Path | ScaleTable,
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Imported:
+    """Turn a TensorRT INT8 calibration cache into a plan with those very scales, float32 bit for bit.
+
+    cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. data: samples to
+    calibrate the tensors on that the cache has no scale for; the override `allow_missing` leaves their readers float.
+    config: None, and a file that names no target, start from `trt-int8`, or the preset of the target in `overrides`.
+    out: write the plan as JSON; `onnxq.apply` carries it out. See `quantize` for the rest.
+
+    Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
+    Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
+    """
+    options = _choose_target(overrides) if config is None else overrides
+    with open_run(model, config, options, Command.IMPORT, out=out, force=force, usual=USUAL) as chosen:
+        imported = _import(cache, model, data, chosen, progress)
+        write_plan(imported.plan, out, force, progress)
+    return imported
+
+
+# The options that both steps take, so that they read the same samples.
+_SHARED = ("samples", "seed", "batch", "memory_limit", "ort_library", "provider")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedImport(Imported):
+    """An import, and the report of its plan carried out at once; None if it was not."""
+
+    applied: Report | None = None
+
+
+def import_and_apply(
+    cache: str,
+    model: str,
+    data: str | None,
+    config: str | None,
+    *,
+    overrides: dict[str, Any],
+    out: str | None,
+    applied: str | None,
+    force: bool,
+    progress: Progress,
+) -> AppliedImport:
+    """Import a cache, and carry the plan out. applied: the file for the quantized model; None: it is not made."""
+    shared: dict[str, Any] = {"force": force, "progress": progress}
+    report = None
+    # Inputs and both outputs are checked before anything is written, since the plan is written first.
+    with guard_outputs(model, out, applied, force=force):
+        imported = import_calibration(cache, model, data, config, overrides=overrides, out=out, **shared)
+        if applied is not None:
+            settings = {key: overrides[key] for key in _SHARED if key in overrides} | {"latency": False}
+            # A configuration that was not given follows the plan's target.
+            config = config or f"{imported.plan.target}-int8"
+            report = apply(model, imported.plan, data, config, overrides=settings, out=applied, **shared).report
+    values = {field.name: getattr(imported, field.name) for field in fields(imported)}
+    return AppliedImport(**values, applied=report)
+
+
+def _choose_target(overrides: Overrides) -> dict[str, Any]:
+    """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
+    options = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
+    # The default preset is asymmetric uint8, of which TensorRT's scales say nothing.
+    fitting = (
+        {"activations.scheme": "symmetric", "activations.signed": True} if options["target"] == DEFAULT_TARGET else {}
+    )
+    return {**fitting, **options}
+
+
+def _import(
+    cache: str | Path | ScaleTable, model: ModelSource, data: object, config: Config, progress: Progress
+) -> Imported:
+    """Plan the model and give its activation sites the cache's scales."""
+    scales = cache if isinstance(cache, ScaleTable) else read_scales(cache)
+    _demand_symmetric(config)
+    name = Path(model).name if isinstance(model, (str, Path)) else "model"
+    ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
+    state = load_state(model, ctx)
+    trial = _attempt(scales, state, read_data(state, data, config, progress=progress), config, name, progress)
+    notes: tuple[Caution, ...] = ()
+    # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
+    rewrites = sorted(_MAKES_TENSORS.intersection(trial.state.rewrites))
+    if rewrites and _lacks_own_tensor(trial):
+        state = load_state(model, replace(ctx, skip=ctx.skip.union(rewrites)))
+        other = _attempt(scales, state, trial.samples, config, name, progress)
+        if len(other.match.missing) < len(trial.match.missing):
+            trial = other
+            text = f"prepared without {', '.join(rewrites)}, which makes tensors that TensorRT did not have"
+            notes = (Caution("W114", text),)
+    if trial.match.missing and data is None and not config.data.allow_missing:
+        raise _refuse_missing(scales, trial.match)
+    absent = tuple(replace(site, done="calibrated on the samples") for site in trial.match.absent)
+    if trial.match.missing and data is None:
+        trial, absent = _leave_missing_float(trial, config, scales, name, progress)
+    match, samples = trial.match, trial.samples
+    plan = calibrate(
+        trial.state.model,
+        set_scales(trial.plan, match.entries, scales.origin),
+        samples.calibration if data is not None else None,
+        batch=config.data.batch,
+        memory_limit=config.data.memory_limit,
+        progress=progress,
+    )
+    # Of the samples only if some of the numbers come from them.
+    origin = f"{scales.origin} {Path(scales.source).name} ({scales.header})"
+    calibrated = data is not None and absent
+    return Imported(
+        plan=replace(plan, data=f"{origin}; {samples.description}" if calibrated else origin),
+        cache=scales.source,
+        header=scales.header,
+        entries=len(scales.entries),
+        matched=match.matched,
+        unmatched=match.unmatched,
+        unused=match.unused,
+        missing=absent,
+        notes=(*describe_rest(trial.state.rest), *notes, *match.notes),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """A plan without numbers, of one way to prepare the model, and the cache's scales for it."""
+
+    state: FloatState
+    samples: SampleSets
+    plan: Plan
+    match: ScaleMatch
+
+
+def _attempt(
+    cache: ScaleTable, state: FloatState, samples: SampleSets, config: Config, name: str, progress: Progress
+) -> _Attempt:
+    with progress("planning"):
+        drafted = draft_placement(state, samples, config, name, progress=progress)
+        plan = drafted.default(attention=config.attention == "quantized")
+        return _Attempt(state, samples, plan, match_scales(cache, plan, state.before, GraphIndex(state.model)))
+
+
+def _lacks_own_tensor(trial: _Attempt) -> bool:
+    """Preparation made a tensor that lacks a scale: no cache can ever have one for it."""
+    before = trial.state.before
+    names = {output for node in before.nodes for output in node.outputs} | {value.name for value in before.inputs}
+    return any(site.tensor not in names for site in trial.match.absent)
+
+
+def _demand_symmetric(config: Config) -> None:
+    """Raise ConfigError unless activations are of the type that a cache has scales of, symmetric int8."""
+    activations = config.activations
+    if config.mode != "static":
+        raise ConfigError(
+            config.source or "mode",
+            "calibrates no activations: there is nothing a calibration cache is for",
+            "choose a static preset, e.g. trt-int8",
+            code="Q321",
+        )
+    kind = activations.bits, activations.scheme, activations.is_signed, activations.storage or "int8"
+    if kind != (8, "symmetric", True, "int8"):
+        raise ConfigError(
+            f"{config.source or 'config'}: activations",
+            "a calibration cache holds scales of symmetric int8, and this asks for something else",
+            "write `activations: {bits: 8, scheme: symmetric, signed: true}`, or take trt-int8",
+            code="Q321",
+        )
+
+
+def _refuse_missing(cache: ScaleTable, match: ScaleMatch) -> CalibrationError:
+    names = []
+    for site in match.absent[:_SHOWN]:
+        hint = f" ({suggest_names(site.tensor, site.nearest)})" if site.nearest else ""
+        names.append(f"{site.tensor}{hint}")
+    absent = len(match.absent)
+    if absent > _SHOWN:
+        names.append(f"and {absent - _SHOWN} more")
+    total = absent + len(match.matched)
+    return CalibrationError(
+        cache.source,
+        f"has no scale for {absent} of {total} tensors to be quantized: {', '.join(names)}",
+        "calibrate them with `data=…`, or leave what reads them in float with `allow_missing=True`",
+        code="Q507",
+    )
+
+
+def _leave_missing_float(
+    trial: _Attempt, config: Config, cache: ScaleTable, name: str, progress: Progress
+) -> tuple[_Attempt, tuple[MissingSite, ...]]:
+    """The plan with float in place of whatever reads a tensor without a scale, as TensorRT itself does.
+
+    Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
+    """
+    index = GraphIndex(trial.state.model)
+    # Node -> the tensor that it lacks, over all rounds.
+    left: dict[str, str] = {}
+    absent: dict[str, MissingSite] = {}
+    while trial.match.missing:
+        readers = list_consumers(trial.match.missing, index)
+        if not set(readers) - set(left):
+            subject = str(trial.match.missing[0].site)
+            raise CalibrationError(
+                subject, "has no scale and cannot be left float", "calibrate it with `data=…`", code="Q507"
+            )
+        for report, site in zip(trial.match.absent, trial.match.missing, strict=True):
+            nodes = ", ".join(list_consumers((site,), index))
+            absent.setdefault(report.site, replace(report, done=f"left float: {nodes}"))
+        left |= {node: tensor for node, tensor in readers.items() if node not in left}
+        trial = _attempt(cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress)
+    refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
+    # The rule that leaves them float is ours, and gives another reason than the cache.
+    others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
+    floats = tuple(entry for entry in trial.plan.left_float if entry.subject not in left)
+    plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)
+    return replace(trial, plan=plan), tuple(absent.values())
+
+
+def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
+    rule = Rule(node=tuple(f"/^{re.escape(node)}$/" for node in nodes), set=RuleSet(float=True))
+    return config.model_copy(update={"rules": (rule, *config.rules)})
+
+
+def _make_parts(imported: Imported, view: View) -> Iterator[RenderableType]:
+    yield Text(f"{PurePath(imported.cache).name}  ({imported.header})", style="bold")
+    if view.verbose and imported.matched:
+        columns = ("site", "scale", "line", "name in the cache", "through")
+        names = ("site", "name in the cache")
+        rows = map(_make_match, imported.matched)
+        yield make_table(columns, rows, right=columns[1:3], names=names, fold=("through",))
+        yield Text("")
+    yield make_sheet(_make_rows(imported, view.verbose))
+
+
+def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
+    used = len({match.line for match in imported.matched})
+    yield "cache", f"{imported.entries} scales, {used} of them used"
+    text = f"{len(imported.plan.sites)} sites for {imported.plan.target}"
+    counts = format_counts(dict(sorted(imported.plan.by_role().items())))
+    yield "plan", f"{text}: {counts}" if counts else text
+    if imported.missing:
+        lines = [f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing]
+        yield "no scale", join_lines(lines, verbose, _SHOWN)
+    for kind, label in _LABELS.items():
+        names = [_describe_line(line, verbose) for line in imported.unmatched if line.why is kind]
+        if names:
+            yield label, Text(f"{len(names)}: ").append_text(join_lines(names, verbose, _SHOWN))
+    yield "not used", _group_reasons(imported.unused, verbose)
+
+
+def _make_match(match: MatchedSite) -> Sequence[object]:
+    # Most names are the site's own; only others are worth a cell.
+    name = match.name if match.name != match.site else ""
+    return match.site, format_scale(match.scale, match.scale), match.line, name, match.through
+
+
+def _describe_line(line: UnusedLine, verbose: bool) -> str:
+    text = f"{line.name} (line {line.line})"
+    if line.nearest:
+        return f"{text}, nearest {' or '.join(line.nearest)}"
+    return f"{text}: {line.reason}" if verbose else text
+
+
+def _group_reasons(lines: Sequence[UnusedLine], verbose: bool) -> list[str]:
+    """Count lines by reason; with `verbose` also name them."""
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        groups.setdefault(line.reason, []).append(line.name)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    return [f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "") for reason, names in ordered]
+
+
+def _describe_plan(imported: Imported) -> Values:
+    plan = imported.plan
+    counts = {"target": plan.target, "sites": len(plan.sites)}
+    applied = getattr(imported, "applied", None)
+    return counts | {"refusals": plan.refusals, "left_float": plan.left_float, "applied": applied}
+
+
+# The plan has its own file.
+_FORM = Form[Imported](
+    make_parts=_make_parts,
+    list_warnings=lambda imported: format_warnings((*imported.notes, *imported.plan.warnings)),
+    derive=_describe_plan,
+    hidden="plan",
+)
+FORMS = {"AppliedImport": _FORM, "Imported": _FORM}

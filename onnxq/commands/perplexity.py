@@ -1,0 +1,188 @@
+"""`onnxq perplexity`: language models side by side on a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+
+from onnxq.config import Command, Config, DataConfig
+from onnxq.data.text import LENGTH, Tokenizer, Window, choose_windows, find_tokenizer, read_windows
+from onnxq.evaluation.perplexity import (
+    Decoder,
+    LanguageScore,
+    Perplexity,
+    choose_prompts,
+    compare_texts,
+    describe_errors,
+    sum_errors,
+    time_decoders,
+)
+from onnxq.graph.stored import is_external, walk_tensors
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
+from onnxq.progress import Progress, count_items, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import Form
+from onnxq.report.terminal import (
+    RenderableType,
+    SheetRows,
+    View,
+    format_bytes,
+    format_count,
+    format_figure,
+    format_threads,
+    make_sheet,
+    make_table,
+)
+from onnxq.runtime import CPU_KINDS, Session, detect_cpu
+
+# Of each of the two timings.
+_SECONDS = 8.0
+
+
+def perplexity(
+    models: Sequence[ModelSource] | ModelSource,
+    data: str | Path,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    progress: Progress = silent,
+) -> Perplexity:
+    """Run language models on a text: perplexity, bits a byte, agreement with the first model, tokens a second.
+
+    models: decoders of one vocabulary, e.g. float and quantized, with caches of keys and values or without; the first
+    is the one that others are compared with. data: a text file; the override `tokenizer` names the folder with
+    tokenizer.json, or is "bytes". It is read in windows of `sequence_length` tokens, one behind the other; `samples`:
+    so many, spread over the text. `generate`: tokens to continue `prompts` beginnings of windows by, greedily.
+
+    Returns a Perplexity, with a LanguageScore for each model in `.models`.
+    Raises a subclass of OnnxqError for a text or tokenizer that cannot be read, and a model that gives no logits.
+    """
+    sources = list_models(models)
+    with open_run(sources[0], config, overrides, Command.PERPLEXITY) as chosen:
+        return _measure(sources, Path(data), chosen, progress)
+
+
+def _measure(sources: Sequence[ModelSource], path: Path, config: Config, progress: Progress) -> Perplexity:
+    options, seed = config.perplexity, config.data.seed
+    tokenizer = find_tokenizer(path, config.data)
+    with progress("loading the models"):
+        decoders = _load_decoders(sources, config)
+    # A model exported for one length takes no other; caches make up for it.
+    fixed = [model.parts.length for model in decoders if model.parts.length is not None and not model.caches]
+    length = min(fixed, default=config.data.sequence_length or LENGTH)
+    with progress("reading the text", config.data.samples) as task:
+        errors = sum_errors(decoders, count_items(_list_windows(path, tokenizer, length, config.data), task))
+    texts: dict[str, float] = {}
+    prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
+    if options.generate:
+        texts = compare_texts(decoders, prompts, options.generate, progress)
+    prompt, generation = {}, {}
+    if config.verify.latency:
+        with progress("timing"):
+            ids = next(choose_windows(path, tokenizer, length, 1, seed)).ids
+            prompt, generation = time_decoders(decoders, ids, _SECONDS)
+    scores = []
+    for source, model in zip(sources, decoders, strict=True):
+        name = model.name
+        score = LanguageScore(
+            name=name,
+            size=_count_bytes(source),
+            caches=model.caches,
+            generated=texts.get(name),
+            prompt=prompt.get(name),
+            generation=generation.get(name),
+            **describe_errors(errors, name),
+        )
+        scores.append(score)
+    return Perplexity(
+        models=tuple(scores),
+        windows=errors.windows,
+        tokens=errors.tokens,
+        length=length,
+        prompts=len(prompts),
+        generate=options.generate,
+        threads=config.verify.threads,
+        device=config.runtime.provider or detect_cpu(),
+        data=path.name,
+    )
+
+
+def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decoder]:
+    """The models with names of their own."""
+    decoders: dict[str, Decoder] = {}
+    runtime = config.runtime
+    for number, source in enumerate(sources, 1):
+        name = f"model {number}" if isinstance(source, onnx.ModelProto) else str(source)
+        name = f"{name} ({number})" if name in decoders else name
+        session = Session(source, threads=config.verify.threads, provider=runtime.provider, libraries=runtime.libraries)
+        decoders[name] = Decoder(session, name)
+    return list(decoders.values())
+
+
+def _count_bytes(source: ModelSource) -> int:
+    """Bytes of a model and of the files beside it that hold its weights."""
+    if isinstance(source, onnx.ModelProto):
+        return int(source.ByteSize())
+    path = Path(source)
+    stored = filter(is_external, walk_tensors(onnx.load(path, load_external_data=False)))
+    files = {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
+    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in files)))
+
+
+def _list_windows(path: Path, tokenizer: Tokenizer, length: int, config: DataConfig) -> Iterator[Window]:
+    if config.samples is None:
+        return read_windows(path, tokenizer, length)
+    return choose_windows(path, tokenizer, length, config.samples, config.seed)
+
+
+def _make_parts(comparison: Perplexity, view: View) -> Iterator[RenderableType]:
+    models = comparison.models
+    machine = CPU_KINDS.get(comparison.device, comparison.device)
+    title = Text(format_count(len(models), "model"), style="bold")
+    yield title.join_text(f"  ({machine}, {format_threads(comparison.threads)})", style="dim")
+    columns = ["model", "size", "perplexity", "bits/byte", "agreement", "KL"]
+    generated = any(score.generated is not None for score in models)
+    timed = any(score.prompt is not None for score in models)
+    if generated:
+        columns.append(f"of {comparison.generate} tokens")
+    if timed:
+        columns += ["prompt/s", "generated/s"]
+    rows = [_make_row(score, timed) for score in models]
+    yield make_table(columns, rows, right=columns[1:], names=("model",))
+    yield Text("")
+    yield make_sheet(_make_lines(comparison, generated, timed))
+
+
+def _make_row(score: LanguageScore, timed: bool) -> list[str]:
+    cells = [score.name, format_bytes(score.size), f"{score.perplexity:.4g}", f"{score.bits_per_byte:.4f}"]
+    cells += [f"{100 * score.agreement:.2f}%", f"{score.divergence:.2g}"]
+    if score.generated is not None:
+        cells.append(f"{score.generated:.1f}")
+    if timed:
+        cells += [_format_rate(score.prompt), _format_rate(score.generation)]
+    return cells
+
+
+def _format_rate(rate: float | None) -> str:
+    return format_figure(rate, ".0f" if rate is not None and rate >= 10 else ".2g")
+
+
+def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> SheetRows:
+    windows = format_count(comparison.windows, "window")
+    yield "text", f"{comparison.data}: {comparison.tokens} tokens in {windows} of at most {comparison.length}"
+    first = comparison.models[0].name
+    yield "compared", f"agreement: the same likeliest token as {first}; KL: divergence from it, nats a token"
+    if generated:
+        prompts = format_count(comparison.prompts, "prompt")
+        yield "generated", f"tokens before the first that differs from {first}'s, mean of {prompts}"
+    if timed:
+        text = f"prompts of {comparison.length} tokens, and one token behind half as many"
+        without_caches = ", ".join(score.name for score in comparison.models if not score.caches)
+        if without_caches:
+            text += f"; without caches, so that each costs a run of all before it: {without_caches}"
+        yield "tokens/s", text
+
+
+FORMS = {"Perplexity": Form[Perplexity](make_parts=_make_parts)}

@@ -1,0 +1,187 @@
+"""`onnxq profile`: the cost of each quantized site, node and segment of a model at its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from onnxq.annotate import read_model
+from onnxq.commands.apply import read_plan
+from onnxq.config import Command, Config
+from onnxq.data import load_data
+from onnxq.emit import PLAN_KEY
+from onnxq.errors import ConfigError, PlanError
+from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
+from onnxq.evaluation.sensitivity import measure_sensitivity
+from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
+from onnxq.graph.light import find_provider, list_libraries
+from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.base import RunContext
+from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.registry import list_rewrites
+from onnxq.passes.state import FloatState
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.crews import open_crew
+from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.quantize_model import quantize
+from onnxq.pipeline.stale_numbers import renew_numbers
+from onnxq.plan import Plan, from_json
+from onnxq.planner import fit_plan
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import Form
+from onnxq.report.model import warn_synthetic
+from onnxq.report.terminal import (
+    Group,
+    RenderableType,
+    SheetRows,
+    View,
+    format_count,
+    format_decibel,
+    format_figure,
+    format_warnings,
+    list_choices,
+    make_list,
+    make_sheet,
+    make_table,
+)
+from onnxq.workers import use_threads
+
+# Rows of a table without `verbose`.
+_SHOWN = 12
+_TITLES = {"node": "nodes, each with all it reads", "segment": "segments of neighbouring nodes", "site": "sites"}
+
+
+def profile_model(
+    model: ModelSource,
+    quantized: ModelSource | None = None,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    overrides: Overrides = None,
+    progress: Progress = silent,
+) -> Profile:
+    """Switch quantized sites on and off, group by group, and measure the outputs against the float model's.
+
+    quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
+    quantized as `quantize` would with this configuration. data, config, overrides: as for `quantize`; `samples`: how
+    many to measure on. `by`: of "site", "node" (all that a node reads quantized) and "segment" (neighbouring nodes).
+
+    Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
+    Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.
+    """
+    if quantized is not None and plan is not None:
+        raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
+    # Where the model is quantized first, its time says nothing of the cost of its sites.
+    with open_run(model, config, {**(overrides or {}), "verify.latency": False}, Command.PROFILE) as chosen:
+        if quantized is None and plan is None:
+            quantized = quantize(model, data, chosen, progress=progress).model
+            origin = f"quantized as {chosen.source or chosen.target} says"
+        else:
+            origin = str(plan if quantized is None else quantized)
+        with progress("reading the models"):
+            ctx = RunContext(config=Config(runtime=chosen.runtime), progress=progress)
+            state, proto = _load_both(model, ctx, quantized, plan)
+        samples = load_data(data, state.before.inputs, chosen.data, state.named, progress=progress)
+        dataset = samples.take(chosen.profile.samples, chosen.data.seed)
+        with use_threads(chosen.scale.threads), open_crew(chosen.scale, model) as crew:
+            profile = measure_sensitivity(
+                state.model,
+                proto,
+                dataset,
+                kinds=chosen.profile.by or KINDS,
+                threads=chosen.verify.threads,
+                crew=crew,
+                progress=progress,
+            )
+    return replace(
+        profile,
+        source=str(model) if isinstance(model, (str, Path)) else "",
+        # A model given as an object would print its whole text.
+        quantized=origin if len(origin) < 500 else "",
+        data=dataset.describe(),
+        synthetic=dataset.synthetic,
+    )
+
+
+def _load_both(
+    model: ModelSource, ctx: RunContext, quantized: ModelSource | None, plan: Plan | str | Path | None
+) -> tuple[FloatState, ModelLike]:
+    """The float model as the quantized one was made from it, and the quantized one."""
+    if quantized is None:
+        noted = read_plan(plan) if plan is not None else None
+        if noted is None or not noted.calibrated:
+            fix = "use one that `onnxq quantize` wrote by `plan_out=…`"
+            raise PlanError("plan", "it has no numbers yet", fix, code="Q405")
+        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
+        rebased = fit_plan(noted, GraphIndex(state.model), compute_fingerprint(state.model))
+        # Without samples: activations that lack numbers are an error, weights get theirs from the model.
+        renewed, _ = renew_numbers(RunContext(), state, rebased)
+        return state, build_quantized(state, renewed)
+    proto = name_nodes(read_model(quantized).proto)
+    note = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
+    if not note:
+        # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
+        state = load_state(model, replace(ctx, skip=list_rewrites()))
+    else:
+        noted = from_json(note, source=PLAN_KEY)
+        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
+    return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))
+
+
+def _make_parts(profile: Profile, view: View) -> Iterator[RenderableType]:
+    yield _make_title(profile)
+    yield make_sheet(_make_rows(profile))
+    for kind in KINDS:
+        costs = profile.of(kind)
+        if costs:
+            yield from (Text(""), Text(_TITLES[kind], style="bold"))
+            columns = ("name", "op", "pairs", "isolated", "left out", "gain")
+            yield from make_list(
+                costs, view, columns, _make_cost_row, usual=_SHOWN, right=columns[2:], names=columns[:1]
+            )
+    if profile.prefixes:
+        yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
+        titles = ("node", "SQNR")
+        yield from make_list(profile.prefixes, view, titles, _make_prefix_row, right=titles[1:], names=titles[:1])
+
+
+def _make_title(profile: Profile) -> Text:
+    text = Text(PurePath(profile.source).name or "model", style="bold")
+    return text.join_text(f"  ({profile.quantized})" if profile.quantized else "", style="dim")
+
+
+def _make_rows(profile: Profile) -> SheetRows:
+    count = format_count(profile.samples, "sample")
+    yield "all", f"{format_decibel(profile.sqnr_db)} with everything quantized, {count}"
+    yield "data", profile.data
+    if len(profile.outputs) > 1:
+        rows = [(output.name + output.part, format_decibel(output.sqnr_db)) for output in profile.outputs]
+        yield "outputs", make_table(("output", "SQNR"), rows, right=("SQNR",), names=("output",))
+    if profile.choices:
+        yield "choices", Group(*list_choices(profile.choices))
+    legend = "isolated: only it is quantized; left out: all but it; gain: what leaving it float would bring back"
+    yield "read", legend
+
+
+def _make_prefix_row(prefix: PrefixError) -> Sequence[str]:
+    return prefix.node, format_decibel(prefix.sqnr_db)
+
+
+def _make_cost_row(cost: GroupCost) -> Sequence[object]:
+    # A segment may hold many operators: three of them are enough to recognise it.
+    ops = "/".join((*cost.ops[:3], *(["…"] if len(cost.ops) > 3 else [])))
+    figures = format_decibel(cost.isolated_db), format_decibel(cost.leave_one_out_db)
+    gain = format_figure(cost.gain_db, "+.2f", " dB") or "n/a"
+    return cost.name, ops, len(cost.sites), *figures, gain
+
+
+def _make_warnings(profile: Profile) -> Iterator[RenderableType]:
+    yield from format_warnings(profile.warnings)
+    if profile.synthetic:
+        yield from format_warnings([warn_synthetic("costs were measured")])
+
+
+FORMS = {"Profile": Form[Profile](make_parts=_make_parts, list_warnings=_make_warnings)}

@@ -1,0 +1,291 @@
+"""`onnxq prove`: the kernels and types that a model gets in an engine; a later proof reads the JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from onnxq.annotate import read_model
+from onnxq.backends import find_engine, list_engines
+from onnxq.backends.engine import Kernel, Tensor
+from onnxq.config import Command, Config
+from onnxq.data import Dataset, load_data
+from onnxq.engines.prove.proof import INT8, QUANTIZED, NodeProof, Proof, Requirement, SiteState
+from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
+from onnxq.engines.shapes import parse_shapes
+from onnxq.errors import ConfigError, VerificationError
+from onnxq.files import name_folder
+from onnxq.graph import GraphIndex, add_libraries, name_nodes
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import Form, Values, pick_fields
+from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
+from onnxq.report.terminal import (
+    RenderableType,
+    SheetRows,
+    View,
+    format_bytes,
+    format_counts,
+    format_seconds,
+    format_warnings,
+    join_lines,
+    make_list,
+    make_sheet,
+)
+from onnxq.sites import Caution
+
+# Rows of a list without `verbose`, and nodes named in an error.
+_SHOWN, _NAMED = 12, 5
+# Fields in the JSON. `prove --compare` reads them back.
+_NODE_FIELDS = "op type kernel kind types kernels reason"
+_SITE_FIELDS = "role state rule readers unfused kernels reason"
+
+
+def prove(
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Proof:
+    """Build the engine, and find the kernel that every pair and every heavy node became, and the type it runs in.
+
+    config, overrides: as for `quantize`, of which the sections `prove`, `data` and `runtime` are used. `engine`: a name
+    of `onnxq.backends.list_engines()`; None for the first of the backend that the plan in the model is for, TensorRT
+    for RTX where there is no plan; the proof's `chosen` says why. TensorRT for RTX builds ahead of time and needs no
+    GPU, TensorRT builds for the GPU of this machine, of ONNX Runtime the optimized graph is read. Nodes that do not run
+    in the type that `require`, (type, pattern) pairs, or `require_int8` asks for, and those that compute in a type of
+    `forbid`, are in `.unmet`. out: folder for engine, log and list of kernels; force: overwrite them.
+
+    With ONNX Runtime `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on
+    CPUs without VNNI. data: as for `quantize`, to count how often that happens and the error it leaves each output,
+    `.cost`.
+
+    The build runs in a process of its own: a model that crashes the library, or is refused, gives a Proof that says so.
+    Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
+    """
+    folder = name_folder(out)
+    with open_run(model, config, overrides, Command.PROVE) as chosen:
+        options = chosen.prove
+        _check_libraries(options.engine, overrides or {})
+        with open_output_folder(folder, options.engine, force=force):
+            # The samples are read before the build, which may take minutes: a mistake in them shows at once.
+            request = ProveRequest(
+                engine=options.engine,
+                capability=options.compute_capability,
+                require=(*((INT8, pattern) for pattern in options.require_int8), *options.require),
+                forbid=options.forbid,
+                require_exact=options.require_exact,
+                dataset=None if data is None else _load_samples(model, data, chosen, progress),
+                threads=options.threads,
+                shapes=parse_shapes(options.shapes),
+                compare=options.compare or None,
+                save=folder,
+                force=force,
+                reduce=options.reduce,
+                timeout=options.timeout,
+                libraries=chosen.runtime.libraries,
+                plugins=chosen.runtime.plugins,
+                progress=progress,
+            )
+            return prove_model(model, request)
+
+
+def _check_libraries(engine: str | None, overrides: Mapping[str, Any]) -> None:
+    """ConfigError for a library of another engine than the one asked for."""
+    # Libraries in a configuration serve other commands, too, and are no reason to refuse.
+    for name in ("ort_library", "plugin"):
+        if engine is None or not overrides.get(name) or name in find_engine(engine).takes:
+            continue
+        families = dict.fromkeys(other.family for other in list_engines().values() if name in other.takes)
+        cause = f"is for {' or '.join(families)}, and another engine was asked for"
+        raise ConfigError(name, cause, "leave it out", code="Q317")
+
+
+def _load_samples(model: ModelSource, data: object, config: Config, progress: Progress) -> Dataset:
+    """The samples that saturation is measured on."""
+    with progress("reading the model"):
+        named = name_nodes(add_libraries(read_model(model).proto, config.runtime.libraries))
+    dataset = load_data(data, GraphIndex(named).inputs, config.data, named, progress=progress)
+    return dataset.take(config.prove.samples, config.data.seed)
+
+
+def _describe_proof(proof: Proof) -> Values:
+    """Values of the JSON; nodes and sites are keyed by name."""
+    return {
+        "holds": proof.holds,
+        "counts": {
+            "kernels": len(proof.kernels),
+            "moving": len(proof.moving),
+            "kinds": proof.by_kind(),
+            "ops": proof.by_op(),
+        },
+        "nodes": {node.node: pick_fields(node, _NODE_FIELDS) for node in proof.nodes},
+        "sites": {site.site: pick_fields(site, _SITE_FIELDS) for site in proof.sites},
+        "unmet": proof.unmet,
+        "warnings": list(_find_warnings(proof)),
+    }
+
+
+def find_unmet_requirement(proof: Proof) -> VerificationError | None:
+    """The error of an engine that was not built or of a requirement that does not hold; None when all holds."""
+    build = proof.build
+    if not proof.built:
+        fix = "`out=…` keeps the log"
+        if build.needs_plugin:
+            fix = f"`plugin=…` takes the library that implements it; {fix}"
+        elif build.reduced is None:
+            fix = f"`reduce=True` finds the smallest part that does this; {fix}"
+        subject = f"node {build.node}" if build.node else (proof.source or "the model")
+        return VerificationError(subject, f"{build.state}: {build.reason}", fix, code="Q705")
+    unmet = next((requirement for requirement in proof.requirements if requirement.unmet), None)
+    if unmet is not None:
+        names = ", ".join((*unmet.unmet[:_NAMED], *(["…"] if len(unmet.unmet) > _NAMED else ())))
+        option, fault = ("forbid", "in") if unmet.forbidden else ("require", "not in")
+        fault = "not run as its pairs say" if unmet.dtype == QUANTIZED else f"{fault} {unmet.dtype}"
+        first = proof.node(unmet.unmet[0])
+        # Of a node that is quantized, the types that its kernel reads and writes.
+        reason = first.reason or f"{first.node} runs in {first.type}: {first.types}"
+        cause = f"{fault} ({len(unmet.unmet)} in all)"
+        return VerificationError(f"`{option}='{unmet.dtype}'`: {names}", cause, reason, code="Q706")
+    if not proof.holds:
+        fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"
+        return VerificationError("`require_exact=True`", saturation_summary(proof.weights), fix, code="Q707")
+    return None
+
+
+def _find_warnings(proof: Proof) -> Iterator[Caution]:
+    yield from proof.warnings
+    summary = saturation_summary(proof.weights)
+    # Where exact sums are required they are an unmet requirement, listed as such.
+    if summary and not proof.require_exact:
+        yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
+
+
+def _make_parts(proof: Proof, view: View) -> Iterator[RenderableType]:
+    build = proof.build
+    facts = [build.version or build.engine]
+    if proof.chosen:
+        facts.append(f"{build.engine}: {proof.chosen}")
+    if build.capability:
+        facts.append(f"compute capability {build.capability}")
+    facts.append(f"{build.state} in {format_seconds(build.seconds)}")
+    name = PurePath(proof.source).name or "model"
+    yield Text(name, style="bold").join_text(f"  ({', '.join(facts)})", style="dim")
+    if proof.built:
+        yield from _make_tables(proof, view)
+    yield make_sheet(_make_rows(proof, view.verbose))
+
+
+def _make_tables(proof: Proof, view: View) -> Iterator[RenderableType]:
+    if proof.nodes:
+        nodes = proof.nodes if view.top is None else sorted(proof.nodes, key=lambda node: node.type == INT8)
+        columns: tuple[str, ...] = ("node", "op", "type", "kernel", "reads -> writes")
+        yield from make_list(
+            nodes, view, columns, "node op type kind types", names=("node", "kernel"), fold=("reads -> writes",)
+        )
+        yield Text("")
+    # That a pair fused is what it was written for.
+    pairs = [site for site in proof.sites if view.verbose or site.state is not SiteState.FUSED]
+    if pairs:
+        columns = ("pair", "role", "state", "rule", "why")
+        yield from make_list(pairs, view, columns, "site role state rule reason", names=("pair",), fold=columns[3:])
+        yield Text("")
+    yield from make_sums_tables(proof.weights, proof.cost, view)
+    if view.verbose and proof.kernels:
+        columns = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
+        yield from make_list(proof.kernels, view, columns, _make_kernel_row, names=columns[:2], fold=columns[2:])
+        yield Text("")
+
+
+def _make_kernel_row(kernel: Kernel) -> Sequence[str]:
+    types = map(_format_types, (kernel.inputs, kernel.weights, kernel.outputs))
+    return kernel.name, kernel.kind, *types, " ".join(kernel.nodes)
+
+
+def _format_types(tensors: Sequence[Tensor]) -> str:
+    counts = Counter(tensor.dtype or "?" for tensor in tensors)
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
+
+
+def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
+    build = proof.build
+    if not proof.built:
+        blamed = f"node {build.node}: " if build.node else ""
+        yield str(build.state), Text(f"{blamed}{build.reason}", style="bold red")
+        if build.log:
+            yield "last lines", build.log if verbose else build.log[-6:]
+    if build.reduced is not None:
+        reduced = build.reduced
+        names = ", ".join(f"{name} ({op})" for name, op in zip(reduced.nodes, reduced.ops, strict=True))
+        effort = f"{reduced.builds} builds, {format_seconds(reduced.seconds)}"
+        yield "smallest", f"{len(reduced.nodes)} nodes that do the same: {names} ({effort})"
+    yield from _list_types(proof)
+    reasons = _list_reasons(proof.nodes)
+    if reasons:
+        yield "not int8", join_lines(reasons, verbose, _SHOWN)
+    if proof.sites:
+        states = Counter(site.state for site in proof.sites)
+        yield "pairs", f"{len(proof.sites)}: {format_counts(states)}"
+    if proof.kernels:
+        kinds = format_counts(dict(proof.by_kind().most_common(None if verbose else _SHOWN)))
+        moving = f"; {len(proof.moving)} of them only move or convert data" if proof.moving else ""
+        yield "kernels", f"{len(proof.kernels)}: {kinds}{moving}"
+    if build.engine_bytes:
+        yield "engine", format_bytes(build.engine_bytes)
+    for requirement in proof.requirements:
+        yield ("forbidden" if requirement.forbidden else "required"), _describe_requirement(requirement)
+    if proof.require_exact:
+        yield "required", f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}"
+    if proof.cost is not None:
+        yield "saturation", format_cost(proof.cost)
+    if proof.compared:
+        lines = [str(change) for change in proof.changes] or ["no difference"]
+        yield f"since {PurePath(proof.compared).name}", lines
+    yield "saved", build.saved
+
+
+def _list_types(proof: Proof) -> SheetRows:
+    """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
+    types = proof.by_op()
+    stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)
+    if types and (not stored or any(node.type == INT8 for node in proof.nodes)):
+        yield "int8", ", ".join(f"{op} {counts[INT8]}/{counts.total()}" for op, counts in types.items())
+    if stored:
+        shares = (f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items())
+        yield "weights", ", ".join(shares)
+
+
+def _describe_requirement(requirement: Requirement) -> str:
+    dtype, unmet, count = requirement.dtype, ", ".join(requirement.unmet), len(requirement.unmet)
+    total = len(requirement.nodes)
+    if requirement.forbidden:
+        return f"{dtype}: {count}/{total}: {unmet}" if unmet else f"{dtype}: none"
+    manner = dtype if dtype == QUANTIZED else f"in {dtype}"
+    text = f"{requirement.pattern}: {total - count}/{total} {manner}"
+    return f"{text}; not: {unmet}" if unmet else text
+
+
+def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
+    """List the reasons why nodes stayed float, each once, with its number of nodes and the first of them."""
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.reason:
+            groups.setdefault(f"{node.op}: {node.reason}", []).append(node.node)
+    return [f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})" for reason, names in groups.items()]
+
+
+FORMS = {
+    "Proof": Form[Proof](
+        make_parts=_make_parts,
+        list_warnings=lambda proof: format_warnings(_find_warnings(proof)),
+        derive=_describe_proof,
+        find_fault=find_unmet_requirement,
+    )
+}

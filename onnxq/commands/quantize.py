@@ -1,0 +1,307 @@
+"""`onnxq quantize`: a float model in, a quantized one out; and the summary of `quantize` and `apply`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path, PurePath
+
+from onnxq.config import Command
+from onnxq.engines.diff.model import OFF, ON, label_run
+from onnxq.errors import VerificationError
+from onnxq.passes.journal import Promotion
+from onnxq.pipeline import quantize_model
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.result import Result, write_result
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import Form, Values, describe_verdict
+from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, Report, make_verdict, warn_synthetic
+from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
+from onnxq.report.terminal import (
+    Group,
+    RenderableType,
+    SheetRows,
+    View,
+    format_bytes,
+    format_count,
+    format_decibel,
+    format_figure,
+    format_milliseconds,
+    format_seconds,
+    format_shapes,
+    format_threads,
+    format_verdict,
+    format_warning,
+    join_lines,
+    list_choices,
+    make_sheet,
+    make_table,
+    part_text,
+)
+from onnxq.runtime import CPU_KINDS
+from onnxq.wording import translate_text
+
+# Entries of a list without `verbose`.
+_SHOWN = 6
+_FILE, _RUN = label_run(OFF), label_run(ON)
+_CPUS = {"any": "any x86", **CPU_KINDS}
+
+
+def quantize(
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Result:
+    """Quantize an ONNX model and check the result against the float one.
+
+    model: path or ModelProto; never changed. data: a path, an iterable of {input: array}, a dict of
+    arrays or a `file.py:function`; None calibrates on seeded synthetic inputs and warns.
+    config: preset name, YAML file or Config; None is the preset `ort-int8`. overrides: values on top of it, by the
+    names of the command's options or by paths: {"min_sqnr": 30, "weights.bits": 4}; None is not given.
+    In Python `metric` may also be a function of a model (see MetricModel) that gives a number, higher is better.
+    out: file to write; force: overwrite it.
+
+    Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
+    Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
+    """
+    with open_run(model, config, overrides, Command.QUANTIZE, out=out, force=force) as chosen:
+        result = quantize_model.quantize(model, data, chosen, progress=progress)
+        with progress("writing"):
+            return write_result(result, chosen, out, force)
+
+
+def _make_parts(report: Report, view: View) -> Iterator[RenderableType]:
+    # First, since it changes the meaning of all that follows.
+    if report.already:
+        yield Text(report.already)
+    yield _make_title(report)
+    yield make_sheet(_make_rows(report, view.verbose))
+
+
+def _make_title(report: Report) -> Text:
+    text = Text(PurePath(report.source).name or "model", style="bold")
+    if report.output:
+        text.join_text(f" -> {report.output}")
+    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu else ""
+    facts = [part for part in (report.target, report.config, f"placement by {report.placement}{purpose}") if part]
+    return text.join_text(f"  ({', '.join(facts)})", style="dim")
+
+
+def _make_rows(report: Report, verbose: bool) -> SheetRows:
+    yield "verdict", _make_verdict(report)
+    if change := _describe_size(report):
+        yield "size", f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}"
+    yield "latency", _make_latency(report)
+    if report.checks:
+        yield "accuracy", _make_checks(report)
+    elif report.unchecked:
+        yield "accuracy", Text(report.unchecked, style="yellow")
+    if report.pairs or report.sites:
+        roles = format_roles(report.roles)
+        text = f"{report.pairs} Q/DQ pairs: {roles}" if roles else f"{report.pairs} Q/DQ pairs"
+        yield "pairs", f"{text}; {report.dynamic} on scales of each run" if report.dynamic else text
+    yield "quantized", ", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops)
+    yield "passes", report.accounts
+    yield "promoted", make_promotion(report.promotion)
+    for label, lines in (("prepared", report.rewrites), ("kept", report.kept)):
+        if lines:
+            yield label, join_lines(lines, verbose, _SHOWN)
+    yield "forced", format_forced(report.forced) if report.forced else None
+    yield "refused", format_reasons(report.refusals, verbose)
+    yield "left float", format_reasons(report.left_float, verbose)
+    yield "float types", format_precision(report.float_types, verbose)
+    yield "data", report.data
+    yield "ran", report.code
+    if report.stages:
+        yield "time", _make_stages(report, verbose)
+    if verbose and report.sites:
+        columns = ("site", "role", "spec", "scale", "rule")
+        rows = map(attrgetter(*columns), report.sites)
+        yield "sites", make_table(columns, rows, names=("site",), fold=("spec", "rule"))
+
+
+def _make_verdict(report: Report) -> Text:
+    """The verdict on the result, with its gains."""
+    latency, promotion, facts = report.latency, report.promotion, []
+    if report.figures and report.made_up and not report.unchanged:
+        facts.append("on made-up inputs, which are not the task's")
+    if report.segments:
+        facts.append(f"in the worst of {report.segments} segments")
+    if promotion is not None and promotion.required and not promotion.met:
+        facts.append(f"{promotion.asked} does NOT hold")
+    facts.append(_describe_size(report))
+    if latency is not None and not math.isnan(latency.ratio):
+        facts.append(f"{latency.ratio:.2f}x {'the speed of float' if report.slower else 'faster'}")
+    # The outputs are exact then, which would read as a success.
+    if report.unchanged:
+        more = " more" if report.already else ""
+        reason = f"int8 would not pay, so that nothing{more} is quantized"
+        if report.refusals:
+            reason = "what was asked for was refused"
+        return format_verdict(UNCHANGED.name, UNCHANGED.style, "; ".join(filter(None, (reason, *facts))))
+    if not report.figures:
+        facts.insert(0, report.unchecked)
+    grade, text = make_verdict(report.figures, report.choices, facts)
+    return format_verdict(grade.name, grade.style, text)
+
+
+def _describe_size(report: Report) -> str:
+    if not report.source_bytes or not report.output_bytes:
+        return ""
+    ratio = report.source_bytes / report.output_bytes
+    return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+
+
+def _make_latency(report: Report) -> Text | None:
+    latency = report.latency
+    if latency is None:
+        return None
+    if math.isnan(latency.ratio):
+        return Text("not measured")
+    cpu = f"on {_CPUS.get(latency.cpu, latency.cpu)}" if latency.cpu else ""
+    run = ", ".join(filter(None, ("median", format_threads(latency.threads), format_shapes(latency.shapes), cpu)))
+    times = f"{format_milliseconds(latency.float_ms)} -> {format_milliseconds(latency.int8_ms)}"
+    if report.slower:
+        return Text(f"{times}, {latency.ratio:.2f}x: SLOWER than float ({run})", style="bold red")
+    return Text(f"{times}, {latency.ratio:.2f}x faster ({run})")
+
+
+def _make_checks(report: Report) -> RenderableType:
+    columns = ["output", f"SQNR {_FILE}", f"SQNR {_RUN}", f"cosine {_FILE}", f"cosine {_RUN}", "one against the other"]
+    ranked = any(check.rows for check in report.checks)
+    if ranked:
+        columns.append("top-1 as ORT runs it")
+    rows = []
+    for check in report.checks:
+        cells = [check.worst[0], *map(format_decibel, check.sqnr_db)]
+        cells += [format_figure(cosine, ".5f") or "n/a" for cosine in check.cosine]
+        cells.append(format_decibel(check.agreement_db))
+        if ranked:
+            cells.append(format_figure(100 * check.top_1[1], ".1f", "%"))
+        rows.append(cells)
+    basis = ""
+    if report.checked:
+        use = f"held back, nothing was chosen on {'it' if report.checked == 1 else 'them'}"
+        if report.seen:
+            use = f"also used for {report.seen}"
+        samples = report.made_up or f"{format_count(report.checked, 'sample')} ({use})"
+        basis = f"against float on {samples}; "
+    legend = [f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on"]
+    if report.segments:
+        compared = f"compared in {report.segments} segments, each on the float model's values"
+        legend.append(f"{compared}, as models of 1 GB and more are; the worst are shown")
+    parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
+    table = make_table(columns, rows, right=columns[1:], names=("output",))
+    return Group(table, *parts, *list_choices(report.choices), Text(*legend, style="dim"))
+
+
+def _make_stages(report: Report, verbose: bool) -> RenderableType:
+    if verbose:
+        rows = []
+        for stage in report.stages:
+            memory = format_bytes(stage.peak_bytes) if stage.peak_bytes else ""
+            rows.append((stage.name, format_seconds(stage.seconds), memory))
+        return make_table(("stage", "time", "peak memory"), rows, right=("time", "peak memory"))
+    parts = ", ".join(f"{stage.name} {format_seconds(stage.seconds)}" for stage in report.stages)
+    text = f"{format_seconds(sum(stage.seconds for stage in report.stages))} ({parts})"
+    peak = max(stage.peak_bytes for stage in report.stages)
+    return Text(f"{text}, peak memory {format_bytes(peak)}" if peak else text)
+
+
+def _make_warnings(report: Report) -> Iterator[RenderableType]:
+    # Printed last, so that they are still on the screen when the command ends.
+    for warning in report.warnings:
+        if report.synthetic and warning.code == SYNTHETIC.code:
+            continue  # the plan's copy; the banner below replaces it
+        if report.unchanged and warning.code == OTHER_CPUS:
+            continue  # the alarm says it
+        yield format_warning(warning)
+    for alarm in report.alarms():
+        # That int8 does not pay is no failure.
+        yield format_warning(alarm, "yellow" if report.unchanged and not report.refusals else "bold red")
+    if report.synthetic and not report.calibrated:
+        # Weights need no samples, but the check against float then says little.
+        yield format_warning(warn_synthetic("the check ran"))
+    elif report.synthetic:
+        rule = "!" * 72
+        banner = f"!! {translate_text(SYNTHETIC)} [{SYNTHETIC.code}]"
+        yield Text(rule, banner, rule, style="bold white on red")
+
+
+def describe_promotion(promotion: Promotion) -> str:
+    """The outcome in a sentence."""
+    figure = _format_value(promotion, promotion.value)
+    if not math.isnan(promotion.spread):
+        figure = f"{promotion.value:.1f} ± {promotion.spread:.1f} dB"
+    if promotion.part:
+        figure += f" at {promotion.part}"
+    elif not math.isnan(promotion.float_value):
+        figure += f" (float {_format_value(promotion, promotion.float_value)})"
+    if not math.isnan(promotion.spread):
+        figure += f" on {format_count(promotion.samples, 'sample')}"
+        if abs(promotion.value - promotion.least) < promotion.spread:
+            figure += f", which may {'not ' if promotion.met else ''}hold on others"
+    change = "nothing had to be promoted" if promotion.met else "nothing was promoted"
+    if promotion.steps:
+        total = promotion.operators + promotion.left
+        change = f"{format_count(promotion.operators, 'operator')} of {total} promoted"
+    outcome = "holds" if promotion.met else "does NOT hold"
+    parts = [f"{promotion.asked}: {outcome} with {figure}", change, promotion.note]
+    if promotion.headroom > 1:
+        parts.append(f"ranges reach {promotion.headroom - 1:.0%} further than on the samples, as the request allows")
+    return "; ".join(filter(None, parts))
+
+
+def find_unmet_accuracy(report: Report) -> VerificationError | None:
+    """The error of an accuracy that was asked for and is not reached; None where it is, or where none was."""
+    promotion = report.promotion
+    if promotion is None or not promotion.required or promotion.met:
+        return None
+    cause = describe_promotion(promotion)
+    return VerificationError("accuracy", cause, "the model is written all the same", code="Q709")
+
+
+def _format_value(promotion: Promotion, value: float) -> str:
+    return format_decibel(value) if promotion.unit == "dB" else f"{value:.4g}"
+
+
+def make_promotion(promotion: Promotion | None) -> RenderableType | None:
+    """Make the outcome and a row for each step; None for none."""
+    if promotion is None:
+        return None
+    outcome = Text(describe_promotion(promotion), style="" if promotion.met else "bold red")
+    if not promotion.steps:
+        return outcome
+    rows = []
+    for step in promotion.steps:
+        figures = _format_value(promotion, step.before), _format_value(promotion, step.after)
+        rows.append((step.name, step.to, len(step.nodes), *figures))
+    columns = ("site", "to", "operators", "before", "after")
+    basis = f"before and after on {promotion.samples} samples" if promotion.samples else ""
+    if not math.isnan(promotion.spread):
+        basis += ", each with the ranges of the others; ±: 19 in 20 others have no less"
+    return Group(outcome, make_table(columns, rows, right=columns[2:], names=("site",)), Text(basis, style="dim"))
+
+
+def _derive_values(report: Report) -> Values:
+    verdict = describe_verdict(report.figures, UNCHANGED if report.unchanged else None)
+    return {"roles": dict(report.roles), "slower": report.slower, "alarms": report.alarms(), "verdict": verdict}
+
+
+FORMS = {
+    "Report": Form[Report](
+        make_parts=_make_parts,
+        list_warnings=_make_warnings,
+        derive=_derive_values,
+        find_fault=find_unmet_accuracy,
+        # Of a result that misses the accuracy that was asked for.
+        exit_code=4,
+    )
+}

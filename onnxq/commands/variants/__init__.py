@@ -1,0 +1,1 @@
+"""`onnxq variants`: the files of a model that hubs hold."""

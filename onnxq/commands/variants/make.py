@@ -1,0 +1,338 @@
+"""`onnxq variants`: the quantized files of a model that hubs hold, made in one go and checked against float."""
+
+from __future__ import annotations
+
+import filecmp
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.backends import check_limits, find_reference, find_target, load_config
+from onnxq.commands.variants.result import FLOAT, FORMS, Variant, Variants, VariantState
+from onnxq.config import Command, Config, expand_names
+from onnxq.data import Dataset, load_data
+from onnxq.errors import ConfigError, OnnxqError
+from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop
+from onnxq.files import (
+    ScratchFolder,
+    check_outputs,
+    name_folder,
+    prepare_folder,
+    refuse_inputs,
+    replace_files,
+)
+from onnxq.graph import GraphIndex, Model, ModelLike, add_libraries, load_model, name_nodes, save_model
+from onnxq.pipeline import quantize_model
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.result import Result, list_files
+from onnxq.progress import Progress, silent
+from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
+from onnxq.runtime.engine import import_onnxruntime
+
+# Where transformers.js looks, below the folder of the repository.
+_FOLDER, _RECORD = "onnx", "quantize_config.json"
+# Of the configuration: all else is the caller's.
+_OF_PRESETS = ("mode", "activations", "weights", "high_precision")
+# Seconds that timing all files takes at most.
+_TIMING_SECONDS = 20.0
+# The alarm for answers that are far from the float model's, and those that the table shows in words of its own.
+_LOST, _SHOWN = "W108", ("W101", "W108", "W110", "W111")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recipe:
+    """suffix: of the file. presets: in order of preference; the first that quantizes something is taken."""
+
+    dtype: str
+    suffix: str
+    presets: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Suffixes: DEFAULT_DTYPE_SUFFIX_MAPPING of transformers.js 3. In browsers it loads q8 unasked, which
+# therefore has to be there for networks without MatMuls too.
+_RECIPES = (
+    _Recipe(
+        dtype="fp16", suffix="_fp16", presets=("ort-int8",), settings={"mode": "float", "high_precision": "float16"}
+    ),
+    _Recipe(dtype="int8", suffix="_int8", presets=("ort-int8",)),
+    _Recipe(dtype="q8", suffix="_quantized", presets=("ort-dynamic", "ort-int8", "ort-int8-weights")),
+    _Recipe(dtype="q4", suffix="_q4", presets=("ort-int4-weights",)),
+    _Recipe(dtype="q4f16", suffix="_q4f16", presets=("ort-int4-weights",), settings={"high_precision": "float16"}),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """All that the variants have in common. scratch: where their files lie until all are made."""
+
+    source: ModelSource
+    config: Config
+    original: Model
+    named: ModelLike
+    dataset: Dataset
+    stem: str
+    scratch: Path
+    metric: Metric | None
+    drop: Drop | None
+    progress: Progress
+
+    def find_file(self, suffix: str) -> Path:
+        """Where the variant of this suffix lies until all are made."""
+        return self.scratch / f"{self.stem}{suffix}.onnx"
+
+    def open_file(self, path: Path) -> ModelLike:
+        """The file read back, to be run as the model is."""
+        return add_libraries(load_model(path).proto, self.config.runtime.libraries, self.config.runtime.provider)
+
+    def measure_metric(self, model: ModelLike) -> float | None:
+        """The metric; None where none was asked for."""
+        return None if self.metric is None else self.metric(model, threads=self.config.verify.threads)
+
+
+def variants(
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Variants:
+    """Make the variants of a model that hubs hold: float16, int8 and 4 bits, each checked against float and timed.
+
+    data: as for `quantize`; without it there is no int8 variant with scales in the file. config, overrides: as for
+    `quantize`, of which mode, types of weights and activations, and `high_precision` are the variants' own.
+    out: a folder, which gets `onnx/<name><suffix>.onnx` as transformers.js looks for them, the float model itself, and
+    `onnx/<name>_quantize_config.json`, which says how each was made; None writes nothing. force: overwrite them.
+    Variants whose answers are lost are left out, unless `keep_broken` is given.
+
+    Returns Variants with `.original` and `.variants`, each with its size, SQNR, latency and state.
+    Raises a subclass of OnnxqError where the model, the data or the options are wrong, and where every variant fails.
+    """
+    folder = name_folder(out)
+    # All files or none: they lie in the scratch folder until the last one is made and checked.
+    with open_run(model, config, overrides, Command.VARIANTS) as chosen, ScratchFolder() as scratch:
+        options = _check_options(chosen, overrides)
+        only = chosen.variants.only
+        recipes = [recipe for recipe in _RECIPES if recipe.dtype in only or not only]
+        run = _open_model(model, data, chosen, scratch, progress)
+        if folder is None:
+            return replace(_make_all(run, recipes), config=_name_source(config), options=options)
+        targets = _name_targets(folder / _FOLDER, run, recipes)
+        with _guard_files(folder, run, targets, force=force):
+            result = replace(_make_all(run, recipes), config=_name_source(config), options=options)
+            return _write_files(result, run, targets, force=force)
+
+
+def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
+    """The options that all variants were made with. Raises ConfigError for those that each has of its own."""
+    options = expand_names(overrides, Command.VARIANTS)
+    taken = next((key for key in options if key.partition(".")[0] in (*_OF_PRESETS, "target")), None)
+    if taken is not None:
+        raise ConfigError(
+            f"option: {taken}", "each variant has its own", "leave it out, or use `quantize`", code="Q317"
+        )
+    if not find_target(config.target).times_itself:
+        cause = f"the configuration {config.source!r} is for {config.target!r}, and hubs hold files for ONNX Runtime"
+        raise ConfigError("target", cause, f"choose a configuration for `{find_reference().name}`", code="Q312")
+    section = config.variants
+    if section.max_drop is not None and section.metric is None:
+        raise ConfigError("max_drop", "says nothing without a metric", "give `metric=…` as well", code="Q308")
+    if Path(section.name).name != section.name:
+        raise ConfigError(f"name {section.name!r}", "is no name of a file", "write e.g. decoder_model", code="Q304")
+    return {key: value for key, value in options.items() if key.partition(".")[0] != "variants"}
+
+
+def _open_model(model: ModelSource, data: object, config: Config, scratch: Path, progress: Progress) -> _Run:
+    original = load_model(model)
+    runtime, section = config.runtime, config.variants
+    named = name_nodes(add_libraries(original.proto, runtime.libraries, runtime.provider))
+    return _Run(
+        source=model,
+        config=config,
+        original=original,
+        named=named,
+        dataset=load_data(data, GraphIndex(named).inputs, config.data, named, progress=progress),
+        stem=section.name or ("model" if original.path is None else original.path.stem),
+        scratch=scratch,
+        metric=None if section.metric is None else load_metric(section.metric),
+        drop=None if section.max_drop is None else parse_drop(section.max_drop),
+        progress=progress,
+    )
+
+
+def _name_source(config: Configuration) -> str:
+    return "" if config is None else config.source if isinstance(config, Config) else str(config)
+
+
+def _name_targets(folder: Path, run: _Run, recipes: Sequence[_Recipe]) -> dict[str, Path]:
+    """The files of the folder by dtype, the float model and the record among them."""
+    names = {dtype: run.find_file(suffix).name for dtype, suffix in _list_suffixes(recipes).items()}
+    return {dtype: folder / name for dtype, name in {**names, _RECORD: f"{run.stem}_{_RECORD}"}.items()}
+
+
+def _list_suffixes(recipes: Sequence[_Recipe]) -> dict[str, str]:
+    """The suffixes of the files by dtype, that of the float model among them."""
+    return {FLOAT: "", **{recipe.dtype: recipe.suffix for recipe in recipes}}
+
+
+@contextmanager
+def _guard_files(out: Path, run: _Run, targets: Mapping[str, Path], *, force: bool) -> Iterator[None]:
+    """Make the folder, and check that the files can be written there. New folders that stay empty are removed."""
+    files = [path for path in targets.values() if not _is_same_file(path, run.original.path)]
+    with prepare_folder(out, ()), prepare_folder(out / _FOLDER, [path.name for path in files]):
+        check_outputs("", *files, force=force)
+        refuse_inputs(files, run.original.files)
+        yield
+
+
+def _is_same_file(target: Path, other: Path | None) -> bool:
+    """True where the float model lies in its place already."""
+    return other is not None and os.path.realpath(target) == os.path.realpath(other)
+
+
+def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
+    """All variants, their files in the scratch folder. Raises the first error where every one fails."""
+    save_model(run.original.proto, run.find_file(""))
+    original = Variant(dtype=FLOAT, size_bytes=_count_bytes(run.find_file("")), metric=run.measure_metric(run.named))
+    variants: list[Variant] = []
+    errors = []
+    for recipe in recipes:
+        with run.progress(f"making {recipe.dtype}"):
+            try:
+                variant = _make_variant(run, recipe, original)
+                variants.append(replace(variant, same_as=_find_twin(run, variant, variants)))
+            except OnnxqError as error:
+                errors.append(error)
+                reason = f"{error.subject}: {error.cause}"
+                failed = Variant(dtype=recipe.dtype, state=VariantState.FAILED, settings=recipe.settings, reason=reason)
+                variants.append(failed)
+    if errors and len(errors) == len(variants):
+        raise errors[0]
+    times = _time_files(run, _list_suffixes(recipes), (original, *variants))
+    return Variants(
+        source="" if run.original.path is None else str(run.original.path),
+        original=replace(original, latency=times.get(FLOAT)),
+        variants=tuple(replace(variant, latency=times.get(variant.dtype)) for variant in variants),
+        metric="" if run.metric is None else run.metric.name,
+        checked=max((variant.checked for variant in variants), default=0),
+        data=run.dataset.describe(),
+        synthetic=run.dataset.synthetic,
+        seed=run.config.data.seed,
+        cpu=detect_cpu(),
+        shapes={name: tuple(value.shape) for name, value in run.dataset[0].items()},
+        versions={"onnxq": version("onnxq"), "onnx": onnx.__version__, "onnxruntime": import_onnxruntime().__version__},
+    )
+
+
+def _make_variant(run: _Run, recipe: _Recipe, original: Variant) -> Variant:
+    """One variant, its file in the scratch folder. Raises OnnxqError where it fails."""
+    variant = Variant(dtype=recipe.dtype, preset=recipe.presets[0], settings=recipe.settings)
+    configs = [_make_config(run.config, preset, recipe.settings) for preset in recipe.presets]
+    if run.dataset.synthetic:
+        configs = [config for config in configs if config.mode != "static"]
+    for config in configs:
+        # Without samples nothing must be calibrated on those that were made up for the timing.
+        data = None if run.dataset.synthetic else run.dataset
+        result = quantize_model.quantize(run.source, data, config, progress=run.progress)
+        if result.report.pairs or config.mode == "float":
+            variant = replace(variant, preset=config.source)
+            return _check_file(run, variant, result, run.find_file(recipe.suffix), original)
+    return replace(variant, state=VariantState.NOTHING if configs else VariantState.NO_SAMPLES)
+
+
+def _find_twin(run: _Run, variant: Variant, earlier: Sequence[Variant]) -> str:
+    """The dtype of an earlier variant whose file has the same bytes; "" for none."""
+    files = {recipe.dtype: run.find_file(recipe.suffix) for recipe in _RECIPES}
+    for other in earlier:
+        same_size = 0 < other.size_bytes == variant.size_bytes
+        if same_size and filecmp.cmp(files[other.dtype], files[variant.dtype], shallow=False):
+            return other.dtype
+    return ""
+
+
+def _make_config(config: Config, preset: str, settings: Mapping[str, Any]) -> Config:
+    """The caller's configuration with the types of a preset."""
+    base = load_config(preset, settings)
+    # Times of pairs of models would not compare with each other: all files are timed at the end, side by side.
+    verify = config.verify.model_copy(update={"latency": False})
+    own = {key: getattr(base, key) for key in _OF_PRESETS}
+    return check_limits(config.model_copy(update={**own, "source": preset, "verify": verify}))
+
+
+def _check_file(run: _Run, variant: Variant, result: Result, path: Path, original: Variant) -> Variant:
+    """Write the file, run it once, and fill in its figures. Raises ModelError where ONNX Runtime does not run it."""
+    report = result.report
+    save_model(result.leave_out_notes(run.config.output.notes).light, path)
+    model = run.open_file(path)
+    session = Session(model, threads=run.config.verify.threads)
+    session.run(convert_floats(run.dataset[0], {value.name: value.dtype for value in session.inputs}))
+    metric = run.measure_metric(model)
+    cautions = (*report.warnings, *report.alarms())
+    dropped = run.drop is not None and metric is not None and metric < run.drop.least(original.metric or 0.0)
+    lost = dropped or any(caution.code == _LOST for caution in cautions)
+    off, on = (float(np.min([check.sqnr_db[k] for check in report.checks] or [math.nan])) for k in range(2))
+    return replace(
+        variant,
+        state=VariantState.LOST if lost else VariantState.MADE,
+        size_bytes=_count_bytes(path),
+        sqnr_db=(off, on),
+        checked=report.checked,
+        metric=metric,
+        warnings=tuple(caution for caution in cautions if caution.code not in _SHOWN),
+    )
+
+
+def _count_bytes(path: Path) -> int:
+    return sum(part.stat().st_size for part in list_files(path))
+
+
+def _time_files(run: _Run, suffixes: Mapping[str, str], variants: Sequence[Variant]) -> dict[str, Latency]:
+    """Latency by dtype of the files that were made, side by side; {} where times are not wanted."""
+    if not run.config.verify.latency:
+        return {}
+    with run.progress(f"timing the files, for at most {_TIMING_SECONDS:.0f} s"):
+        files = {}
+        for variant in variants:
+            if variant.size_bytes:
+                files[variant.dtype] = run.open_file(run.find_file(suffixes[variant.dtype]))
+        provider, threads = run.config.runtime.provider, run.config.verify.threads
+        return time_models(files, run.dataset[0], threads=threads, seconds=_TIMING_SECONDS, provider=provider)
+
+
+def _write_files(result: Variants, run: _Run, targets: Mapping[str, Path], *, force: bool) -> Variants:
+    """Move the files that are to be kept to their places, all of them and the record, or none."""
+    written: Sequence[Variant] = result.usable
+    if run.config.variants.keep_broken:
+        written = [variant for variant in result.variants if variant.size_bytes]
+    names = {variant.dtype: str(targets[variant.dtype]) for variant in written}
+    sources = {targets[dtype]: run.scratch / targets[dtype].name for dtype in (FLOAT, *names)}
+    if _is_same_file(targets[FLOAT], run.original.path):
+        sources.pop(targets[FLOAT])
+    parts: dict[Path, Path] = {}
+    for target, path in sources.items():
+        parts |= {target.with_name(part.name): part for part in list_files(path)}
+    result = replace(
+        result,
+        original=replace(result.original, file=str(targets[FLOAT])),
+        variants=tuple(replace(variant, file=names.get(variant.dtype, "")) for variant in result.variants),
+    )
+    with run.progress("writing"):
+        places = [targets[_RECORD], *parts]
+        with replace_files(places, overwrite=force, inputs=run.original.files) as files:
+            files[0].write(FORMS["Variants"].write_json(result).encode("utf-8"))
+            for part, file in zip(parts.values(), files[1:], strict=True):
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, file)
+    return result

@@ -1,0 +1,189 @@
+"""A graph as placement, passes and reports ask about it; models of ONNX and traces of torch answer alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxq.sites import Edge, TensorId
+
+# Operators whose output holds the values of input 0 in other places or another shape.
+LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+# Of each axis its size, its symbol, or None for an unknown one.
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """A tensor's name and declared type."""
+
+    name: str
+    # Of onnx.TensorProto, 0 unknown.
+    dtype: int
+    # None if the rank is unknown.
+    shape: Dims | None
+
+
+@dataclass(frozen=True)
+class NodeRef:
+    """One node."""
+
+    name: str
+    op_type: str
+    domain: str
+    # "" where an optional one is left out, as in the file.
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
+    attrs: Mapping[str, Any] = field(compare=False, repr=False)
+    scope: str
+    # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
+    order: int = field(compare=False)
+
+    @property
+    def result(self) -> TensorId:
+        """The tensor of the first output."""
+        return TensorId(self.outputs[0], self.scope)
+
+    @property
+    def results(self) -> tuple[TensorId, ...]:
+        """The tensors of all outputs that are not left out."""
+        return tuple(TensorId(name, self.scope) for name in self.outputs if name)
+
+    @property
+    def is_transposed(self) -> bool:
+        """True for a Gemm that transposes its second input."""
+        return bool(self.attrs.get("transB", 0))
+
+    def read_int(self, name: str, default: int) -> int:
+        """An attribute that is a whole number, or the default that ONNX gives it."""
+        return int(self.attrs.get(name, default))
+
+    def make_edge(self, k: int) -> Edge:
+        """Input k as a site."""
+        return Edge(self.name, k, self.scope)
+
+    def list_edges(self) -> list[Edge]:
+        """All inputs as sites, those that are left out too."""
+        return [self.make_edge(k) for k in range(len(self.inputs))]
+
+    def is_onnx(self, *op_types: str) -> bool:
+        """True for one of these operators of ONNX itself, not for one of the same name in another domain."""
+        return self.op_type in op_types and not self.domain
+
+    def looks_up(self, k: int) -> bool:
+        """True when input k is one of which the node gathers rows, along axis 0."""
+        return self.is_onnx("Gather") and k == 0 and not self.attrs.get("axis", 0)
+
+
+class Graph(ABC):
+    """Nodes in ONNX's operators and layouts, in the order in which they run.
+
+    Where a tensor is asked about, None stands for one that is not there: nothing makes or reads it, nothing is known.
+    """
+
+    @property
+    @abstractmethod
+    def nodes(self) -> tuple[NodeRef, ...]:
+        """All nodes, in the order in which they run."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[ValueInfo, ...]:
+        """The tensors that callers feed."""
+
+    @property
+    @abstractmethod
+    def scopes(self) -> tuple[str, ...]:
+        """The main graph, "", and the bodies inside it."""
+
+    @abstractmethod
+    def node(self, name: str) -> NodeRef:
+        """The node of this name."""
+
+    @abstractmethod
+    def resolve(self, tensor: str, scope: str) -> TensorId | None:
+        """The tensor that this name means when read from `scope`; None for "" and for a name nobody defines."""
+
+    @abstractmethod
+    def producer(self, t: TensorId | None) -> NodeRef | None:
+        """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
+
+    @abstractmethod
+    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
+        """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
+
+    @abstractmethod
+    def is_output(self, t: TensorId | None) -> bool:
+        """True when the tensor is an output of the graph or subgraph it is defined in."""
+
+    @abstractmethod
+    def is_constant(self, t: TensorId | None) -> bool:
+        """True when the tensor has a value before the graph runs."""
+
+    @abstractmethod
+    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
+        """The read-only value of a constant tensor, else None."""
+
+    @abstractmethod
+    def shape(self, t: TensorId | None) -> Dims | None:
+        """The declared or inferred shape; None when even the rank is unknown."""
+
+    @abstractmethod
+    def dtype(self, t: TensorId | None) -> int:
+        """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
+
+    def input(self, node: NodeRef | None, k: int) -> TensorId | None:
+        """The tensor that a node reads at input k; None where it has none there."""
+        if node is None or k >= len(node.inputs):
+            return None
+        return self.resolve(node.inputs[k], node.scope)
+
+    def list_inputs(self, node: NodeRef) -> list[TensorId | None]:
+        """The tensor of each input of a node; None where one is left out."""
+        return [self.resolve(name, node.scope) for name in node.inputs]
+
+    def list_reads(self, node: NodeRef) -> list[TensorId]:
+        """The tensors that a node reads, without the inputs that are left out."""
+        return [tensor for tensor in self.list_inputs(node) if tensor is not None]
+
+    def input_value(self, node: NodeRef | None, k: int) -> NDArray[Any] | None:
+        """The value of a constant input k; None for another, and where there is none."""
+        return self.constant(self.input(node, k))
+
+    def maker(self, node: NodeRef | None, k: int = 0, *op_types: str) -> NodeRef | None:
+        """The node that makes input k; None for inputs of the model, initializers, and where there is none.
+
+        op_types: None for a node of any other operator as well.
+        """
+        maker = self.producer(self.input(node, k))
+        return None if op_types and maker is not None and maker.op_type not in op_types else maker
+
+    def readers(self, t: TensorId | None) -> list[NodeRef]:
+        """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
+        return [self.node(edge.node) for edge in self.consumers(t)]
+
+    def find_sole_reader(self, t: TensorId) -> Edge | None:
+        """The one input that reads the tensor, in the tensor's own graph, which does not give it out."""
+        edges = self.consumers(t)
+        if len(edges) != 1 or edges[0].scope != t.scope or self.is_output(t):
+            return None
+        return edges[0]
+
+    def walk_back(self, t: TensorId | None, op_types: Container[str]) -> Iterator[TensorId]:
+        """The tensor, then those that it was made of by ONNX's operators of these types, each through its input 0."""
+        while t is not None:
+            yield t
+            maker = self.producer(t)
+            if maker is None or maker.domain or maker.op_type not in op_types:
+                return
+            t = self.input(maker, 0)
+
+    def find_origin(self, t: TensorId | None, op_types: Container[str]) -> TensorId | None:
+        """The last tensor of `walk_back`."""
+        *_, origin = (None, *self.walk_back(t, op_types))
+        return origin

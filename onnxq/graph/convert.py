@@ -1,0 +1,320 @@
+"""Models converted by tools of onnx, with all that these lose put back: other opsets, no functions, dense weights."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from copy import deepcopy
+
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
+
+from onnxq.errors import ModelError
+from onnxq.graph.index import find_opset
+from onnxq.graph.light import keep_weights
+from onnxq.graph.load import check_structure
+from onnxq.graph.names import assign_names, choose_name, has_unique_names, list_names, name_nodes
+from onnxq.graph.scopes import (
+    OWN_DOMAINS,
+    label_node,
+    list_defined,
+    rename_made,
+    rename_reads,
+    replace_items,
+    walk_all_graphs,
+    walk_all_nodes,
+    walk_graphs,
+    walk_nodes,
+)
+from onnxq.graph.shapes import set_contrib_apart
+from onnxq.graph.values import decode_sparse, encode_tensor
+from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
+
+_SPARSE = "sparse_value"
+
+
+@keep_weights
+def store_densely(proto: ModelProto) -> ModelProto:
+    """The model itself without sparse weights, else a copy in which they are dense: initializers and Constant nodes.
+
+    Functions must be inlined. Raises ModelError for a sparse tensor that is damaged or too large to be dense.
+    """
+    if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk_graphs(proto.graph)):
+        return proto
+    out = deepcopy(proto)
+    for _, graph in walk_graphs(out.graph):
+        graph.initializer.extend(_make_dense(sparse.values.name, sparse) for sparse in graph.sparse_initializer)
+        del graph.sparse_initializer[:]
+        for node in filter(_is_sparse, graph.node):
+            dense = _make_dense(node.output[0], node.attribute[0].sparse_tensor)
+            node.attribute[0].CopyFrom(helper.make_attribute("value", dense))
+    return out
+
+
+def _make_dense(name: str, sparse: SparseTensorProto) -> TensorProto:
+    return encode_tensor(name, decode_sparse(sparse), sparse.values.data_type)
+
+
+def _is_sparse(node: NodeProto) -> bool:
+    return node.op_type == "Constant" and not node.domain and [attr.name for attr in node.attribute] == [_SPARSE]
+
+
+# What Resize and Upsample did before there were these attributes; the converter leaves defaults that do otherwise.
+_RESIZE_ATTRIBUTES = 11
+_OLD_RESIZE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+# The only opset whose Scan takes batches.
+_BATCHED_SCAN = 8
+
+
+@keep_weights
+def ensure_opset(proto: ModelProto, minimum: int) -> ModelProto:
+    """The model itself when it is as new as `minimum`, else upgraded; raises as `upgrade_opset` does."""
+    return proto if find_opset(proto) >= minimum else upgrade_opset(proto, minimum)
+
+
+@keep_weights
+def limit_opset(proto: ModelProto, newest: int) -> ModelProto:
+    """The model itself when it is no newer than opset `newest`, else lowered; raises as `upgrade_opset` does."""
+    return proto if find_opset(proto) <= newest else _convert_opset(name_nodes(proto), newest)
+
+
+@keep_weights
+def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
+    """A copy at opset `minimum`, or at its own when that is as new. Nodes are named first if they are not.
+
+    Names, metadata, weights, functions and the types of inputs and outputs stay. A model of other domains alone
+    imports this opset beside them. Raises ModelError naming the operator that cannot be converted. The numbers are not
+    compared here.
+    """
+    named = name_nodes(proto)
+    opset = find_opset(named)
+    if opset:
+        return named if opset >= minimum else _convert_opset(named, minimum)
+    result = ModelProto()
+    result.CopyFrom(named)
+    result.opset_import.append(helper.make_opsetid("", minimum))
+    return result
+
+
+def _convert_opset(named: ModelProto, version: int) -> ModelProto:
+    _check_scans(named)
+    light, omitted = omit_weights(named)
+    # Functions stay as they are, for the opset that they import themselves.
+    bare = ModelProto()
+    copy_fields(light, bare, ("functions",))
+    set_contrib_apart(bare)
+    try:
+        converted = onnx.version_converter.convert_version(bare, version)
+    except Exception as error:
+        raise _explain_failure(named, version, error) from error
+    result = ModelProto()
+    copy_fields(light, result, ("graph", "opset_import", "ir_version"))
+    result.opset_import.extend(_list_imports(named, version))
+    result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
+    result.graph.CopyFrom(converted.graph)
+    _reattach_model(light, result)
+    if find_opset(named) < _RESIZE_ATTRIBUTES <= version:
+        _keep_resizes(result)
+    _settle_names(light, result)
+    full = restore_weights(result, omitted)
+    try:
+        check_structure(full, f"the model at opset {version}")
+    except ModelError as error:
+        other = "an older" if find_opset(named) > version else "a newer"
+        fix = "inline its functions first" if named.functions else f"export it at {other} opset"
+        raise ModelError(error.subject, error.cause, fix, code="Q109") from error
+    return full
+
+
+def _keep_resizes(proto: ModelProto) -> None:
+    """Say in every Resize what an old one did without saying, in place."""
+    for node in walk_nodes(proto.graph):
+        if node.op_type == "Resize" and not node.domain:
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
+
+
+def _check_scans(named: ModelProto) -> None:
+    """onnx takes a Scan of opset 8 for one of opset 9, which has no axis for the batch."""
+    scans = [node for node in walk_nodes(named.graph) if node.op_type == "Scan"]
+    if scans and find_opset(named) == _BATCHED_SCAN:
+        cause = f"has batches, as in opset {_BATCHED_SCAN}, which onnx cannot convert"
+        raise ModelError(label_node(scans[0]), cause, "export the model at opset 9 or newer", code="Q109")
+
+
+def _list_imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
+    return [
+        helper.make_opsetid(entry.domain, minimum if entry.domain in OWN_DOMAINS else entry.version)
+        for entry in proto.opset_import
+    ]
+
+
+def _reattach_model(before: ModelProto, after: ModelProto) -> None:
+    """Put back the parts the converter drops: names, metadata, doc strings, annotations, types, sparse weights."""
+    graphs = dict(walk_graphs(before.graph))
+    for scope, graph in walk_graphs(after.graph):
+        source = graphs[scope]
+        originals = {node.name: node for node in source.node}
+        gone = set(originals) - {node.name for node in graph.node}
+        replaced = {name: node for node in source.node if node.name in gone for name in node.output}
+        for node in graph.node:
+            # A node that became another operator is a new one to the converter; its output tells whose place it has.
+            taken = next((replaced[name] for name in node.output if name in replaced), None)
+            original = originals.get(node.name, taken)
+            if original is not None:
+                _reattach_node(original, node)
+        _reattach_graph(source, graph, main=not scope)
+
+
+def _reattach_node(original: NodeProto, node: NodeProto) -> None:
+    carried = ("name", "doc_string", "metadata_props", "overload", "device_configurations", "domain")
+    for name in carried:
+        node.ClearField(name)
+    others = [field.name for field in original.DESCRIPTOR.fields if field.name not in carried]
+    copy_fields(original, node, tuple(others))
+
+
+def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> None:
+    # The converter's own value_info calls its new tensors scalars.
+    cleared = ["name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer", "value_info"]
+    left_out = ["node", "initializer"]
+    # Those of a body may be tensors that the converter renamed.
+    (cleared if main else left_out).extend(("input", "output"))
+    for name in cleared:
+        graph.ClearField(name)
+    copy_fields(source, graph, tuple(left_out))
+    # The converter rewrites initializers field by field; those that it made itself stay.
+    originals = {tensor.name: tensor for tensor in source.initializer}
+    for tensor in graph.initializer:
+        if tensor.name in originals:
+            tensor.CopyFrom(originals[tensor.name])
+
+
+def _explain_failure(proto: ModelProto, version: int, error: Exception) -> ModelError:
+    message = str(error).strip()
+    text = message.splitlines()[0] if message else type(error).__name__
+    # Some messages quote the converter's source: "type_restriction.h:48: isUnallowed: Assertion `…` failed: …".
+    text = text.rpartition("` failed: ")[2]
+    # The converter names the operator in some of its messages, never the node.
+    words = set(re.findall(r"\w+", message))
+    culprits = [label_node(node) for node in walk_nodes(proto.graph) if node.op_type in words]
+    where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
+    cause = f"onnx cannot convert the model: {text}{where}"
+    opset = find_opset(proto)
+    fix = f"export it at opset {version}"
+    if version < opset:
+        fix = f"{fix}, or take a newer onnxruntime, with kernels for pairs at opset {opset}"
+    return ModelError(f"opset {opset} to {version}", cause, fix, code="Q109")
+
+
+def _settle_names(before: ModelProto, after: ModelProto) -> None:
+    """Rename, in place, the tensors of `after` that `before` does not have in the same scope; name unnamed nodes.
+
+    The converter numbers its tensors ("_v_5") anew in every subgraph, so that one may hide another of an outer scope,
+    and leaves its nodes unnamed. Here they are called after the node they serve: "conv1/Constant". The nodes of
+    `before` must have kept their names.
+    """
+    taken = list_names(before)
+    graphs = dict(walk_graphs(before.graph))
+    for scope, graph in walk_graphs(after.graph):
+        _rename_tensors(graph, _choose_names(graphs[scope], graph, taken))
+    assign_names(after)
+
+
+def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dict[str, str]:
+    old = list_defined(source)
+    makers = {tensor.name: "Constant" for tensor in graph.initializer}
+    makers.update((name, node.op_type) for node in graph.node for name in node.output)
+    readers: dict[str, NodeProto] = {}
+    for node in reversed(graph.node):
+        readers.update(dict.fromkeys(node.input, node))
+    names: dict[str, str] = {}
+    for node in graph.node:
+        for name in (*node.input, *node.output):
+            if name and name in makers and name not in old and name not in names:
+                names[name] = choose_name(f"{_find_owner(name, old, readers)}/{makers[name]}", taken)
+    return names
+
+
+def _find_owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
+    """The named node that reads the tensor, or the first tensor of the original model that is made from it."""
+    while (reader := readers.get(name)) is not None:
+        if reader.name:
+            return reader.name
+        original = next((output for output in reader.output if output in old), "")
+        if original or not reader.output:
+            return original or name
+        name = reader.output[0]
+    return name
+
+
+def _rename_tensors(graph: GraphProto, names: dict[str, str]) -> None:
+    for value in (*graph.initializer, *graph.output):
+        value.name = names.get(value.name, value.name)
+    rename_made(graph.node, names)
+    rename_reads(graph, names)
+
+
+@keep_weights
+def inline_functions(proto: ModelProto) -> ModelProto:
+    """A copy without model-local functions: every call, in every scope, replaced by the function's nodes.
+
+    Names stay unique (onnx numbers the copies). A function written for another opset than the model's is converted.
+    Raises ModelError when a function cannot be inlined.
+    """
+    if not proto.functions:
+        return deepcopy(proto)
+    # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
+    light, omitted = omit_weights(proto, functions=False)
+    _write_defaults(light)
+    own = find_opset(proto)
+    foreign = any(find_opset(function) not in (0, own) for function in proto.functions)
+    declared = {value.name for value in light.graph.value_info}
+    if foreign:
+        _write_types(light)
+    try:
+        inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
+    except Exception as error:
+        cause = f"cannot be inlined: {error}"
+        raise ModelError("model-local functions", cause, "export without functions", code="Q108") from error
+    if inlined.functions:
+        names = ", ".join(sorted(function.name for function in inlined.functions))
+        raise ModelError(names, "this model-local function cannot be inlined", "export without functions", code="Q108")
+    _drop_repeats(inlined)
+    if foreign:
+        # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
+        replace_items(inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared])
+    # Nodes of a function need no names.
+    if not has_unique_names(inlined):
+        assign_names(inlined)
+    return restore_weights(inlined, omitted)
+
+
+def _drop_repeats(proto: ModelProto) -> None:
+    """Take out, in place, Constant nodes that define a tensor again: onnx's inliner doubles them where it converts."""
+    for _, graph in walk_all_graphs(proto):
+        defined: set[str] = set()
+        for node in list(graph.node):
+            if node.op_type == "Constant" and defined.issuperset(node.output):
+                graph.node.remove(node)
+            defined.update(node.output)
+
+
+def _write_types(proto: ModelProto) -> None:
+    """Declare, in place, the types of the main graph's tensors, which the inliner asks for where it converts."""
+    graph = proto.graph
+    known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
+    stored = [tensor for tensor in graph.initializer if tensor.name not in known]
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored)
+    with suppress(Exception):  # the inliner itself says then which type it lacks
+        graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
+
+
+def _write_defaults(proto: ModelProto) -> None:
+    """Give every call, in place, the attributes it leaves at the function's defaults, which onnx's inliner drops."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
+    for node in walk_all_nodes(proto) if defaults else ():
+        written = {attr.name for attr in node.attribute}
+        known = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(attr for attr in known if attr.name not in written)

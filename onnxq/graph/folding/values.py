@@ -1,0 +1,251 @@
+"""Values of tensors that follow from constants and static shapes: by rules, by moving a weight, or by running nodes.
+
+Shapes are followed element by element: one dynamic axis must not hide the static ones. Shape(x)[2:] of x [N, 3, 224,
+224] is [224, 224] whatever N is. graphsurgeon's own shape folding is not used: it takes no notice of Shape's start and
+end, and moves casts so that fractions are lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from onnxq.errors import MissingDependencyError
+from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.editing import gs
+from onnxq.graph.index import GraphIndex
+from onnxq.graph.subgraph import assemble_model, remove_unneeded
+from onnxq.sites import TensorId
+
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+# A shape has few entries; anything longer is data.
+_LONGEST = 64
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A vector (or scalar) of which some entries are known."""
+
+    items: tuple[int | None, ...]
+    scalar: bool = False
+
+
+def infer_shape_values(index: GraphIndex) -> dict[TensorId, NDArray[Any]]:
+    """The value of every tensor that follows from static dims alone, constants themselves left out.
+
+    Types and shapes are taken from the index as they are: it must not hold guesses.
+    """
+    known: dict[TensorId, _Known] = {}
+    for node in index.nodes:
+        rule = _RULES.get(node.op_type) if not node.domain else None
+        if rule is None or len(node.outputs) != 1:
+            continue
+        found = rule(index, node, known)
+        # Unknown entries are kept too: Gather and Slice may leave only known ones.
+        if found is not None and len(found.items) <= _LONGEST:
+            known[node.result] = found
+    return {
+        t: np.array(
+            value.items[0] if value.scalar else value.items, onnx.helper.tensor_dtype_to_np_dtype(index.dtype(t))
+        )
+        for t, value in known.items()
+        if None not in value.items and index.dtype(t) in _INTEGERS and not index.is_constant(t)
+    }
+
+
+def _read_known(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]) -> _Known | None:
+    t = index.input(node, k)
+    if t is None or t in known:
+        return None if t is None else known[t]
+    # A constant then, such as the index of a Gather.
+    shape = index.shape(t)
+    if index.dtype(t) not in _INTEGERS or shape is None or len(shape) > 1 or not index.is_constant(t):
+        return None
+    # Long constants are not read: an index without weights does not hold their values.
+    if shape and not (isinstance(shape[0], int) and shape[0] <= _LONGEST):
+        return None
+    array = index.constant(t)
+    if array is None:
+        return None
+    return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
+
+
+def _read_parameter(
+    index: GraphIndex, node: NodeRef, k: int, name: str, known: dict[TensorId, _Known]
+) -> tuple[int, ...] | None:
+    """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""
+    if name in node.attrs:
+        return tuple(int(v) for v in np.atleast_1d(node.attrs[name]))
+    if k >= len(node.inputs) or not node.inputs[k]:
+        return ()
+    parameter = _read_known(index, node, k, known)
+    return None if parameter is None or None in parameter.items else tuple(v for v in parameter.items if v is not None)
+
+
+def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
+    t = index.input(node, 0)
+    dims = index.shape(t) if t is not None else None
+    return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
+
+
+def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    dims = _read_dims(index, node)
+    return None if dims is None else _Known(dims[node.attrs.get("start", 0) : node.attrs.get("end", len(dims))])
+
+
+def _infer_size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    dims = _read_dims(index, node)
+    if dims is None or None in dims:
+        return None
+    return _Known((math.prod(d for d in dims if d is not None),), scalar=True)
+
+
+def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data, at = _read_known(index, node, 0, known), _read_known(index, node, 1, known)
+    if data is None or at is None or data.scalar or node.attrs.get("axis", 0) not in (0, -1):
+        return None
+    # The places must be known, the entries there need not be.
+    places = [k for k in at.items if k is not None]
+    size = len(data.items)
+    if len(places) != len(at.items) or not all(-size <= k < size for k in places):
+        return None
+    return _Known(tuple(data.items[k] for k in places), at.scalar)
+
+
+def _infer_slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data = _read_known(index, node, 0, known)
+    parameters = [
+        _read_parameter(index, node, k, name, known)
+        for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)
+    ]
+    if data is None or data.scalar or any(part is None for part in parameters):
+        return None
+    starts, ends, axes, steps = (part or () for part in parameters)
+    if len(starts) != 1 or len(ends) != 1 or axes not in ((), (0,), (-1,)):
+        return None
+    return _Known(data.items[starts[0] : ends[0] : steps[0] if steps else 1])
+
+
+def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    parts = [_read_known(index, node, k, known) for k in range(len(node.inputs))]
+    items: list[int | None] = []
+    for part in parts:
+        if part is None or part.scalar:
+            return None
+        items.extend(part.items)
+    return _Known(tuple(items))
+
+
+def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    source = _read_known(index, node, 0, known)
+    # Past 2^31 a cast to int32 wraps around.
+    if source is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in source.items if v):
+        return None
+    return source
+
+
+def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data, axes = _read_known(index, node, 0, known), _read_parameter(index, node, 1, "axes", known)
+    return _Known(data.items) if data is not None and data.scalar and axes in ((0,), (-1,)) else None
+
+
+def _infer_squeeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data, axes = _read_known(index, node, 0, known), _read_parameter(index, node, 1, "axes", known)
+    if data is None or data.scalar or len(data.items) != 1 or axes not in ((), (0,), (-1,)):
+        return None
+    return _Known(data.items, scalar=True)
+
+
+_RULES: dict[str, Callable[[GraphIndex, NodeRef, dict[TensorId, _Known]], _Known | None]] = {
+    "Shape": _infer_shape,
+    "Size": _infer_size,
+    "Gather": _infer_gather,
+    "Slice": _infer_slice,
+    "Concat": _infer_concat,
+    "Identity": lambda index, node, known: _read_known(index, node, 0, known),
+    "Cast": _infer_cast,
+    "Unsqueeze": _infer_unsqueeze,
+    "Squeeze": _infer_squeeze,
+}
+
+
+# Casts in which no value changes: source type -> target types.
+_WIDER: dict[int, tuple[int, ...]] = {
+    TensorProto.FLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
+    TensorProto.BFLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
+    TensorProto.FLOAT: (TensorProto.DOUBLE,),
+}
+_RESHAPES = LAYOUT_OPS - {"Transpose"}
+
+
+def move_constant(
+    node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ...] | None
+) -> NDArray[Any] | None:
+    """Return the output of `node` for a constant first input; None unless it only moves or widens values.
+
+    dtype: of the source. shape: of the output where inferred, None otherwise.
+    """
+    if node.op_type in _RESHAPES and shape is not None and np.prod(shape, dtype=np.int64) == source.size:
+        return source.reshape(shape)
+    if node.op_type == "Transpose":
+        perm = node.attrs.get("perm", tuple(range(source.ndim))[::-1])
+        # Another rank than the model declares: the engine says which node it is.
+        fits = sorted(perm) == list(range(source.ndim))
+        return np.ascontiguousarray(np.transpose(source, perm)) if fits else None
+    if node.op_type == "Cast" and node.attrs.get("to") in _WIDER.get(dtype, ()):
+        return source.astype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+    return None
+
+
+def evaluate_nodes(
+    like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """The values of the `wanted` tensors; those that ONNX Runtime cannot compute are left out.
+
+    nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
+    MissingDependencyError without onnxruntime.
+    """
+    values = _run_part(_make_part(like, nodes, constants, wanted)) if wanted else {}
+    if values is None:
+        # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
+        alone = [_run_part(_make_part(like, nodes, constants, [name])) for name in wanted] if len(wanted) > 1 else []
+        values = {end: value for part in alone if part for end, value in part.items()}
+    return {end[: -len(_END)]: value for end, value in values.items()}
+
+
+# graphsurgeon computes only what nothing foldable reads: every wanted tensor gets an Identity of this name behind it.
+_END = " "
+
+
+def _make_part(
+    like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
+) -> ModelProto:
+    """A model of the nodes and constants that `wanted` needs."""
+    ends = [helper.make_node("Identity", [name], [name + _END], name=name + _END) for name in wanted]
+    outputs = [ValueInfoProto(name=name + _END) for name in wanted]
+    model = assemble_model(like, [*nodes, *ends], (), outputs, constants)
+    remove_unneeded(model.graph)
+    return model
+
+
+def _run_part(model: ModelProto) -> dict[str, NDArray[Any]] | None:
+    """The model's outputs by name, None when ONNX Runtime cannot compute them."""
+    graph = gs.import_onnx(model)
+    try:
+        # Folded as it is: without error_ok=False graphsurgeon would print the fault and go on.
+        graph.fold_constants(
+            fold_shapes=False, recurse_subgraphs=False, flatten_subgraphs=False, recurse_functions=False, error_ok=False
+        )
+    except ModuleNotFoundError as error:
+        cause = "is needed to fold constants"
+        raise MissingDependencyError("onnxruntime", cause, "pip install onnxq[cpu]", code="Q801") from error
+    except Exception:  # whatever ONNX Runtime makes of a model it cannot run
+        return None
+    return {tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)}

@@ -1,1 +1,0 @@
-"""Work spread over processes and machines, in one command or in many."""

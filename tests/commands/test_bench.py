@@ -1,0 +1,66 @@
+"""Models timed side by side, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from onnxq.backends.engine import Untimed
+from onnxq.commands.results import show, write_json
+from onnxq.engines.bench import Bench, BenchedModel
+from onnxq.runtime import Latency
+from onnxq.sites import Caution
+from tests.commands.test_prove import PROOF
+from tests.report.kit import shown, warned
+
+
+def latency(milliseconds: float) -> Latency:
+    return Latency(
+        median_ms=milliseconds, min_ms=milliseconds, p99_ms=2 * milliseconds, rounds=1, threads=0,
+        times_ms=(milliseconds,),
+    )  # fmt: skip
+
+
+FOUND = Bench(
+    engine="tensorrt",
+    version="TensorRT 11.1",
+    device="NVIDIA H200",
+    models=(
+        BenchedModel(name="m.onnx", proof=PROOF, eager=latency(2.0), graph=latency(1.6)),
+        BenchedModel(name="m.q.onnx", proof=PROOF, eager=latency(1.0), reason="it waits for the CPU"),
+    ),
+    shapes={"x": (32, 3, 224, 224)},
+    data="samples.npz: 4 samples",
+    warnings=(Caution("W112", "sizes were guessed"),),
+)
+TABLE = """\
+2 models  (TensorRT 11.1, NVIDIA H200, x 32x3x224x224)
+model     heavy nodes        kernels  moving   median      p99  runs/s  graph median  graph p99  graph runs/s  faster
+m.onnx    1 int8, 1 float32        1       0  2.00 ms  4.00 ms     500       1.60 ms    3.20 ms           625   1.00×
+m.q.onnx  1 int8, 1 float32        1       0  1.00 ms  2.00 ms    1000                                          1.60×
+
+not timed  m.q.onnx: it waits for the CPU
+data       samples.npz: 4 samples
+warning[W112]: sizes were guessed
+"""
+
+
+def test_the_table() -> None:
+    assert shown(show, FOUND, width=None) == TABLE
+
+
+def test_kernels_alone_where_nothing_was_timed() -> None:
+    bare = tuple(BenchedModel(name=one.name, proof=PROOF) for one in FOUND.models)
+    text = shown(show, replace(FOUND, models=bare, untimed=Untimed.NO_GPU, device=""), width=None, verbose=True)
+    assert "median" not in text
+    assert "not timed  this machine has no NVIDIA GPU" in text
+    assert "kernels    m.onnx: built in 0.3 s" in text
+
+
+def test_json_has_times_in_milliseconds() -> None:
+    document = json.loads(write_json(FOUND))
+    first, second = document["models"]
+    assert (first["eager"]["median_ms"], first["graph"]["per_second"], first["ratio"]) == (2.0, 625.0, 1.0)
+    assert (second["graph"], second["ratio"], second["moving"]) == (None, 1.6, 0)
+    assert "times_ms" not in first["eager"]
+    assert warned(show, FOUND, as_json=True)[1].startswith("warning[W112]")

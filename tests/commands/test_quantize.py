@@ -1,0 +1,287 @@
+"""The summary that people see: nothing missing, nothing wider than the terminal, JSON that any parser reads."""
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from onnxq.commands.results import show
+from onnxq.passes.journal import StageCost
+from onnxq.planner import Forced
+from onnxq.report.document import to_json
+from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, group_reasons
+from onnxq.report.terminal import View, format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
+from onnxq.sites import Caution, LeftFloat, Refusal, Role
+from tests.report.kit import make_view
+
+LONG = "encoder/layer.11/attention/self/query/MatMul_output_0_with_a_name_far_wider_than_a_terminal_of_80_columns"
+REPORT = Report(
+    source="/models/net.onnx",
+    output="/models/net.q.onnx",
+    target="ort",
+    config="ort-int8",
+    data="32 samples from calib.npz",
+    source_bytes=18_600_000,
+    output_bytes=4_800_000,
+    checks=(OutputCheck(name=LONG, sqnr_db=(17.04, 16.91), cosine=(0.99012, 0.98976), agreement_db=52.1),),
+    checked=8,
+    latency=Latency(float_ms=5.31, int8_ms=2.36, shapes={"ids": (1, 192), "mask": (1, 192), "x": (3,)}),
+    pairs=118,
+    roles=(("activation", 60), ("bias", 1), ("weight", 57)),
+    ops=(OpCount(op="Conv", quantized=47, total=49), OpCount(op="Add", quantized=9, total=9)),
+    sites=(SiteLine(site=LONG, role="activation", spec="uint8 asymmetric", scale="0.02", rule="ort.conv"),),
+    refusals=tuple(Refusal(f"{LONG}.{k}", "many groups", "none needed") for k in range(4))
+    + tuple(Refusal(f"n{k}", f"reason {k}") for k in range(8)),
+    rewrites=tuple(f"pass_{k}: 1 (a)" for k in range(9)),
+    kept=("x/QuantizeLinear",),
+    warnings=(Caution("W113", "opset raised from 12 to 13"),),
+    stages=(
+        StageCost(name="prepare", seconds=0.4, peak_bytes=200_000_000),
+        StageCost(name="calibrate", seconds=95.2, peak_bytes=812_000_000),
+    ),
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(report: Report, **how) -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    show(report, make_view(how, stream=out, errors=err), **how)
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_summary_fits_80_columns_and_breaks_no_name(verbose):
+    text, _ = shown(REPORT, width=80, verbose=verbose)
+    assert max(map(len, text.splitlines())) <= 80
+    # Each piece of the long name stands in a line with its beginning, its end and what was left out in between.
+    pieces = [word for word in text.split() if "…" in word or LONG[:12] in word]
+    assert pieces
+    assert all("encoder/lay" in one and "…" in one and "columns" in one for one in pieces)
+    assert LONG in shown(REPORT, verbose=verbose)[0]
+
+
+def test_summary_says_everything_once():
+    text, err = shown(REPORT)
+    assert err == ""
+    for part in (
+        "net.onnx -> /models/net.q.onnx",
+        "18.6 MB -> 4.8 MB, 3.9x smaller",
+        "5.31 ms -> 2.36 ms, 2.25x faster (median, 1 thread, ids and mask 1x192, x 3)",
+        "SQNR as the file says  SQNR as ORT runs it  cosine as the file says  cosine as ORT runs it  one against",
+        "against float on 8 samples (held back, nothing was chosen on them)",
+        "118 Q/DQ pairs: 60 activations, 1 bias, 57 weights",
+        "Conv 47/49, Add 9/9",
+        "and 3 more; `verbose=True` lists them all",
+        "x/QuantizeLinear",
+        "4 x [R100] many groups",
+        "fix: none needed",
+        "1 min 36 s (prepare 0.4 s, calibrate 1 min 35 s), peak memory 812 MB",
+        "warning[W113]: opset raised from 12 to 13",
+    ):
+        assert text.count(part) == 1, part
+    assert "slower" not in text.lower()
+
+
+def test_verbose_lists_what_the_summary_counts():
+    brief, _ = shown(REPORT)
+    full, _ = shown(REPORT, verbose=True)
+    assert "and 2 more)" in brief
+    assert "more reasons" in brief
+    for refusal in REPORT.refusals:
+        assert refusal.subject in full
+    assert "pass_8" in full
+    assert "ort.conv" in full
+    assert "more" not in full
+
+
+def test_pipe_gets_plain_text_and_a_terminal_colours():
+    plain, _ = shown(replace(REPORT, synthetic=True))
+    assert "\x1b" not in plain
+    assert all(line == line.rstrip() for line in plain.splitlines())
+    terminal = Terminal()
+    show(replace(REPORT, synthetic=True), View(stream=terminal))
+    assert "\x1b[" in terminal.getvalue()
+
+
+def test_synthetic_data_cannot_be_missed_in_any_form():
+    made_up = replace(REPORT, synthetic=True, warnings=(Caution("W101", "SYNTHETIC DATA: as the plan says it"),))
+    text, _ = shown(made_up)
+    last = text.splitlines()[-3:]
+    assert last[0] == last[2] == "!" * 72
+    assert "SYNTHETIC DATA" in last[1]
+    assert text.count("SYNTHETIC DATA") == 1
+    for how in ({"as_json": True}, {"quiet": True}):
+        out, err = shown(made_up, **how)
+        assert "SYNTHETIC DATA" in err
+        assert "!!!!" not in out
+    assert json.loads(shown(made_up, as_json=True)[0])["synthetic"] is True
+
+
+def test_weights_alone_need_no_samples_but_the_check_does():
+    text, _ = shown(replace(REPORT, synthetic=True, roles=(("weight", 36),)))
+    assert "!!" not in text
+    assert text.count("the check ran on made-up inputs") == 1
+
+
+def test_slower_is_shouted_with_its_reason():
+    slow = replace(REPORT, latency=Latency(float_ms=2.0, int8_ms=4.0, reason="12 convolutions ran in float"))
+    text, _ = shown(slow)
+    assert "0.50x: SLOWER than float" in text
+    assert text.splitlines()[-1].endswith("slower than the float one: 12 convolutions ran in float")
+    assert slow.slower
+    assert not REPORT.slower
+    assert not replace(REPORT, latency=None).slower
+
+
+@pytest.mark.parametrize(
+    ("sqnr", "alarm"),
+    [
+        ((17.0, 16.9), None),
+        ((9.0, 9.0), "far from the float model's (9.0 dB)"),
+        ((30.0, 2.0), "far from the float model's (2.0 dB)"),
+        ((math.nan, 40.0), "far from"),
+        ((40.0, math.nan), "far from"),
+        ((-math.inf, -math.inf), "far from"),
+        ((30.0, 20.0), "10.0 dB worse with ONNX Runtime's optimizations on"),
+        ((math.inf, math.inf), None),
+    ],
+)
+def test_lost_accuracy_is_an_alarm(sqnr, alarm):
+    check = OutputCheck(name="y", sqnr_db=sqnr, cosine=(0.9, 0.9), agreement_db=30.0)
+    found = replace(REPORT, checks=(check,)).alarms()
+    assert len(found) == (alarm is not None)
+    if alarm is not None:
+        assert alarm in found[0]
+
+
+def test_a_drift_names_the_weights_that_saturate():
+    check = OutputCheck(name="y", sqnr_db=(30.0, 20.0), cosine=(0.9, 0.9), agreement_db=30.0)
+    (alarm,) = replace(REPORT, checks=(check,)).alarms()
+    assert "its fusions compute something else" in alarm
+    (alarm,) = replace(REPORT, checks=(check,), saturating="3 of 8 rows can overflow").alarms()
+    assert alarm.endswith("optimizations on: 3 of 8 rows can overflow")
+
+
+def test_a_float_model_handed_back_is_an_alarm():
+    assert "nothing was quantized" in replace(REPORT, pairs=0).alarms()[0]
+    assert "nothing was quantized" in shown(replace(REPORT, pairs=0), quiet=True)[1]
+
+
+def test_json_is_strict_and_complete():
+    exact = OutputCheck(name="y", sqnr_db=(math.inf, math.nan), cosine=(1.0, 1.0), agreement_db=-math.inf)
+    out, err = shown(replace(REPORT, checks=(exact,)), as_json=True)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    found = json.loads(out, parse_constant=refuse)
+    assert found["checks"][0]["sqnr_db"] == ["inf", None]
+    assert found["checks"][0]["agreement_db"] == "-inf"
+    assert found["latency"]["ratio"] == pytest.approx(2.25)
+    assert found["roles"] == {"activation": 60, "bias": 1, "weight": 57}
+    assert len(found["refusals"]) == 12
+    assert found["schema"] == 1
+    assert "opset raised" in err
+
+
+def test_quiet_shows_only_warnings():
+    out, err = shown(REPORT, quiet=True)
+    assert out == ""
+    assert err == "warning[W113]: opset raised from 12 to 13\n"
+
+
+def test_an_empty_report_is_shown():
+    text, _ = shown(Report())
+    assert text.startswith("model")
+
+
+def test_letters_the_stream_cannot_encode_do_no_harm():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    show(replace(REPORT, source="größe.onnx"), View(stream=stream))
+    stream.flush()
+    assert b"gr??e.onnx" in raw.getvalue()
+
+
+def test_refusals_are_grouped_most_frequent_first():
+    assert [(reason, len(members)) for reason, members in group_reasons(REPORT.refusals)][:2] == [
+        ("many groups", 4),
+        ("reason 0", 1),
+    ]
+
+
+def test_what_is_left_float_is_told_apart_from_what_was_refused():
+    left = replace(REPORT, refusals=(), left_float=(LeftFloat("conv1", "it is small", "size", "F102"),))
+    text, _ = shown(left)
+    assert "refused" not in text
+    assert "left float  1 x [F102] it is small (conv1)" in text
+    found = json.loads(shown(left, as_json=True)[0])
+    assert (found["refusals"], found["left_float"]) == (
+        [], [{"subject": "conv1", "reason": "it is small", "rule": "size", "code": "F102"}],
+    )  # fmt: skip
+
+
+def test_codes_stand_in_text_and_json():
+    text, _ = shown(REPORT)
+    assert "4 x [R100] many groups" in text
+    assert "warning[W113]: opset raised" in text
+    found = json.loads(shown(REPORT, as_json=True)[0])
+    assert found["warnings"] == [{"code": "W113", "text": "opset raised from 12 to 13"}]
+    assert {one["code"] for one in found["refusals"]} == {"R100"}
+    assert found["error"] is None
+
+
+def test_plain_values():
+    assert to_json({"a": (Role.WEIGHT, None, True, 1.5)}) == '{\n "a": [\n  "weight",\n  null,\n  true,\n  1.5\n ]\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_bytes(0), "0 B"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(1000), "1.0 kB"),
+        (format_bytes(18_640_000), "18.6 MB"),
+        (format_bytes(999_960_000), "1.0 GB"),
+        (format_bytes(5_000_000_000_000), "5000 GB"),
+        (format_decibel(16.54), "16.5 dB"),
+        (format_decibel(math.inf), "exact"),
+        (format_decibel(-math.inf), "-inf dB"),
+        (format_decibel(math.nan), "n/a"),
+        (format_milliseconds(0.3049), "0.305 ms"),
+        (format_milliseconds(5.314), "5.31 ms"),
+        (format_milliseconds(120.4), "120 ms"),
+        (format_milliseconds(0.0), "n/a"),
+        (format_milliseconds(math.nan), "n/a"),
+        (format_seconds(0.42), "0.4 s"),
+        (format_seconds(12.4), "12 s"),
+        (format_seconds(59.6), "1 min 00 s"),
+        (format_seconds(185.0), "3 min 05 s"),
+        (format_scale(0.5, 0.5), "0.5"),
+        (format_scale(0.00021, 0.0098), "0.00021..0.0098"),
+    ],
+)
+def test_numbers_as_people_read_them(text, expected):
+    assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("a",), "1 operator by rules (a): predicted 1.25x the time of the choice without them"),
+        (
+            ("a", "b", "c"),
+            "3 operators by rules (a, b and 1 more): predicted 1.25x the time of the choice without them",
+        ),
+    ],
+)
+def test_what_rules_force_is_told_with_its_cost(names, said):
+    text, _ = shown(replace(REPORT, forced=Forced(names, 1.25)), width=200)
+    assert said in text
+    assert "forced" not in shown(REPORT)[0]

@@ -1,0 +1,187 @@
+"""Quantizers without qparams of their own: on scales of each run, or on those of another site.
+
+Scales of each run are computed from the values themselves, nothing observed, nothing stored:
+
+    asymmetric    s = (max(x, 0) - min(x, 0)) / (qmax - qmin),  z = rint(qmin - min(x, 0) / s)
+    symmetric     s = max|x| / qmax,                            z = 0
+
+over the tensor, as ONNX's DynamicQuantizeLinear has it; over each token (the last axis); or over blocks of it, as
+ONNX Runtime's MatMulNBits does for its data, symmetric in int8, at accuracy level 4. No value is clipped, so gradients
+pass straight through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from onnxq.errors import CalibrationError, ConfigError, PlanError
+from onnxq.sites import Role
+from onnxq.spec import PerTensor, QParams, QuantSpec
+from torch_frontend.fake_quant import fake_quantize
+from torch_frontend.quantizers.base import Option, Quantizer
+from torch_frontend.quantizers.registry import register_quantizer
+from torch_frontend.quantizers.specs import mark_tensor
+
+
+@register_quantizer("dynamic")
+class Dynamic(Quantizer):
+    """A scale for each tensor, token or block of a token, of every run.
+
+    scales: "tensor", "token" or "block" of `block_size` along the last axis. Only "tensor" in asymmetric uint8 has
+    nodes in ONNX: a spec with `dynamic`. Others leave no marker: the engine quantizes by itself there.
+    """
+
+    defaults: ClassVar[Mapping[str, Option]] = {"scales": "tensor", "block_size": 32}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"scales": ("tensor", "token", "block")}
+    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.OUTPUT)
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, spec: QuantSpec, **where: Any) -> None:
+        super().__init__(spec, **where)
+        # Others have no nodes in ONNX.
+        self.marks = spec.dynamic
+        if not isinstance(spec.granularity, PerTensor) or spec.symmetric != spec.signed:
+            raise ConfigError(
+                self.site,
+                "scales of each run are signed symmetric or unsigned asymmetric, and `scales` groups them",
+                "use granularity: tensor, and signed: true for scheme: symmetric",
+                code="Q316",
+            )
+        if spec.dynamic and self.options["scales"] != "tensor":
+            raise ConfigError(
+                self.site,
+                "ONNX's DynamicQuantizeLinear has one scale for the tensor",
+                "write `scales: tensor`, or `mode: weight-only`",
+                code="Q316",
+            )
+        if not isinstance(size := self.options["block_size"], int) or size < 1:
+            raise ConfigError(self.site, f"block_size={size} is not positive", "MatMulNBits has 32 to 256", code="Q311")
+
+    def observe(self, x: Tensor) -> None:
+        """Nothing is observed."""
+
+    def calc_qparams(self) -> None:
+        """Nothing is calculated before a run."""
+
+    def load_qparams(self, qparams: QParams) -> None:
+        """Raise CalibrationError: there are none."""
+        raise CalibrationError(self.site, "computes its scale at each run", "load no qparams here", code="Q509")
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """x on grids of its own range."""
+        if not x.numel():
+            return x
+        rows = x.reshape(self._find_rows(x))
+        scale, zero = self._compute_grid(rows)
+        grid_values = fake_quantize(rows, scale, zero, axis=0, qmin=self.spec.qmin, qmax=self.spec.qmax)
+        return grid_values.reshape(x.shape)
+
+    def _find_rows(self, x: Tensor) -> tuple[int, int]:
+        """Shape of x with one row for each scale."""
+        scales, width = self.options["scales"], x.shape[-1] if x.dim() else 1
+        if scales == "block":
+            width = min(int(self.options["block_size"]), width)
+            if x.shape[-1] % width:
+                raise PlanError(
+                    self.site,
+                    f"blocks of {width} do not divide {x.shape[-1]} features",
+                    "use scales: token",
+                    code="Q407",
+                )
+        return (1, x.numel()) if scales == "tensor" else (-1, width)
+
+    def _compute_grid(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(scale, zero point) of each row."""
+        with torch.no_grad():
+            low, high = (end.float() for end in torch.aminmax(rows, dim=1))
+            low, high, span = low.clamp(max=0), high.clamp(min=0), self.spec.qmax - self.spec.qmin
+            if self.spec.symmetric:
+                low, high, span = torch.zeros_like(low), torch.maximum(-low, high), self.spec.qmax
+            width = high - low
+            # As ONNX Runtime: rows of zeros have scale 1.
+            scale = torch.where(width > 0, width / span, torch.ones_like(width))
+            zero = torch.zeros_like(low) if self.spec.symmetric else (self.spec.qmin - low / scale).round()
+        return scale, zero
+
+    def marked(self, x: Tensor) -> Tensor:
+        """Return x through a marker node without numbers, or x itself where ONNX has no nodes for it."""
+        if not (self.active and self.marks):
+            return x
+        return mark_tensor(x, None, None, self.spec, site=self.site, role=self.role)
+
+    def prepare_marker(self, weight: Tensor | None = None) -> None:
+        """The marker has no numbers to fix."""
+
+    def extra_repr(self) -> str:
+        """Site, bits, scheme and the group that a scale belongs to."""
+        scheme = "symmetric" if self.spec.symmetric else "asymmetric"
+        size = f" of {self.options['block_size']}" if self.options["scales"] == "block" else ""
+        text = f"{self.site!r}, {self.spec.bits} bits {scheme} {self.spec.storage} per {self.options['scales']}{size}"
+        return text + ", at each run" + ("" if self.active else ", off")
+
+
+class Follower(Quantizer):
+    """Quantizes with its leader's qparams; what passes here counts for the leader's range if it contributes.
+
+    It has no qparams and no parameters of its own, so nothing is trained or stored twice.
+    """
+
+    name = "follower"
+    slots = ()
+
+    def __init__(self, leader: Quantizer, site: str, *, contributes: bool = True) -> None:
+        super().__init__(leader.spec, site=site, role=leader.role, observer=leader.observer, target=leader.target)
+        self.contributes = contributes
+        # In a tuple, so that it is no child: the leader stands elsewhere in the model already.
+        self._leader = (leader,)
+
+    @property
+    def leader(self) -> Quantizer:
+        """The quantizer whose qparams are used."""
+        return self._leader[0]
+
+    @property
+    def calibrated(self) -> bool:
+        """True when the leader is."""
+        return self.leader.calibrated
+
+    @property
+    def scale(self) -> Tensor | None:  # type: ignore[override]
+        """The leader's."""
+        return self.leader.scale
+
+    @property
+    def zero_point(self) -> Tensor | None:  # type: ignore[override]
+        """The leader's."""
+        return self.leader.zero_point
+
+    def observe(self, x: Tensor) -> None:
+        """Let the leader see x, if this site contributes."""
+        if self.contributes:
+            self._name_errors(lambda: self.leader.observe(x))
+
+    def calc_qparams(self) -> None:
+        """The leader calculates."""
+
+    def load_qparams(self, qparams: QParams) -> None:
+        """Give the qparams to the leader."""
+        self.leader.load_qparams(qparams)
+
+    def qparams(self) -> QParams:
+        """The leader's qparams."""
+        leading: QParams = self._name_errors(self.leader.qparams)
+        return leading
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """x on the leader's grid."""
+        return self.leader.fake_quantize(x)
+
+    def _read_qparams(self) -> tuple[Tensor, Tensor]:
+        leading: tuple[Tensor, Tensor] = self.leader._read_qparams()
+        return leading
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Follower:
+        return self
