@@ -26,8 +26,8 @@ _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DATA = """
 import sys, time
 import numpy as np
-from onnxq.data import spool
-spool._IN_MEMORY = 0
+from onnxq.data import sources
+sources._IN_MEMORY = 0
 def load():
     for k in range(4):
         yield {"x": np.ones((1, 4), np.float32)}
@@ -131,8 +131,9 @@ import subprocess, sys
 from pathlib import Path
 from onnx import parser
 from onnxq.cli.signals import catch_signals
-from onnxq.backends.engine import Job
+from onnxq.backends import find_engine
 from onnxq.backends.building import build_engine
+from onnxq.backends.engine import Job
 run = subprocess.run
 def slow(command, **how):
     # A library that takes long: the process announces itself, and stands still.
@@ -142,7 +143,7 @@ def slow(command, **how):
 subprocess.run = slow
 model = parser.parse_model(MODEL)
 with catch_signals():
-    build_engine(model, Job(engine="ort"), Path(sys.argv[1]), timeout=60)
+    build_engine(find_engine("ort"), model, Job(), Path(sys.argv[1]), timeout=60)
 """
 
 
