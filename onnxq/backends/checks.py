@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxq import config as configurations
 from onnxq.backends.limits import find_faults
-from onnxq.backends.registry import find_target, list_backends, list_engines, list_names, load_backend
+from onnxq.backends.registry import find_target, list_engines, list_names, list_runnable, load_backend
 from onnxq.config import Config
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
@@ -62,11 +62,6 @@ def list_registered(kind: str) -> list[str]:
     if kind == "runnable":
         return list_runnable()
     return [*(list_engines() if kind == "engines" else list_names())]
-
-
-def list_runnable(*, foreign: bool = True) -> list[str]:
-    """The names of backends whose models `diff` can run."""
-    return [backend.name for backend in list_backends(foreign=foreign) if backend.engines]
 
 
 def _check_name(config: Config, path: str, name: str, known: Iterable[str]) -> None:

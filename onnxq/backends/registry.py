@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from onnxq.backends.base import Target
-from onnxq.backends.costs import MachineCosts
-from onnxq.backends.engine import Engine
-from onnxq.backends.limits import Limit, RuleLimit
-from onnxq.backends.sums import IntegerSums
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
+
+if TYPE_CHECKING:
+    from onnxq.backends.base import Target
+    from onnxq.backends.costs import MachineCosts
+    from onnxq.backends.engine import Engine
+    from onnxq.backends.limits import Limit, RuleLimit
+    from onnxq.backends.sums import IntegerSums
 
 # Entry points of packages that add a backend: its name, and where the Backend stands.
 GROUP = "onnxq.backends"
@@ -70,6 +73,21 @@ def _list_folders() -> tuple[str, ...]:
 def list_names() -> tuple[str, ...]:
     """The names of all backends, those of other packages too."""
     return tuple(sorted({*BACKENDS, *_list_folders(), *entry_points(group=GROUP).names}))
+
+
+def list_runnable(*, foreign: bool = True) -> list[str]:
+    """The names of backends with engines, whose models `diff` can run; foreign: those of other packages, too.
+
+    Onnxq's own have their engines in a module `engine`. They are not loaded for it: the help of commands lists these.
+    """
+    own = sorted({*BACKENDS, *_list_folders()})
+    names = [name for name in own if (BACKENDS[name].engines if name in BACKENDS else _has_engines(name))]
+    others = list_backends(foreign=True) if foreign and set(list_names()) != set(own) else ()
+    return [*names, *(backend.name for backend in others if backend.engines and backend.name not in own)]
+
+
+def _has_engines(folder: str) -> bool:
+    return any(module.name == "engine" for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)]))
 
 
 def list_backends(*, foreign: bool = False) -> Iterator[Backend]:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from onnxq.backends import (
+    BACKENDS,
     Candidate,
     Capability,
     PlacementRule,
@@ -16,6 +17,7 @@ from onnxq.backends import (
     describe_spec,
     find_target,
     list_backends,
+    list_runnable,
 )
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, NodeRef
@@ -207,6 +209,15 @@ def test_targets_are_found_by_name_and_mode() -> None:
     with pytest.raises(ConfigError, match="known: ort, trt, virtual") as caught:
         find_target("openvino")
     assert (caught.value.code, caught.value.subject) == ("Q312", "target 'openvino'")
+
+
+def test_backends_with_engines_are_known_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = [backend.name for backend in list_backends() if backend.engines]
+    assert list_runnable(foreign=False) == loaded
+    for name in list(BACKENDS):
+        monkeypatch.delitem(BACKENDS, name)
+    assert list_runnable(foreign=False) == loaded
+    assert not BACKENDS
 
 
 @pytest.mark.parametrize("key", TARGETS)
