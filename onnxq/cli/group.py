@@ -102,6 +102,8 @@ class ModelCommand(click.Command):
         # Beside the model, so that a command without options leaves a file that can be found.
         if self.ending and not arguments["out"]:
             arguments["out"] = name_beside(arguments["model"], self.ending)
+        # Before the progress begins: loading takes over a second, and a command that is as short as that shows none.
+        function = self._load_function()
         if self.progress:
             from onnxq.report.live import show_progress
 
@@ -109,10 +111,9 @@ class ModelCommand(click.Command):
             subject = arguments.get("quantized") or arguments.get("model")
             title = self.progress.format(**arguments, subject=subject, count=len(files))
             with show_progress(title, *files, quiet=view.quiet) as progress:
-                # Loading the engine takes about a second, which is part of the progress shown.
-                result = self._load_function()(**arguments, progress=progress)
+                result = function(**arguments, progress=progress)
         else:
-            result = self._load_function()(**arguments)
+            result = function(**arguments)
         # Behind the progress, whose lines would break into the result.
         code = show_outcome(result, view)
         # Refusals fail the command only on request: the file that is written is right without them.

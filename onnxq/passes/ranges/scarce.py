@@ -6,6 +6,7 @@ further: a ResNet had 38.7 dB on its samples and 35.7 on 1,000 others, of which 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from onnxq.calibrate.constants import find_tensor
@@ -55,11 +56,8 @@ def _count_positions(state: PlacedState, index: GraphIndex, tensor: TensorId) ->
     producer, shape = index.producer(tensor), state.problem.ops.shapes.get(tensor, ())
     if producer is None or producer.op_type in _BOUNDED or len(shape) < 2 or 0 in shape:
         return 0
-    size = 1
-    for dim in shape:
-        size *= dim
     convolved = any(index.node(edge.node).op_type in ("Conv", "ConvTranspose") for edge in index.consumers(tensor))
-    return size // shape[1 if convolved or len(shape) == 4 else -1]
+    return math.prod(shape) // shape[1 if convolved or len(shape) == 4 else -1]
 
 
 def _is_whole(site: SitePlan) -> bool:
