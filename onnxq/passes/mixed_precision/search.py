@@ -102,7 +102,8 @@ class _ScoredSamples:
     fold: Fold | None = None
 
 
-_QueueEntry = tuple[float, int, str, PromotionCandidate]
+# Those that leave nothing in integers come last, then by score, size and name.
+_QueueEntry = tuple[bool, float, int, str, PromotionCandidate]
 
 
 class PromotionSearch:
@@ -216,7 +217,7 @@ class PromotionSearch:
         return "the budget ran out" if self.late or self.is_expired() else "everything that could be promoted was"
 
     def find_steps(self) -> Iterator[SearchStep]:
-        """One promotion after another, the best first, as long as any helps."""
+        """One promotion after another, the best first, as long as any helps; all in float only where no other does."""
         keys: frozenset[str] = frozenset()
         candidates = self.ways.list_candidates()
         if self.as_run:
@@ -227,15 +228,18 @@ class PromotionSearch:
             base = self._measure_noises([keys])[0]
             queue = self._rank_candidates(keys, base, candidates)
             while queue:
-                _, _, name, candidate = heapq.heappop(queue)
+                candidate = heapq.heappop(queue)[-1]
                 wider = keys | candidate.keys
+                if self.is_float(wider) and keys != begun:
+                    continue
                 noise = self._measure_noises([wider])[0]
-                score = self._score_gain(base - noise, keys, wider)
+                entry = self._make_entry(candidate, base - noise, keys)
+                score = entry[1]
                 # Its gain was measured before the steps since: if another may be better now, it waits for its turn.
-                if score < 0 and queue and score > _STILL * queue[0][0]:
-                    heapq.heappush(queue, (score, len(candidate.keys), name, candidate))
+                if score < 0 and queue and entry[:2] > (queue[0][0], _STILL * queue[0][1]):
+                    heapq.heappush(queue, entry)
                 elif score < 0:
-                    yield self._make_step(keys, wider, name)
+                    yield self._make_step(keys, wider, candidate.name)
                     keys, base = wider, noise
             if keys == begun:
                 return
@@ -255,13 +259,17 @@ class PromotionSearch:
         """Candidates worth looking at, as a heap."""
         fresh = [candidate for candidate in candidates if self._list_more(keys, keys | candidate.keys)]
         gains = [base - noise for noise in self._measure_noises([keys | candidate.keys for candidate in fresh])]
-        least = LIMITS["promotion"].least_gain * max(gains, default=0.0)
-        queue: list[_QueueEntry] = []
-        for candidate, gain in zip(fresh, gains, strict=True):
-            if gain > least:
-                score = self._score_gain(gain, keys, keys | candidate.keys)
-                heapq.heappush(queue, (score, len(candidate.keys), candidate.name, candidate))
+        entries = [self._make_entry(candidate, gain, keys) for candidate, gain in zip(fresh, gains, strict=True)]
+        partial = [gain for entry, gain in zip(entries, gains, strict=True) if not entry[0]]
+        least = LIMITS["promotion"].least_gain * max(partial, default=0.0)
+        queue = [entry for entry, gain in zip(entries, gains, strict=True) if gain > least]
+        heapq.heapify(queue)
         return queue
+
+    def _make_entry(self, candidate: PromotionCandidate, gain: float, keys: frozenset[str]) -> _QueueEntry:
+        wider = keys | candidate.keys
+        score = self._score_gain(gain, keys, wider)
+        return self.is_float(wider), score, len(candidate.keys), candidate.name, candidate
 
     def _score_gain(self, gain: float, keys: frozenset[str], wider: frozenset[str]) -> float:
         """For a heap: the more noise goes for the cost, the lower; 0 where there is no gain."""

@@ -1,0 +1,60 @@
+"""Runs in several threads: order, faults and how far they run ahead do not depend on the number of threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.numerics.threads import map_in_threads
+
+
+@given(items=st.lists(st.integers()), threads=st.integers(0, 4))
+def test_results_come_in_the_order_of_the_items(items: list[int], threads: int) -> None:
+    def work(item: int) -> int:
+        time.sleep(item % 3 / 10_000)
+        return item + 1
+
+    assert list(map_in_threads(work, items, threads=threads)) == [item + 1 for item in items]
+
+
+def test_as_many_run_at_a_time_as_there_are_threads() -> None:
+    # Both wait for each other: one thread alone would never end.
+    barrier = threading.Barrier(2, timeout=60)
+    assert sorted(map_in_threads(lambda _: barrier.wait(), range(2), threads=2)) == [0, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_fault_is_raised_in_the_place_of_its_result(threads: int) -> None:
+    def work(item: int) -> int:
+        if item == 2:
+            raise ValueError(f"item {item}")
+        return item
+
+    results = map_in_threads(work, range(10), threads=threads)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(ValueError, match="item 2"):
+        next(results)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_items_are_read_no_further_ahead_than_there_are_threads(threads: int) -> None:
+    read, here = [], threading.get_ident()
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            assert threading.get_ident() == here
+            read.append(item)
+            yield item
+
+    results = map_in_threads(lambda item: item, items(), threads=threads)
+    for done in range(1, 20):
+        next(results)
+        assert len(read) <= done + threads
+    # Whoever has enough stops the work.
+    results.close()  # type: ignore[attr-defined]
+    assert len(read) <= 19 + threads
