@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import Array
@@ -11,6 +12,7 @@ from onnxq.evaluation.compare import ModelErrors, Runner, SampleErrors, measure_
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
+from onnxq.numerics.threads import count_cores, map_in_threads
 from onnxq.runtime import Feeds, Session
 
 # Bytes of outputs that are kept, 64 MiB; those of further samples are computed again.
@@ -49,24 +51,48 @@ class FloatOutputs:
                 self._session = None  # and the weights with it: nothing is left to run
         return outputs
 
-    def score_runs(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[tuple[int, SampleErrors]]:
-        """Yield (number of the run, its errors) for each sample and, within it, each run, which takes the choices."""
-        for at in positions:
-            feeds = self.samples[at]
-            exact = self.run(at, feeds)
-            matched = self.selections.add_choices(feeds, exact)
-            for k, run in enumerate(runs):
-                yield k, measure_sample(feeds, exact, run(matched))
+    def score_runs(
+        self, runs: Sequence[Run], positions: Iterable[int], *, threads: int = 0
+    ) -> Iterator[tuple[int, SampleErrors]]:
+        """Yield (number of the run, its errors) for each sample and, within it, each run, which takes the choices.
+
+        threads: that run at a time; 0: as many as leave each session its own on all cores.
+        """
+        threads = threads or count_cores() // (self.threads or count_cores())
+        scores = map_in_threads(lambda score: score(), self._list_scores(runs, positions), threads=threads)
+        for number, errors in enumerate(scores):
+            yield number % len(runs), errors
         # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
         if is_large_model(self.proto):
             self._session = None
 
+    def _list_scores(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[Callable[[], SampleErrors]]:
+        """What `score_runs` has to compute."""
+
+        def score(run: Run, feeds: Feeds, exact: Mapping[str, Array], matched: Feeds) -> SampleErrors:
+            return measure_sample(feeds, exact, run(matched))
+
+        for at in positions:
+            feeds = self.samples[at]
+            exact = self.run(at, feeds)
+            matched = self.selections.add_choices(feeds, exact)
+            for run in runs:
+                yield partial(score, run, feeds, exact, matched)
+
     def sum_runs(
-        self, runs: Sequence[Run], *, limit: int | None = None, tick: Callable[[], None] = lambda: None
+        self,
+        runs: Sequence[Run],
+        *,
+        limit: int | None = None,
+        threads: int = 0,
+        tick: Callable[[], None] = lambda: None,
     ) -> list[ModelErrors]:
-        """Return the errors of each run over all samples. limit: the most samples to run. tick: called after each."""
+        """Return the errors of each run over all samples. limit: the most samples to run. tick: called after each.
+
+        threads: as of `score_runs`.
+        """
         errors = [ModelErrors() for _ in runs]
-        for k, sample in self.score_runs(runs, range(len(self.samples))[:limit]):
+        for k, sample in self.score_runs(runs, range(len(self.samples))[:limit], threads=threads):
             errors[k].add(sample)
             tick()
         return errors

@@ -138,7 +138,7 @@ def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
     reference = task.reference.open()
     session = _open_trial(task.model, task.optimize, task.dequantize, task.threads, reference.selections)
-    return [errors for _, errors in reference.score_runs([session.run], task.positions)]
+    return [errors for _, errors in reference.score_runs([session.run], task.positions, threads=1)]
 
 
 @lru_cache(maxsize=1)
@@ -220,7 +220,8 @@ def score_settings(
 def measure_piece(task: SettingsTask) -> list[ModelErrors]:
     """The errors of some settings over all samples."""
     board = _open_board(task.board)
-    return task.reference.open().sum_runs([partial(board.run, on=frozenset(setting)) for setting in task.settings])
+    runs = [partial(board.run, on=frozenset(setting)) for setting in task.settings]
+    return task.reference.open().sum_runs(runs, threads=1)
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
-"""Threads of numpy's work: of parts of large arrays, and of matrix products.
+"""Threads: of parts of large arrays, of matrix products, and of runs of samples.
 
-numpy lets other threads run while it computes. Parts do not depend on the number of threads, so neither does any
-result.
+numpy and ONNX Runtime let other threads run while they compute. Parts do not depend on the number of threads, so
+neither does any result.
 
 OpenBLAS lets its threads spin between products. With many small products they cost several times the processor time of
 one thread, and take the cores from the inference engine that runs in between: on two busy cores the rounding of weights
@@ -11,15 +11,19 @@ took 15 s of processor time and 33 of wall instead of 3 and 7; `onnxq quantize` 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
 
 # Elements, below which handing out parts takes longer than working on them.
 _WORTH_THREADS = 1 << 20
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def map_parts(work: Callable[[slice], None], count: int, size: int, *, elements: int) -> None:
@@ -28,7 +32,7 @@ def map_parts(work: Callable[[slice], None], count: int, size: int, *, elements:
     An exception of one call is raised, once the others are done.
     """
     parts = [slice(first, min(first + size, count)) for first in range(0, count, size)]
-    threads = _count_cores()
+    threads = count_cores()
     if threads < 2 or len(parts) < 2 or elements < _WORTH_THREADS:
         for part in parts:
             work(part)
@@ -38,7 +42,30 @@ def map_parts(work: Callable[[slice], None], count: int, size: int, *, elements:
             done.result()
 
 
-def _count_cores() -> int:
+def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int = 0) -> Iterator[R]:
+    """Yield the result of `work` for each item, in their order, as many at a time as there are threads; 0: all cores.
+
+    Items are read here, one ahead of the threads, and no more results wait than there are threads. An exception of
+    `work` is raised in the place of its result.
+    """
+    threads = threads or count_cores()
+    if threads < 2:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def count_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import fake_quant
+from onnxq.numerics.threads import map_in_threads
 from onnxq.passes.ranges.core import WORTH, Array, RangeCandidates, choose_candidate
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner
@@ -168,11 +170,16 @@ class _RangeErrors:
             return
         judged = self._list_judges(values)
         run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
-        exact = [self._drop_padding(j, run(j, values[j]) if run else values[j]) for j in judged]
+
+        def respond(j: int, qparams: QParams | None = None) -> Array:
+            """What the reader makes of a sample, or of its values through the pair."""
+            value = values[j] if qparams is None else np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)
+            return self._drop_padding(j, run(j, value) if run else value)
+
+        exact = list(map_in_threads(respond, judged))
         signal, most = sum(sum_squares(values_of_output) for values_of_output in exact), np.inf
         for name, qparams in candidates.items():
-            pairs = ((j, np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)) for j in judged)
-            got = (self._drop_padding(j, run(j, value) if run else value) for j, value in pairs)
+            got = map_in_threads(partial(respond, qparams=qparams), judged)
             errors[name] += relative_noise(exact, got, signal, most - errors[name])
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
@@ -217,7 +224,7 @@ class _RangeErrors:
                 others[names[at]] = [read_tensor(value) for value in self.runner.values(tensor)]
         alone = onnx.helper.make_node(node.op_type, names, ["out"], **node.attrs)
         part = assemble_model(self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored)
-        session = Session(part, optimize=False)
+        session = Session(part, optimize=False, threads=1)
 
         def run(sample: int, value: Array) -> Array:
             feeds = {names[k]: value, **{name: every[sample] for name, every in others.items()}}

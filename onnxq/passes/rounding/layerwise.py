@@ -23,6 +23,7 @@ from onnxq.graph import ModelLike, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter, declare_input
+from onnxq.numerics.threads import map_in_threads
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.runtime import Feeds, Session, tap_tensors
@@ -143,9 +144,9 @@ class LayerwiseRunner:
 
     def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
-        session = Session(piece, optimize=False)
-        for live in self._live:
-            yield _run_piece(session, live, names)
+        # In one thread each, several samples at a time: nodes of one piece are too small to share out.
+        session = Session(piece, optimize=False, threads=1)
+        return map_in_threads(lambda live: _run_piece(session, live, names), self._live)
 
     def _cut_piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
         """Some nodes of the main graph as a model of their own."""
@@ -256,7 +257,7 @@ def run_sample(task: RunTask) -> dict[str, Value]:
 # A worker has the float and the quantized piece in turn.
 @lru_cache(maxsize=2)
 def _open_session(model: SharedModel) -> Session:
-    return Session(open_model(model), optimize=False)
+    return Session(open_model(model), optimize=False, threads=1)
 
 
 @dataclass(frozen=True, eq=False)

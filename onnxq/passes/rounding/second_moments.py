@@ -11,6 +11,7 @@ Products are float32 BLAS on blocks of columns shifted by the first sample's mea
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,8 +62,11 @@ def position_limit(groups: int, size: int) -> int:
     return int(max(min(wanted, affordable, _WORK / (groups * size * size)), 4 * size, 64))
 
 
-class Workspace:
-    """Memory for two blocks, which is reused."""
+class Workspace(threading.local):
+    """Memory for two blocks, which is reused: fresh memory costs more than the arithmetic in it.
+
+    Each thread has its own.
+    """
 
     def __init__(self) -> None:
         self._held = [np.empty(0, np.float32), np.empty(0, np.float32)]
@@ -88,8 +92,8 @@ class Workspace:
 class Columns(Protocol):
     """Columns of one operator's input, at the same positions in both models."""
 
-    def take_columns(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """x and y, float32 [groups, K, n], of some of the positions."""
+    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[NDArray[np.float32]]:
+        """y and, with `both`, x, float32 [groups, K, n], of some of the positions."""
         ...
 
 
@@ -98,8 +102,8 @@ class _HeldColumns:
     x: NDArray[np.float32]
     y: NDArray[np.float32]
 
-    def take_columns(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return self.x[:, :, first:last], self.y[:, :, first:last]
+    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[NDArray[np.float32]]:
+        return [columns[:, :, first:last] for columns in ((self.y, self.x) if both else (self.y,))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +116,14 @@ class Block:
 
     def multiply_columns(self, workspace: Workspace) -> Iterator[Array]:
         """Sums of y, y y^T and, with C, of x and x y^T, float32, one after the other: each may be large."""
-        taken = [columns.take_columns(first, last) for columns, first, last in self.slices]
-        b = workspace.shift_columns(0, [y for _, y in taken], self.shift[1])
+        taken = [columns.take_columns(first, last, both=self.cross) for columns, first, last in self.slices]
+        b = workspace.shift_columns(0, [columns[0] for columns in taken], self.shift[1])
         ones = np.ones(b.shape[2], np.float32)
         turned = b.transpose(0, 2, 1)
         yield b @ ones
         yield b @ turned
         if self.cross:
-            a = workspace.shift_columns(1, [x for x, _ in taken], self.shift[0])
+            a = workspace.shift_columns(1, [columns[1] for columns in taken], self.shift[0])
             yield a @ ones
             yield a @ turned
 
@@ -128,30 +132,18 @@ class Accumulator:
     """Moments of any number of blocks.
 
     second: False: only the means (operators too large for a matrix, or whose weights are not rounded). cross: False:
-    without C, half the work, if nothing is re-fitted. workspace: memory for blocks, shared by accumulators that take
-    turns: fresh memory costs more than the arithmetic in it. postponed: where blocks are put for others to multiply,
-    who hand the products to `add_products`, in the same order.
+    without C, half the work, if nothing is re-fitted.
     """
 
-    def __init__(
-        self,
-        groups: int,
-        size: int,
-        *,
-        second: bool = True,
-        cross: bool = True,
-        workspace: Workspace | None = None,
-        postponed: list[tuple[Accumulator, Block]] | None = None,
-    ) -> None:
+    def __init__(self, groups: int, size: int, *, second: bool = True, cross: bool = True) -> None:
         self._second, self._cross, self._groups = second, second and cross, groups
-        self._workspace = Workspace() if workspace is None else workspace
-        self._postponed = postponed
         shape = (groups, size, size)
         empty = np.zeros((groups, 0, 0))
         self._h = np.zeros(shape) if second else empty
         self._c = np.zeros(shape) if self._cross else empty
         self._sums = np.zeros((2, groups, size))
         self._shift: tuple[Array, Array] | None = None
+        self._blocks: list[Block] = []
         self._waiting: list[tuple[Columns, int, int]] = []
         self._parts: list[Part] = []
         self._count = self._pending = 0
@@ -192,18 +184,18 @@ class Accumulator:
             self._waiting.append((columns, first, min(first + most, count)))
             self._pending += self._waiting[-1][2] - first
             if self._pending >= most:
-                self.multiply_waiting()
+                self._close_block()
 
-    def multiply_waiting(self) -> None:
-        """Multiply the columns that wait."""
-        if not self._waiting or self._shift is None:
-            return
-        block = Block(tuple(self._waiting), self._shift, self._cross)
+    def _close_block(self) -> None:
+        if self._waiting and self._shift is not None:
+            self._blocks.append(Block(tuple(self._waiting), self._shift, self._cross))
         self._waiting, self._pending = [], 0
-        if self._postponed is None:
-            self.add_products(block.multiply_columns(self._workspace))
-        else:
-            self._postponed.append((self, block))
+
+    def take_blocks(self) -> list[Block]:
+        """The columns that wait to be multiplied, whose products go to `add_products` in their order."""
+        self._close_block()
+        blocks, self._blocks = self._blocks, []
+        return blocks
 
     def add_products(self, products: Iterable[Array]) -> None:
         """Add what `Block.multiply_columns` gives."""
@@ -212,7 +204,9 @@ class Accumulator:
 
     def make_moments(self) -> Moments:
         """The first and second moments of all samples added."""
-        self.multiply_waiting()
+        workspace = Workspace()
+        for block in self.take_blocks():
+            self.add_products(block.multiply_columns(workspace))
         if self._shift is None:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)

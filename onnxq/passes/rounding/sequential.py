@@ -139,7 +139,7 @@ def round_sequentially(
     journal = crew.workers.journal if operators else None
     finished = FinishedOperators(journal, proto, plan, feeds, others, dependencies)
     try:
-        walk = _Walk(plan, view, proto, feeds, others, options, work, finished)
+        walk = _Walk(plan, view, proto, feeds, others, options, work, finished, small=small)
         with progress("rounding", len(operators)) as task, use_one_blas_thread() if small else use_all_blas_threads():
             for operator in operators:
                 visit = walk.visit_operator(operator)
@@ -179,10 +179,14 @@ class _Walk:
         options: RoundingOptions,
         work: SharedWork | None,
         finished: FinishedOperators,
+        *,
+        small: bool,
     ) -> None:
         self.plan, self.view, self.index, self.work = plan, view, view.index, work
         self.finished = finished
         self.thorough, self.alone = options.thorough, options.alone
+        # Of large operators the products themselves take all cores.
+        self.threads = 0 if small else 1
         # Of activations alone: weights come as changes, as they are rounded.
         pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not self.alone)
         paired = emit_pairs(proto, replace(plan, sites=pairs))
@@ -317,7 +321,9 @@ class _Walk:
         if self.latest is None or self.latest[0] != request or self.latest[1] is None:
             # Let go of the old ones first: two of the largest at a time would be a GiB.
             self.latest = None
-            statistics = gather_statistics(self.samples, self.others, request, self.workspace, self.work)
+            statistics = gather_statistics(
+                self.samples, self.others, request, self.workspace, self.work, threads=self.threads
+            )
             self.latest = request, statistics
             return statistics
         return self.latest[1]

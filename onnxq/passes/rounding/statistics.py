@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.data import read_mask
+from onnxq.numerics.threads import map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
 from onnxq.passes.rounding.im2col import (
     Geometry,
@@ -33,6 +35,8 @@ from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
+# `SharedWork.map`: a title, a function, and what it is called with; its results in order.
+Spread = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 
 # Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
 _MATRIX = 1 << 25
@@ -118,13 +122,12 @@ class _Sample:
 class _Group:
     """Samples of one shape that are looked at together.
 
-    each: columns of a sample, at most; second: False where none are needed.
+    each: columns of a sample, at most.
     """
 
     samples: tuple[_Sample, ...]
     geometry: Geometry
     each: int
-    second: bool
 
     @property
     def counts(self) -> list[int]:
@@ -152,20 +155,15 @@ class _Group:
             means.append(windows.reshape(len(self.samples), -1, *windows.shape[1:]).mean(axis=1))
         return list(zip(self.counts, *means, strict=True))
 
-    def gather_columns(
-        self, x: Array, y: Array, first: int, last: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Columns of some of the positions."""
+    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[NDArray[np.float32]]:
+        """See `Columns`."""
+        x, y = self.read_tensors()
         total, most, seed = sum(self.counts), self.each * len(self.samples), self.samples[0].number
-        chosen = sample_positions(total, most, seed) if self.second else np.zeros(0, np.int64)
+        chosen = sample_positions(total, most, seed)
         if self._meant is not None:
             chosen = np.flatnonzero(self._meant)[chosen]
-        at = compute_gather_indices(x.shape, self.geometry, chosen[first:last])
-        return at.gather_columns(x), at.gather_columns(y)
-
-    def take_columns(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """See `Columns`."""
-        return self.gather_columns(*self.read_tensors(), first, last)
+        at = compute_gather_indices(y.shape, self.geometry, chosen[first:last])
+        return [at.gather_columns(tensor) for tensor in ((y, x) if both else (y,))]
 
     @property
     def _meant(self) -> NDArray[np.bool_] | None:
@@ -192,35 +190,41 @@ def gather_statistics(
     wanted: MomentsRequest,
     workspace: Workspace,
     work: SharedWork | None = None,
+    *,
+    threads: int = 0,
 ) -> OperatorStatistics:
     """Moments of the samples. Empty tensors are left out: their branch did not run.
 
     others: made from the samples in turn, in their order. They are looked at where the samples show few positions, go
     with the half of the samples they are made from, and count in second moments alone: means are of real inputs.
-    work: shares the products out, of tensors in files; the result is the same, to the bit.
+    work: shares the products out, of tensors in files; else so many threads compute them, 0: one for each core. The
+    result is the same, to the bit.
     """
-    gathering = _Gathering(wanted, workspace, len(samples.feeds), len(others.feeds), work)
+    gathering = _Gathering(wanted, len(samples.feeds), len(others.feeds))
     for k, both in enumerate(samples.iterate_tensors(wanted)):
         gathering.add_sample(k, *both, real=True)
     if gathering.scarce:
         for k, both in enumerate(others.iterate_tensors(wanted)):
             gathering.add_sample(k, *both, real=False)
-    return gathering.make_statistics()
+    if work is not None:
+        return gathering.make_statistics(work.map)
+
+    def map_here(_: str, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+        return map_in_threads(function, tasks, threads=threads)
+
+    return gathering.make_statistics(map_here, partial(multiply_block, workspace=workspace))
 
 
 class _Gathering:
     """Moments on the way, and samples that wait to be looked at together with others."""
 
-    def __init__(
-        self, wanted: MomentsRequest, workspace: Workspace, count: int, others: int, work: SharedWork | None
-    ) -> None:
-        self.wanted, self.workspace, self.count, self.others, self.work = wanted, workspace, count, others, work
+    def __init__(self, wanted: MomentsRequest, count: int, others: int) -> None:
+        self.wanted, self.count, self.others = wanted, count, others
         self.scarce, self.each = False, 0
         self.sums: list[Accumulator] = []
         self.waiting: list[list[_Sample]] = []
-        # With helpers: groups that nothing was read of yet, each with its half, and blocks for them to multiply.
+        # Each with its half; nothing was read of them yet.
         self.groups: list[tuple[Accumulator, _Group]] = []
-        self.blocks: list[tuple[Accumulator, Block]] = []
 
     def add_sample(
         self, number: int, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, *, real: bool
@@ -255,45 +259,31 @@ class _Gathering:
         refits = min(here, self.each) * count >= POSITIONS_PER_COLUMN * size
         cross = refits and wanted.volume <= _FITTED
         halves = range(2 if second and (cross or wanted.halves) else 1)
-        postponed = None if self.work is None else self.blocks
-        self.sums = [
-            Accumulator(groups, size, second=second, cross=cross, workspace=self.workspace, postponed=postponed)
-            for _ in halves
-        ]
+        self.sums = [Accumulator(groups, size, second=second, cross=cross) for _ in halves]
         self.waiting = [[] for _ in halves]
 
     def _close_group(self, half: int) -> None:
-        """Add the samples that wait in one half: the means of all their positions, and columns of at most `each`."""
-        group = _Group(tuple(self.waiting[half]), self.wanted.geometry, self.each, self.wanted.rounded)
+        """Make a group of the samples that wait in one half."""
+        group = _Group(tuple(self.waiting[half]), self.wanted.geometry, self.each)
         self.waiting[half].clear()
-        if self.work is not None:
-            self.groups.append((self.sums[half], group))
-            return
-        x, y = group.read_tensors()
-        self.sums[half].add_samples(
-            *group.gather_columns(x, y, 0, group.count), group.average_positions(x, y), count=group.count
-        )
+        self.groups.append((self.sums[half], group))
 
-    def _share_out(self, work: SharedWork) -> None:
-        """Add the groups, read and multiplied by the helpers, in the order in which `_close_group` adds them."""
-        means = work.map("rounding: means", average_group, [group for _, group in self.groups])
-        for (half, group), parts in zip(self.groups, means, strict=True):
-            half.add_columns(group, group.count, parts)
-        for half in self.sums:
-            half.multiply_waiting()
-        products = work.map("rounding: second moments", multiply_block, [block for _, block in self.blocks])
-        for (half, _), sums in zip(self.blocks, products, strict=True):
-            half.add_products(sums)
-
-    def make_statistics(self) -> OperatorStatistics:
-        """Everything added."""
+    def make_statistics(
+        self, spread: Spread, multiply: Callable[[Block], list[Array]] | None = None
+    ) -> OperatorStatistics:
+        """Everything added: the means of all positions, and columns of at most `each`. multiply: `multiply_block`."""
         for half, waiting in enumerate(self.waiting):
             if waiting:
                 self._close_group(half)
         if not self.sums:
             return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).make_moments(), None)
-        if self.work is not None:
-            self._share_out(self.work)
+        means = spread("rounding: means", average_group, [group for _, group in self.groups])
+        for (sums, group), parts in zip(self.groups, means, strict=True):
+            sums.add_columns(group, group.count, parts)
+        blocks = [(sums, block) for sums in self.sums for block in sums.take_blocks()]
+        products = spread("rounding: second moments", multiply or multiply_block, [block for _, block in blocks])
+        for (sums, _), block_products in zip(blocks, products, strict=True):
+            sums.add_products(block_products)
         whole, *others = [half.make_moments() for half in self.sums]
         if not others:
             return OperatorStatistics(whole, None, scarce=self.scarce)
@@ -305,9 +295,9 @@ def average_group(group: _Group) -> list[Part]:
     return group.average_positions(*group.read_tensors())
 
 
-def multiply_block(block: Block) -> list[Array]:
+def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Array]:
     """The products of a block, in the order of `Accumulator.add_products`."""
-    return list(block.multiply_columns(Workspace()))
+    return list(block.multiply_columns(workspace or Workspace()))
 
 
 def _describe_sample(

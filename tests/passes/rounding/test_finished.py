@@ -46,9 +46,9 @@ def test_every_run_rounds_one_operator_more(monkeypatch: pytest.MonkeyPatch, tmp
     assert len(wanted.done) == 4
     gathered: list[str] = []
 
-    def gather(*args: object) -> object:
+    def gather(*args: object, threads: int) -> object:
         gathered.append(args[2].reader)  # type: ignore[attr-defined]
-        return real(*args)  # type: ignore[arg-type]
+        return real(*args, threads=threads)  # type: ignore[arg-type]
 
     real = sequential.gather_statistics
     monkeypatch.setattr(sequential, "gather_statistics", gather)
