@@ -1,4 +1,4 @@
-"""The order of promotions: what gains most for its cost first, and a model that is all float only where no other helps."""
+"""The order of promotions: what gains most for its cost first, all in float only where nothing else helps."""
 
 from __future__ import annotations
 
