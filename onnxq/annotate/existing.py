@@ -35,7 +35,7 @@ def find_existing(proto: ModelLike) -> Existing:
     index = get_index(proto)
     if not any(is_dequantize(node) or is_quantize(node) for node in index.nodes):
         return NOTHING
-    finder = _Finder(index, read_notes(proto), _list_planned(proto))
+    finder = _PairFinder(index, read_notes(proto), _list_planned(proto))
     for chain in find_chains(index):
         finder.add_chain(chain)
     return finder.make_existing()
@@ -57,7 +57,7 @@ def _list_planned(proto: ModelLike) -> dict[Site, SitePlan]:
 
 
 @dataclass(eq=False)
-class _Finder:
+class _PairFinder:
     """Collects pairs chain by chain."""
 
     index: GraphIndex

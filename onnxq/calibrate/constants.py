@@ -29,7 +29,7 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
-from onnxq.workers import Piece
+from onnxq.workers import WorkPiece
 
 Numbers = Mapping[Site, QParams]
 # Operators that add up products of their inputs 0 to 2 but for a bias: an infinite weight makes NaN of a zero.
@@ -267,7 +267,7 @@ def _search_weights(
             if crew.workers.journal is not None:
                 with progress(f"hashing weights: {title}"):
                     key = _hash_tasks(tasks, [locate_constant(index, weights[k]) for k in group])
-            pieces.append(Piece(title, tasks, key))
+            pieces.append(WorkPiece(title, tasks, key))
         results = crew.map(search_piece, pieces)
         for group, piece in zip(groups, pieces, strict=True):
             size = sum(sizes[k] for k in group)

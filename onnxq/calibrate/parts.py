@@ -36,7 +36,7 @@ from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_parts, hash_r
 from onnxq.sites import TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.wording import abbreviate
-from onnxq.workers import Piece, count_threads, pack_value, restore_object, unpack_value
+from onnxq.workers import WorkPiece, count_threads, pack_value, restore_object, unpack_value
 
 # Batches among which the largest is found, to size the groups of taps by.
 _LOOK_AHEAD = 16
@@ -196,7 +196,7 @@ def observe_in_chunks(
             samples = share_samples(crew, dataset, positions)
             title = f"calibration on {samples.names[0]}"
             key = _hash_chunk(model, readers, samples)
-            pieces.append(Piece(title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key))
+            pieces.append(WorkPiece(title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key))
         chunks = crew.map(observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds)))
         for observers in chunks:
             merge_observers(watch, list_wants(readers), observers)

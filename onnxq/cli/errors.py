@@ -14,7 +14,7 @@ from onnxq.errors import OnnxqError
 from onnxq.escapes import dump_json, escape_lines, replace_surrogates
 
 if TYPE_CHECKING:
-    from onnxq.report.terminal import View
+    from onnxq.report.terminal import TextView
 
 # Exit code of an error that the user can mend.
 USER = 1
@@ -53,7 +53,7 @@ def print_error(error: OnnxqError, exit_code: int = USER) -> int:
     return exit_code
 
 
-def show_outcome(result: object, view: View) -> int:
+def show_outcome(result: object, view: TextView) -> int:
     """Show a result, and behind it the error that the command ends with in spite of it; returns the exit code."""
     # Here, since --help and usage errors need none of it.
     from onnxq.commands.results import find_fault, show

@@ -31,7 +31,7 @@ from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
 
 if TYPE_CHECKING:
-    from onnxq.report.terminal import View
+    from onnxq.report.terminal import TextView
 
 # Exit codes; that of errors that the user can mend is `errors.USER`. 70: EX_SOFTWARE of sysexits.h.
 DONE, USAGE, REFUSED, DEFECT = 0, 2, 3, 70
@@ -78,17 +78,17 @@ class ModelCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""
         # Here, since --help and usage errors need none of it.
-        from onnxq.report.terminal import View
+        from onnxq.report.terminal import TextView
 
         arguments = ctx.params
-        view = {field.name: arguments.pop(field.name) for field in fields(View) if field.name in arguments}
+        view = {field.name: arguments.pop(field.name) for field in fields(TextView) if field.name in arguments}
         overrides = {str(param.name): arguments.pop(str(param.name)) for param in self.overrides}
         if overrides:
             arguments["config"] = overrides.pop("config")
             settings = dict(overrides.pop("settings"))
             overrides = {name: value for name, value in overrides.items() if value not in (None, ())}
             arguments["overrides"] = overrides | settings
-        arguments["view"] = View(**view)
+        arguments["view"] = TextView(**view)
         try:
             return super().invoke(ctx)
         except ModelError as error:
@@ -97,7 +97,7 @@ class ModelCommand(click.Command):
                 raise
             raise error.name_file(arguments["model"]) from error
 
-    def run_function(self, view: View, strict: bool = False, **arguments: Any) -> int:
+    def run_function(self, view: TextView, strict: bool = False, **arguments: Any) -> int:
         """Run the command's function and show its result; returns the exit code."""
         # Beside the model, so that a command without options leaves a file that can be found.
         if self.ending and not arguments["out"]:

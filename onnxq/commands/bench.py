@@ -14,11 +14,11 @@ from onnxq.errors import ConfigError, VerificationError
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values, pick_fields
+from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_bytes,
     format_count,
     format_counts,
@@ -126,7 +126,7 @@ def _find_failed_model(bench: Bench) -> VerificationError | None:
     return None
 
 
-def _make_parts(bench: Bench, view: View) -> Iterator[RenderableType]:
+def _make_parts(bench: Bench, view: TextView) -> Iterator[RenderableType]:
     title = Text(format_count(len(bench.models), "model"), style="bold")
     yield title.join_text(f"  ({', '.join(_list_facts(bench))})", style="dim")
     yield _make_table(bench)
@@ -193,7 +193,7 @@ def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
 
 
 FORMS = {
-    "Bench": Form[Bench](
+    "Bench": ResultFormat[Bench](
         make_parts=_make_parts,
         list_warnings=lambda bench: format_warnings(bench.warnings),
         derive=_describe_models,

@@ -36,14 +36,14 @@ from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_n
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values, describe_verdict
+from onnxq.report.document import ResultFormat, Values, describe_verdict
 from onnxq.report.model import RunFigure, make_verdict, warn_synthetic
 from onnxq.report.sentences import explain_saturation
 from onnxq.report.terminal import (
     Group,
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_count,
     format_decibel,
     format_figure,
@@ -191,7 +191,7 @@ def find_unmet_tolerance(difference: Difference) -> VerificationError | None:
     return None
 
 
-def _make_parts(difference: Difference, view: View) -> Iterator[RenderableType]:
+def _make_parts(difference: Difference, view: TextView) -> Iterator[RenderableType]:
     yield _make_title(difference)
     yield make_sheet(_make_rows(difference, view))
     if difference.layers:
@@ -225,7 +225,7 @@ def _list_figures(difference: Difference) -> list[RunFigure]:
     return figures
 
 
-def _make_rows(difference: Difference, view: View) -> SheetRows:
+def _make_rows(difference: Difference, view: TextView) -> SheetRows:
     facts = ["on made-up inputs, which are not the task's"] if difference.synthetic else []
     choices = list(chain.from_iterable(difference.choices.values()))
     grade, text = make_verdict(_list_figures(difference), choices, facts)
@@ -319,7 +319,7 @@ def _describe_size(sqnr_db: float, code_steps: float) -> str:
     return format_decibel(sqnr_db) + format_figure(code_steps, ".0f", " levels", before=", up to ")
 
 
-def _make_layer_table(difference: Difference, view: View) -> Iterator[RenderableType]:
+def _make_layer_table(difference: Difference, view: TextView) -> Iterator[RenderableType]:
     layers, more = _select_layers(difference, view)
     runs = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.accuracy))
     others = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.engines))
@@ -334,7 +334,7 @@ def _make_layer_table(difference: Difference, view: View) -> Iterator[Renderable
     yield from list_more(more)
 
 
-def _select_layers(difference: Difference, view: View) -> tuple[Sequence[LayerDiff], str]:
+def _select_layers(difference: Difference, view: TextView) -> tuple[Sequence[LayerDiff], str]:
     """The layers to list, in the order of the network, and how many there are beside them."""
     order = {name: k for k, name in enumerate(difference.worst)}
     ranked = sorted(difference.layers, key=lambda layer: order.get(layer.name, len(order)))
@@ -378,7 +378,7 @@ def _describe_more(difference: Difference) -> Values:
 
 
 FORMS = {
-    "Difference": Form[Difference](
+    "Difference": ResultFormat[Difference](
         make_parts=_make_parts,
         list_warnings=_find_warnings,
         derive=_describe_more,

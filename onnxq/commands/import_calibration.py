@@ -40,12 +40,12 @@ from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values
+from onnxq.report.document import ResultFormat, Values
 from onnxq.report.model import Report
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_counts,
     format_scale,
     format_warnings,
@@ -293,7 +293,7 @@ def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
     return config.model_copy(update={"rules": (rule, *config.rules)})
 
 
-def _make_parts(imported: Imported, view: View) -> Iterator[RenderableType]:
+def _make_parts(imported: Imported, view: TextView) -> Iterator[RenderableType]:
     yield Text(f"{PurePath(imported.cache).name}  ({imported.header})", style="bold")
     if view.verbose and imported.matched:
         columns = ("site", "scale", "line", "name in the cache", "through")
@@ -350,7 +350,7 @@ def _describe_plan(imported: Imported) -> Values:
 
 
 # The plan has its own file.
-_FORM = Form[Imported](
+_FORM = ResultFormat[Imported](
     make_parts=_make_parts,
     list_warnings=lambda imported: format_warnings((*imported.notes, *imported.plan.warnings)),
     derive=_describe_plan,

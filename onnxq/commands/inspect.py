@@ -16,11 +16,11 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values, pick_fields
+from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.sentences import format_precision, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
     RenderableType,
-    View,
+    TextView,
     format_count,
     format_counts,
     format_scale,
@@ -82,7 +82,7 @@ def _describe_pair(pair: PairInfo) -> Values:
     return values | pick_fields(pair, "scales scale_min scale_max quantize dequantize clip")
 
 
-def _make_parts(inspection: Inspection, view: View) -> Iterator[RenderableType]:
+def _make_parts(inspection: Inspection, view: TextView) -> Iterator[RenderableType]:
     if not inspection.pairs:
         yield Text(f"{inspection.source or 'the model'} holds no quantize/dequantize pair")
     else:
@@ -105,7 +105,7 @@ def _make_parts(inspection: Inspection, view: View) -> Iterator[RenderableType]:
         yield Text(f"written: {inspection.output}")
 
 
-def _list_pairs(pairs: Sequence[PairInfo], view: View) -> list[RenderableType]:
+def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableType]:
     columns = ["site", "op", "bits", "scheme", "granularity", "scale", "origin"]
 
     def make_row(pair: PairInfo) -> Sequence[object]:
@@ -146,7 +146,7 @@ def _count_widths(inspection: Inspection) -> str:
 
 
 FORMS = {
-    "Inspection": Form[Inspection](
+    "Inspection": ResultFormat[Inspection](
         make_parts=_make_parts,
         list_warnings=lambda inspection: format_warnings(inspection.warnings),
         derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},

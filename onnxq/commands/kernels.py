@@ -10,8 +10,8 @@ from onnxq.files import name_folder
 from onnxq.kernels import Built, build_kernels
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form
-from onnxq.report.terminal import RenderableType, View, make_table
+from onnxq.report.document import ResultFormat
+from onnxq.report.terminal import RenderableType, TextView, make_table
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def find_missing_kernels(result: Kernels) -> MissingDependencyError | None:
     return MissingDependencyError(f"{faults[0].kernels} kernels", faults[0].reason) if faults else None
 
 
-def _make_parts(result: Kernels, view: View) -> Iterator[RenderableType]:
+def _make_parts(result: Kernels, view: TextView) -> Iterator[RenderableType]:
     rows = [_make_row(kernel) for kernel in result.kernels if kernel.state != "missing"]
     if rows:
         columns = ("kernels", "for", "state", "made by", "KiB", "s", "file")
@@ -60,7 +60,7 @@ def _make_row(kernel: Built) -> tuple[str, ...]:
 
 
 FORMS = {
-    "Kernels": Form[Kernels](
+    "Kernels": ResultFormat[Kernels](
         make_parts=_make_parts,
         list_warnings=lambda result: [
             Text(f"no {kernel.kernels} kernels: {kernel.reason}") for kernel in result.missing

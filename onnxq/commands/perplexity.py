@@ -23,11 +23,11 @@ from onnxq.graph.stored import is_external, walk_tensors
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form
+from onnxq.report.document import ResultFormat
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_bytes,
     format_count,
     format_figure,
@@ -137,7 +137,7 @@ def _list_windows(path: Path, tokenizer: Tokenizer, length: int, config: DataCon
     return choose_windows(path, tokenizer, length, config.samples, config.seed)
 
 
-def _make_parts(comparison: Perplexity, view: View) -> Iterator[RenderableType]:
+def _make_parts(comparison: Perplexity, view: TextView) -> Iterator[RenderableType]:
     models = comparison.models
     machine = CPU_KINDS.get(comparison.device, comparison.device)
     title = Text(format_count(len(models), "model"), style="bold")
@@ -185,4 +185,4 @@ def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> SheetRo
         yield "tokens/s", text
 
 
-FORMS = {"Perplexity": Form[Perplexity](make_parts=_make_parts)}
+FORMS = {"Perplexity": ResultFormat[Perplexity](make_parts=_make_parts)}

@@ -12,7 +12,7 @@ from onnxq.pipeline.result import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import ErrorValues, Form
+from onnxq.report.document import ErrorValues, ResultFormat
 from onnxq.report.sentences import (
     format_precision,
     format_reasons,
@@ -23,7 +23,7 @@ from onnxq.report.sentences import (
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_warnings,
     join_lines,
     make_list,
@@ -55,7 +55,7 @@ def make_plan(
     return plan
 
 
-def _make_parts(plan: Plan, view: View) -> Iterator[RenderableType]:
+def _make_parts(plan: Plan, view: TextView) -> Iterator[RenderableType]:
     # The columns are fields of SiteLine; before calibration there are no scales.
     columns = ["site", "role", "spec", "rule"]
     if plan.sites and plan.calibrated:
@@ -93,7 +93,7 @@ def _make_rows(plan: Plan, verbose: bool) -> SheetRows:
     yield "data", plan.data
 
 
-class _PlanForm(Form[Plan]):
+class _PlanForm(ResultFormat[Plan]):
     """The JSON is the plan itself, as `apply` reads it."""
 
     def write_json(self, result: Plan, error: ErrorValues = None) -> str:

@@ -30,13 +30,13 @@ from onnxq.plan import Plan, from_json
 from onnxq.planner import fit_plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form
+from onnxq.report.document import ResultFormat
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     Group,
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_count,
     format_decibel,
     format_figure,
@@ -131,7 +131,7 @@ def _load_both(
     return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))
 
 
-def _make_parts(profile: Profile, view: View) -> Iterator[RenderableType]:
+def _make_parts(profile: Profile, view: TextView) -> Iterator[RenderableType]:
     yield _make_title(profile)
     yield make_sheet(_make_rows(profile))
     for kind in KINDS:
@@ -184,4 +184,4 @@ def _make_warnings(profile: Profile) -> Iterator[RenderableType]:
         yield from format_warnings([warn_synthetic("costs were measured")])
 
 
-FORMS = {"Profile": Form[Profile](make_parts=_make_parts, list_warnings=_make_warnings)}
+FORMS = {"Profile": ResultFormat[Profile](make_parts=_make_parts, list_warnings=_make_warnings)}

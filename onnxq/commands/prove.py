@@ -20,12 +20,12 @@ from onnxq.graph import GraphIndex, add_libraries, name_nodes
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values, pick_fields
+from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_bytes,
     format_counts,
     format_seconds,
@@ -164,7 +164,7 @@ def _find_warnings(proof: Proof) -> Iterator[Caution]:
         yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
 
 
-def _make_parts(proof: Proof, view: View) -> Iterator[RenderableType]:
+def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     build = proof.build
     facts = [build.version or build.engine]
     if proof.chosen:
@@ -179,7 +179,7 @@ def _make_parts(proof: Proof, view: View) -> Iterator[RenderableType]:
     yield make_sheet(_make_rows(proof, view.verbose))
 
 
-def _make_tables(proof: Proof, view: View) -> Iterator[RenderableType]:
+def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     if proof.nodes:
         nodes = proof.nodes if view.top is None else sorted(proof.nodes, key=lambda node: node.type == INT8)
         columns: tuple[str, ...] = ("node", "op", "type", "kernel", "reads -> writes")
@@ -278,7 +278,7 @@ def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
 
 
 FORMS = {
-    "Proof": Form[Proof](
+    "Proof": ResultFormat[Proof](
         make_parts=_make_parts,
         list_warnings=lambda proof: format_warnings(_find_warnings(proof)),
         derive=_describe_proof,

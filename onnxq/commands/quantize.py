@@ -16,14 +16,14 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.pipeline.result import Result, write_result
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values, describe_verdict
+from onnxq.report.document import ResultFormat, Values, describe_verdict
 from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, Report, make_verdict, warn_synthetic
 from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
 from onnxq.report.terminal import (
     Group,
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_bytes,
     format_count,
     format_decibel,
@@ -77,7 +77,7 @@ def quantize(
             return write_result(result, chosen, out, force)
 
 
-def _make_parts(report: Report, view: View) -> Iterator[RenderableType]:
+def _make_parts(report: Report, view: TextView) -> Iterator[RenderableType]:
     # First, since it changes the meaning of all that follows.
     if report.already:
         yield Text(report.already)
@@ -296,7 +296,7 @@ def _derive_values(report: Report) -> Values:
 
 
 FORMS = {
-    "Report": Form[Report](
+    "Report": ResultFormat[Report](
         make_parts=_make_parts,
         list_warnings=_make_warnings,
         derive=_derive_values,

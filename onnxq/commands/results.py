@@ -8,8 +8,8 @@ from typing import Any
 
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.pipeline.result import Result
-from onnxq.report.document import ErrorValues, Form
-from onnxq.report.terminal import View
+from onnxq.report.document import ErrorValues, ResultFormat
+from onnxq.report.terminal import TextView
 
 # Class of a result -> the module of its command, which is imported when such a result is shown.
 _MODULES = {
@@ -32,14 +32,14 @@ _MODULES = {
 _INTERNAL = ("AppliedImport", "Kernels", "WrittenPart")
 
 
-def find_form(result: object) -> Form[Any]:
+def find_form(result: object) -> ResultFormat[Any]:
     """The form of a result. Raises ConfigError for anything that no command returns."""
     kind = type(result).__name__
     if kind not in _MODULES:
         names = ", ".join(sorted({*_MODULES, "Result"}.difference(_INTERNAL)))
         raise ConfigError("result", f"{kind} has no summary", f"give one of: {names}", code="Q304")
     # By name and late: the modules of all commands together load every engine.
-    forms: dict[str, Form[Any]] = import_module(f"onnxq.commands.{_MODULES[kind]}").FORMS
+    forms: dict[str, ResultFormat[Any]] = import_module(f"onnxq.commands.{_MODULES[kind]}").FORMS
     return forms[kind]
 
 
@@ -48,7 +48,7 @@ def find_shown(result: object) -> object:
     return result.report if isinstance(result, Result) else result
 
 
-def show(result: object, view: View = View(), *, error: ErrorValues = None) -> None:
+def show(result: object, view: TextView = TextView(), *, error: ErrorValues = None) -> None:
     """Print a result. error: the one that the command ends with in spite of it, as plain values for the JSON."""
     shown = find_shown(result)
     find_form(shown).show(shown, view, error)
@@ -80,5 +80,5 @@ def summarize(result: object, *, verbose: bool = False, width: int | None = None
     """
     text = io.StringIO()
     # Warnings stand in it too, where a command writes them.
-    show(result, View(verbose=verbose, width=width, stream=text))
+    show(result, TextView(verbose=verbose, width=width, stream=text))
     return text.getvalue()

@@ -18,7 +18,7 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values
+from onnxq.report.document import ResultFormat, Values
 
 
 @use_one_blas_thread()
@@ -124,9 +124,9 @@ def _make_line(part: Part, output: str = "") -> list[Text]:
     return [Text(f"{output}: {text}" if output else text)]
 
 
-FORMS: dict[str, Form[Any]] = {
-    "Part": Form[Part](make_parts=lambda part, view: _make_line(part), only=_describe_part),
-    "WrittenPart": Form[WrittenPart](
+FORMS: dict[str, ResultFormat[Any]] = {
+    "Part": ResultFormat[Part](make_parts=lambda part, view: _make_line(part), only=_describe_part),
+    "WrittenPart": ResultFormat[WrittenPart](
         make_parts=lambda result, view: _make_line(result.part, result.output),
         only=lambda result: _describe_part(result.part, result.output),
     ),

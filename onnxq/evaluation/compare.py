@@ -17,7 +17,7 @@ from onnxq.graph import ModelLike
 from onnxq.spec import FLOAT_TYPES, FloatType
 
 
-class Runner(Protocol):
+class ModelRunner(Protocol):
     """A Session, or a stand-in for one."""
 
     def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
@@ -170,7 +170,7 @@ def measure_sample(
 
 
 def compare_models(
-    pairs: Mapping[str, tuple[Runner, Runner]],
+    pairs: Mapping[str, tuple[ModelRunner, ModelRunner]],
     samples: Iterable[Mapping[str, Array]],
     *,
     on_sample: Callable[[], None] = lambda: None,
@@ -185,7 +185,7 @@ def compare_models(
 
 
 def sum_errors(
-    pairs: Mapping[str, tuple[Runner, Runner]],
+    pairs: Mapping[str, tuple[ModelRunner, ModelRunner]],
     samples: Iterable[Mapping[str, Array]],
     *,
     on_sample: Callable[[], None] = lambda: None,

@@ -8,7 +8,7 @@ from functools import partial
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.agreement import AgreementSums
-from onnxq.evaluation.compare import ModelErrors, Runner, SampleErrors, measure_sample
+from onnxq.evaluation.compare import ModelErrors, ModelRunner, SampleErrors, measure_sample
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
@@ -67,7 +67,7 @@ class FloatOutputs:
             self._session = None
 
     def _list_scores(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[Callable[[], SampleErrors]]:
-        """What `score_runs` has to compute."""
+        """The calls that make the errors of `score_runs`."""
 
         def score(run: Run, feeds: Feeds, exact: Mapping[str, Array], matched: Feeds) -> SampleErrors:
             return measure_sample(feeds, exact, run(matched))
@@ -98,7 +98,7 @@ class FloatOutputs:
         return errors
 
     def measure(
-        self, model: Runner, *, limit: int | None = None, tick: Callable[[], None] = lambda: None
+        self, model: ModelRunner, *, limit: int | None = None, tick: Callable[[], None] = lambda: None
     ) -> ModelErrors:
         """Return the errors of a model, which takes the choices, over all samples; as of `sum_runs`."""
         return self.sum_runs([model.run], limit=limit, tick=tick)[0]
@@ -137,7 +137,7 @@ class MatchedRunner:
     agreement: of its own choices, over all runs.
     """
 
-    def __init__(self, reference: ReferenceRunner, runner: Runner) -> None:
+    def __init__(self, reference: ReferenceRunner, runner: ModelRunner) -> None:
         self.agreement = AgreementSums(reference.selections)
         self._reference, self._runner = reference, runner
 

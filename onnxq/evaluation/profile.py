@@ -38,7 +38,7 @@ class PrefixError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputCost:
+class OutputProfile:
     """One output: with everything quantized, and with everything switched off, which should be exact.
 
     part: the slices of another scale that sqnr_db is of, like "[:, 4:, :]", "" where it is of the whole.
@@ -64,7 +64,7 @@ class Profile:
 
     sqnr_db: float
     samples: int
-    outputs: tuple[OutputCost, ...]
+    outputs: tuple[OutputProfile, ...]
     groups: tuple[GroupCost, ...]
     prefixes: tuple[PrefixError, ...] = ()
     fixed: tuple[Refusal, ...] = ()

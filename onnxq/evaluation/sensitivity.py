@@ -15,7 +15,7 @@ from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.float_outputs import FloatOutputs
-from onnxq.evaluation.profile import KINDS, GroupCost, OutputCost, PrefixError, Profile, noise_to_db
+from onnxq.evaluation.profile import KINDS, GroupCost, OutputProfile, PrefixError, Profile, noise_to_db
 from onnxq.evaluation.selections import Selection, explain_missing
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import ModelLike
@@ -133,7 +133,7 @@ def measure_sensitivity(
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     prefixes = [PrefixError(node=name, sqnr_db=db) for name, db in zip(steps, figures[2 * len(groups) :], strict=True)]
     outputs = tuple(
-        OutputCost(name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=plain.whole_db)
+        OutputProfile(name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=plain.whole_db)
         for output, plain in zip(on.results(), off.results(), strict=True)
     )
     return Profile(
@@ -181,7 +181,7 @@ def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:
 
 
 def _gather_warnings(
-    outputs: Sequence[OutputCost], toggled: ToggledModel, missing: Sequence[Selection]
+    outputs: Sequence[OutputProfile], toggled: ToggledModel, missing: Sequence[Selection]
 ) -> tuple[Caution, ...]:
     worst = min(outputs, key=lambda output: output.float_db, default=None)
     if toggled.fixed:

@@ -23,7 +23,7 @@ from onnxq.graph.stored import release_pages
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
-from onnxq.workers import Piece, register_packed
+from onnxq.workers import WorkPiece, register_packed
 
 for _kind in (ModelErrors, ErrorAccumulator, SliceSums, AxisSums):
     register_packed(_kind)
@@ -128,7 +128,7 @@ def _try_models(
         form = crew.share_model(model.model), model.optimize, model.dequantize, model.threads
         for share in shares:
             trial = TrialTask(*form, shared, tuple(share))
-            pieces.append(Piece(f"trial {number} on {shared.samples.names[share[0]]}", trial, _hash_trial(trial)))
+            pieces.append(WorkPiece(f"trial {number} on {shared.samples.names[share[0]]}", trial, _hash_trial(trial)))
     done = crew.map(try_model, pieces, on_done=lambda piece: task.advance(len(piece.task.positions)))
     for _ in range(len(pieces) // len(shares)):
         yield [errors for part in islice(done, len(shares)) for errors in part]
@@ -211,7 +211,7 @@ def score_settings(
     for first in range(0, len(settings), size):
         part = tuple(tuple(sorted(setting)) for setting in settings[first : first + size])
         some = SettingsTask(shared, shared_reference, part)
-        pieces.append(Piece(f"settings {first + 1} to {first + len(part)}", some, _hash_settings(some)))
+        pieces.append(WorkPiece(f"settings {first + 1} to {first + len(part)}", some, _hash_settings(some)))
     count = len(reference.samples)
     done = crew.map(measure_piece, pieces, on_done=lambda piece: task.advance(count * len(piece.task.settings)))
     return [errors for part in done for errors in part]

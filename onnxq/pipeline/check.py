@@ -16,7 +16,7 @@ from onnxq.errors import ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
-from onnxq.evaluation.compare import ModelErrors, Runner, compare_models, sum_errors
+from onnxq.evaluation.compare import ModelErrors, ModelRunner, compare_models, sum_errors
 from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
@@ -28,7 +28,7 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.journal import LOST_DB
 from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
-from onnxq.report.model import Latency, OpCount, OutputCheck
+from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Session, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 
@@ -98,7 +98,7 @@ def check_model(
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
         notes, without = (*notes, Caution("W116", text)), True
     ran: list[None] = []
-    exact_run: Runner = reference
+    exact_run: ModelRunner = reference
     pairs = {"off": (exact_run, plain), "on": (exact_run, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
     known = rest if first is None else chain((first,), rest)
@@ -249,7 +249,7 @@ class _TypedRunner:
         return value.astype(self._types[name]) if value.dtype == np.float32 and name in self._types else value
 
 
-def _open_typed(model: ModelLike, threads: int) -> Runner:
+def _open_typed(model: ModelLike, threads: int) -> ModelRunner:
     """The model as ORT runs it, for float32 samples."""
     return _TypedRunner(Session(widen_model(model) if _holds_bfloat16(model) else model, threads=threads))
 
@@ -294,7 +294,7 @@ def explain_slowness(plan: Plan) -> str:
     return f"{text}; `placement='measured'` looks for a faster placement of int8 pairs"
 
 
-def time_both(before: ModelLike, after: ModelLike, feeds: Feeds, *, threads: int = 1, reason: str = "") -> Latency:
+def time_both(before: ModelLike, after: ModelLike, feeds: Feeds, *, threads: int = 1, reason: str = "") -> LatencyRatio:
     """Interleaved medians of float and int8 on one sample. reason: why int8 would be slower, told where it is."""
     latencies = time_models({"float": before, "int8": after}, feeds, threads=threads)
     slow, fast = latencies["float"], latencies["int8"]
@@ -305,7 +305,7 @@ def time_both(before: ModelLike, after: ModelLike, feeds: Feeds, *, threads: int
     # In models of sequences it may be time.
     if batch > 1 and any(node.op_type in ("LSTM", "GRU", "RNN") for node in get_index(before).nodes):
         batch = 0
-    return Latency(
+    return LatencyRatio(
         float_ms=slow.median_ms,
         int8_ms=slow.median_ms / ratio,
         threads=threads,

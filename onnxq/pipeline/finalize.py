@@ -28,7 +28,7 @@ from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.planner import weigh_forced
 from onnxq.progress import count_items
-from onnxq.report.model import Latency, Report
+from onnxq.report.model import LatencyRatio, Report
 from onnxq.report.sentences import (
     describe_pass,
     describe_rewrite,
@@ -155,7 +155,7 @@ def _name_code(ctx: RunContext) -> tuple[str, ...]:
 
 def _measure(
     ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool
-) -> tuple[check.ModelCheck, Latency | None]:
+) -> tuple[check.ModelCheck, LatencyRatio | None]:
     """The check of the finished model, and the times of both; None where there is nothing to time.
 
     here: the engine is ONNX Runtime on this machine.
@@ -181,7 +181,7 @@ def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
     return f"{format_count(trial.samples, 'made-up input')}, seed {ctx.config.data.seed}"
 
 
-def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> Latency | None:
+def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> LatencyRatio | None:
     """Float and quantized model side by side; None where the budget has no time left for it."""
     budget = ctx.budget
     # The reserve was for writing and checking, of which only the writing is left.

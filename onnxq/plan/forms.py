@@ -128,20 +128,20 @@ def _compute_checksum(qparams: QParams) -> str:
     return f"{zlib.crc32(np.asarray(qparams.zero_point, '<i4').tobytes(), zlib.crc32(scale)):08x}"
 
 
-class _SiteRow(Frozen):
+class _SiteFields(Frozen):
     """The name of a site: a tensor's, or [node, number of its input]."""
 
     site: SiteName
     scope: str = ""
 
 
-def _read_site(row: _SiteRow) -> Site:
+def _read_site(row: _SiteFields) -> Site:
     if isinstance(row.site, str):
         return TensorId(row.site, row.scope)
     return Edge(row.site[0], row.site[1], row.scope)
 
 
-def _read_edge(row: _SiteRow) -> Edge:
+def _read_edge(row: _SiteFields) -> Edge:
     site = _read_site(row)
     if not isinstance(site, Edge):
         raise ValueError(f"must be [node, number of its input], not {site}")
@@ -153,11 +153,11 @@ def _write_site(site: Site) -> dict[str, Any]:
     return {"site": name, **({"scope": site.scope} if site.scope else {})}
 
 
-SITE = Form(_SiteRow, _read_site, _write_site)
-EDGE = Form(_SiteRow, _read_edge, _write_site)
+SITE = Form(_SiteFields, _read_site, _write_site)
+EDGE = Form(_SiteFields, _read_edge, _write_site)
 # Among the keys of the dataclass that has them.
-OWN_SITE = Form(_SiteRow, _read_site, lambda owner: _write_site(owner.site), flat=True)
-OWN_EDGE = Form(_SiteRow, _read_edge, lambda owner: _write_site(owner.edge), flat=True)
+OWN_SITE = Form(_SiteFields, _read_site, lambda owner: _write_site(owner.site), flat=True)
+OWN_EDGE = Form(_SiteFields, _read_edge, lambda owner: _write_site(owner.edge), flat=True)
 
 
 class _TensorRow(Frozen):

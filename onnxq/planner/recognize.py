@@ -89,7 +89,7 @@ class Recognized:
 
 def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]) -> Recognized:
     """Find what the contents describe in another graph. sketches: of that graph's tensors, on the same inputs."""
-    search = _Search(contents, index, sketches)
+    search = _PatternSearch(contents, index, sketches)
     nodes: dict[str, NodeRef] = {}
     taken: set[str] = set()
     for name, node in contents.nodes.items():
@@ -105,7 +105,7 @@ def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[Ten
     return Recognized(contents, index, nodes, tensors, sketches, search.readers, joined)
 
 
-class _Search:
+class _PatternSearch:
     """Look-ups for one graph."""
 
     def __init__(self, contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]) -> None:

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 
 from onnxq.errors import OnnxqError
 from onnxq.escapes import dump_json, replace_surrogates
-from onnxq.report.model import Grade, Latency, RunFigure, find_worst_figure, make_verdict
-from onnxq.report.terminal import View, print_result
+from onnxq.report.model import Grade, LatencyRatio, RunFigure, find_worst_figure, make_verdict
+from onnxq.report.terminal import TextView, print_result
 from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
@@ -24,7 +24,7 @@ ErrorValues = Mapping[str, Any] | None
 # Version of the JSON that commands print; raised when a key changes its meaning or goes.
 SCHEMA = 1
 # Values that stand beside the fields of a class.
-_DERIVED: dict[type, str] = {Latency: "ratio"}
+_DERIVED: dict[type, str] = {LatencyRatio: "ratio"}
 
 
 def to_json(value: Any) -> str:
@@ -68,7 +68,7 @@ def _to_plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Form(Generic[R]):
+class ResultFormat(Generic[R]):
     """The text of a command's result, and the JSON made of the result's fields.
 
     make_parts: of the text. list_warnings: shown behind it, and wherever the text is not. derive: JSON values beside
@@ -77,7 +77,7 @@ class Form(Generic[R]):
     command ends with in spite of the result, with exit_code; None for commands that have none.
     """
 
-    make_parts: Callable[[R, View], Iterable[RenderableType]]
+    make_parts: Callable[[R, TextView], Iterable[RenderableType]]
     list_warnings: Callable[[R], Iterable[RenderableType]] = lambda result: ()
     derive: Callable[[R], Values] = lambda result: {}
     hidden: str = ""
@@ -97,7 +97,7 @@ class Form(Generic[R]):
             del values[name]
         return to_json(head | values)
 
-    def show(self, result: R, view: View, error: ErrorValues = None) -> None:
+    def show(self, result: R, view: TextView, error: ErrorValues = None) -> None:
         """Print the result as the view says."""
         parts = self.make_parts(result, view)
         print_result(view, lambda: self.write_json(result, error), parts, self.list_warnings(result))

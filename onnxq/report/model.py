@@ -163,7 +163,7 @@ class OutputCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency:
+class LatencyRatio:
     """Median times of one run, float and quantized interleaved."""
 
     # Milliseconds.
@@ -245,7 +245,7 @@ class Report:
     unchecked: str = ""
     # Other uses of these samples; "" if nothing was chosen on them.
     seen: str = ""
-    latency: Latency | None = None
+    latency: LatencyRatio | None = None
     # Number of Q/DQ pairs written.
     pairs: int = 0
     roles: tuple[tuple[str, int], ...] = ()

@@ -14,7 +14,7 @@ from onnxq.report.columns import Text
 from onnxq.report.model import SiteLine, group_reasons
 from onnxq.report.terminal import (
     MORE,
-    View,
+    TextView,
     format_count,
     format_decibel,
     format_scale,
@@ -220,7 +220,7 @@ def _join_nodes(weights: Sequence[WeightSums]) -> str:
     return join_names(list(dict.fromkeys(weight.node for weight in weights)), _NAMED)
 
 
-def make_sums_tables(weights: Sequence[WeightSums], cost: Cost | None, view: View) -> Iterator[RenderableType]:
+def make_sums_tables(weights: Sequence[WeightSums], cost: Cost | None, view: TextView) -> Iterator[RenderableType]:
     """Make the table of weights that can overflow (verbose: of all weights), with the observed share if measured."""
     listed = [weight for weight in weights if view.verbose or weight.saturates]
     if not listed:

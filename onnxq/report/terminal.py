@@ -35,7 +35,7 @@ MORE = "`verbose=True` lists them all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class TextView:
     """The form in which a result is shown.
 
     as_json: as one JSON document. verbose: all of it. top: rows of each list, None for the usual number. quiet: only
@@ -52,7 +52,7 @@ class View:
 
 
 def print_result(
-    view: View, document: Callable[[], str], parts: Iterable[RenderableType], warnings: Iterable[RenderableType]
+    view: TextView, document: Callable[[], str], parts: Iterable[RenderableType], warnings: Iterable[RenderableType]
 ) -> None:
     """Print a result: its parts, and behind them, where they stay on the screen, its warnings.
 
@@ -118,7 +118,7 @@ def make_table(
 
 def make_list(
     items: Sequence[T],
-    view: View,
+    view: TextView,
     columns: Sequence[str],
     cells: str | Callable[[T], Sequence[object]],
     *,
@@ -137,7 +137,7 @@ def make_list(
     return [make_table(columns, map(make_row, shown), right=right, names=names, fold=fold), *list_more(more)]
 
 
-def select_rows(rows: Sequence[T], view: View, usual: int | None = None) -> tuple[Sequence[T], str]:
+def select_rows(rows: Sequence[T], view: TextView, usual: int | None = None) -> tuple[Sequence[T], str]:
     """Select the rows to show; return them and a line that counts the others, "" for none.
 
     usual: their number where the view asks neither for one nor for all; None for all.
@@ -156,7 +156,7 @@ def list_more(more: str) -> list[Text]:
 
 def join_lines(lines: Sequence[str], verbose: bool, usual: int, between: str = "\n") -> Text:
     """Join lines or names, and the count of the others. usual: their number without `verbose`."""
-    shown, more = select_rows(lines, View(verbose=verbose), usual)
+    shown, more = select_rows(lines, TextView(verbose=verbose), usual)
     lines = (*shown, more) if more else tuple(shown)
     return Text(*lines) if between == "\n" else Text(between.join(lines))
 

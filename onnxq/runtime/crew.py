@@ -24,7 +24,7 @@ from onnxq.graph.stored import OpenFile, StoredArray, open_data
 from onnxq.graph.weights import count_tensor_bytes, is_stub
 from onnxq.runtime.engine import import_onnxruntime
 from onnxq.spec import QParams
-from onnxq.workers import Piece, Workers, count_threads, register_packed
+from onnxq.workers import Workers, WorkPiece, count_threads, register_packed
 from onnxq.workers.base import R, T
 
 Array = NDArray[Any]
@@ -107,9 +107,9 @@ class Crew:
     def map(
         self,
         function: Callable[[T], R],
-        pieces: Sequence[Piece[T]],
+        pieces: Sequence[WorkPiece[T]],
         *,
-        on_done: Callable[[Piece[T]], None] = lambda _: None,
+        on_done: Callable[[WorkPiece[T]], None] = lambda _: None,
     ) -> Iterator[R]:
         """Yield the result of every piece in order; see `Workers.map`."""
         return self.workers.map(function, pieces, on_done=on_done)

@@ -1,11 +1,11 @@
 """Work in pieces: done here, in processes or by Dask, and taken from an earlier run where it is finished already."""
 
-from onnxq.workers.base import Piece, Workers, count_threads, use_threads
+from onnxq.workers.base import Workers, WorkPiece, count_threads, use_threads
 from onnxq.workers.journal import Journal, pack_value, register_packed, restore_object, unpack_value
 
 __all__ = [
     "Journal",
-    "Piece",
+    "WorkPiece",
     "Workers",
     "count_threads",
     "pack_value",

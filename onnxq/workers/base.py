@@ -20,7 +20,7 @@ _threads: ContextVar[int] = ContextVar("onnxq_threads", default=0)
 
 
 @dataclass(frozen=True)
-class Piece(Generic[T]):
+class WorkPiece(Generic[T]):
     """One piece of work.
 
     title: for messages. task: the argument of the function, which can be pickled; large values stand in it as paths.
@@ -51,9 +51,9 @@ class Workers:
     def map(
         self,
         function: Callable[[T], R],
-        pieces: Sequence[Piece[T]],
+        pieces: Sequence[WorkPiece[T]],
         *,
-        on_done: Callable[[Piece[T]], None] = lambda _: None,
+        on_done: Callable[[WorkPiece[T]], None] = lambda _: None,
     ) -> Iterator[R]:
         """Yield the result of every piece, in the order of the pieces.
 
@@ -87,7 +87,9 @@ class Workers:
     def close(self) -> None:
         """End the workers."""
 
-    def _finish_pieces(self, function: Callable[[T], R], todo: Sequence[tuple[int, Piece[T]]]) -> Iterator[Finished]:
+    def _finish_pieces(
+        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+    ) -> Iterator[Finished]:
         """Yield results as they arrive; a _Failure for a piece whose function raised."""
         for k, piece in todo:
             yield k, run_guarded(function, piece.task, count_threads())

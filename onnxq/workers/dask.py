@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from onnxq.errors import MissingDependencyError, WorkerError
-from onnxq.workers.base import Finished, Piece, R, T, Workers, count_threads, run_guarded
+from onnxq.workers.base import Finished, R, T, Workers, WorkPiece, count_threads, run_guarded
 from onnxq.workers.journal import Journal
 
 # Pieces handed out for each thread of the workers.
@@ -42,10 +42,12 @@ class DaskWorkers(Workers):
         """Leave the cluster; pieces not yet done are given up."""
         self._client.close()
 
-    def _finish_pieces(self, function: Callable[[T], R], todo: Sequence[tuple[int, Piece[T]]]) -> Iterator[Finished]:
+    def _finish_pieces(
+        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+    ) -> Iterator[Finished]:
         distributed = _import_distributed()
         waiting = deque(todo)
-        running: dict[Any, tuple[int, Piece[T]]] = {}
+        running: dict[Any, tuple[int, WorkPiece[T]]] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < _AHEAD * self.count:

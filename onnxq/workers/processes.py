@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from onnxq.errors import WorkerError
-from onnxq.workers.base import Finished, Piece, R, T, Workers, count_threads, run_guarded
+from onnxq.workers.base import Finished, R, T, Workers, WorkPiece, count_threads, run_guarded
 from onnxq.workers.journal import Journal
 
 # Deaths over one piece, after which it is given up.
@@ -31,7 +31,7 @@ class _Member:
 
     process: SpawnProcess
     pipe: Connection
-    at: tuple[int, Piece[Any]] | None = None
+    at: tuple[int, WorkPiece[Any]] | None = None
 
     def end_process(self) -> None:
         self.process.terminate()
@@ -52,7 +52,9 @@ class ProcessWorkers(Workers):
         while self.members:
             self.members.pop().end_process()
 
-    def _finish_pieces(self, function: Callable[[T], R], todo: Sequence[tuple[int, Piece[T]]]) -> Iterator[Finished]:
+    def _finish_pieces(
+        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+    ) -> Iterator[Finished]:
         waiting, deaths = deque(todo), Counter[int]()
         # Of an earlier generator that was left before its end: its results mean nothing here.
         self._drop_members([member for member in self.members if member.at is not None])
@@ -78,7 +80,7 @@ class ProcessWorkers(Workers):
                 waiting.appendleft(member.at)
             self._drop_members(lost)
 
-    def _hand_out(self, function: Callable[[T], R], waiting: deque[tuple[int, Piece[T]]]) -> list[_Member]:
+    def _hand_out(self, function: Callable[[T], R], waiting: deque[tuple[int, WorkPiece[T]]]) -> list[_Member]:
         """Give every idle process a piece, starting processes as they are needed; returns those found dead."""
         lost = []
         while waiting:
@@ -101,7 +103,7 @@ class ProcessWorkers(Workers):
             member.end_process()
 
 
-def _make_death_error(piece: Piece[Any]) -> WorkerError:
+def _make_death_error(piece: WorkPiece[Any]) -> WorkerError:
     cause = f"a worker died each of the {_PATIENCE} times that it was at this"
     fix = "give its processes more memory: fewer `workers`, or a lower `memory_limit`"
     return WorkerError(piece.title, cause, fix, code="Q901")

@@ -205,10 +205,10 @@ def test_inspect_fits_a_narrow_terminal(tmp_path):
 
     from onnxq.annotate import inspect_model
     from onnxq.commands.results import show
-    from onnxq.report.terminal import View
+    from onnxq.report.terminal import TextView
 
     stream = StringIO()
-    show(inspect_model(tmp_path / "m.onnx"), View(stream=stream, width=80))
+    show(inspect_model(tmp_path / "m.onnx"), TextView(stream=stream, width=80))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     (site,) = [line.split()[0] for line in lines if "encoder" in line]

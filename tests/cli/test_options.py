@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from onnxq.cli import cli
 from onnxq.config import Command, Option, list_options, load_config
 from onnxq.pipeline.configuration import make_config
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from tests.pipeline.models import residual
 
 COMMANDS = {
@@ -159,7 +159,7 @@ def test_no_two_parameters_share_a_name() -> None:
 def test_only_what_is_given_is_an_override(given: Callable[..., Given]) -> None:
     assert given("quantize", "m.onnx") == {
         "model": "m.onnx", "data": None, "config": None, "overrides": {}, "out": None, "force": False, "strict": False,
-        "view": View(),
+        "view": TextView(),
     }  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def test_every_option_can_be_given(
         assert given(name, *line)["overrides"] == dict([value])
     else:
         found = given(name, *line)
-        assert {**vars(found.get("view", View())), **found}[str(option.name)] == value
+        assert {**vars(found.get("view", TextView())), **found}[str(option.name)] == value
 
 
 def test_every_option_has_a_case() -> None:
@@ -274,9 +274,9 @@ def test_a_folder_for_results_goes_by_three_names(given: Callable[..., Given], n
 
 def test_what_is_shown_is_one_value(given: Callable[..., Given]) -> None:
     view = given("plan", "m.onnx", "-v", "--top", "3", "-q")["view"]
-    assert view == View(verbose=True, top=3, quiet=True)
-    assert given("build-kernels", "--json")["view"] == View(as_json=True)
-    assert given("inspect", "m.onnx") == {"model": "m.onnx", "view": View()}
+    assert view == TextView(verbose=True, top=3, quiet=True)
+    assert given("build-kernels", "--json")["view"] == TextView(as_json=True)
+    assert given("inspect", "m.onnx") == {"model": "m.onnx", "view": TextView()}
 
 
 def test_bits_are_pairs_of_pattern_and_number(given: Callable[..., Given]) -> None:

@@ -18,7 +18,7 @@ from onnxq.config import load_config
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.graph import load_model, name_nodes
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
-from onnxq.report.model import Latency, OutputCheck, Report
+from onnxq.report.model import LatencyRatio, OutputCheck, Report
 from onnxq.runtime import tap_tensors
 from onnxq.sites import Refusal, TensorId
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, saved, written
@@ -272,7 +272,7 @@ def changed_by_optimizations(_: Path):
 
 @reach("W110")
 def slower(_: Path):
-    return judged(40.0, 40.0, latency=Latency(float_ms=1.0, int8_ms=2.0))
+    return judged(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0))
 
 
 @reach("W111")

@@ -9,7 +9,7 @@ import pytest
 
 import onnxq
 from onnxq.calibrate.parts import join_parts
-from onnxq.workers import Piece
+from onnxq.workers import WorkPiece
 from onnxq.workers.processes import ProcessWorkers
 from tests.codes.kit import EVERYTHING, gemm, reach, rows, written
 from tests.codes.reach_dependencies import without
@@ -25,7 +25,7 @@ def no_dask(_: Path):
 def deadly_piece(_: Path):
     workers = ProcessWorkers(1)
     try:
-        list(workers.map(die, [Piece("piece 1", 1)]))
+        list(workers.map(die, [WorkPiece("piece 1", 1)]))
     finally:
         workers.close()
 

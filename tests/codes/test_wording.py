@@ -17,7 +17,7 @@ from onnxq.cli import cli
 from onnxq.cli.options import list_flags, name_options
 from onnxq.config import list_options
 from onnxq.errors import DataError
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from onnxq.wording import translate_text, use_translation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ def test_the_library_names_no_option_of_the_command_line(path) -> None:
 
 def test_every_parameter_a_message_names_has_its_option_and_is_there() -> None:
     functions = [getattr(onnxq, name) for name in onnxq.__all__ if inspect.isfunction(getattr(onnxq, name))]
-    functions += [onnxq.Result.save, View]
+    functions += [onnxq.Result.save, TextView]
     there = {name for function in functions for name in inspect.signature(function).parameters}
     there |= {option.name for option in list_options()}
     found = {name: where for where, name in named_parameters()}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnxq.commands.results import show, write_json
 from onnxq.evaluation.perplexity import LanguageScore, Perplexity
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 
 FOUND = Perplexity(
     models=(
@@ -27,7 +27,7 @@ FOUND = Perplexity(
 
 def shown(found: Perplexity) -> str:
     stream = io.StringIO()
-    show(found, View(stream=stream))
+    show(found, TextView(stream=stream))
     return stream.getvalue()
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from onnxq.commands.results import show, write_json
-from onnxq.evaluation.profile import GroupCost, OutputCost, Profile
+from onnxq.evaluation.profile import GroupCost, OutputProfile, Profile
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 
@@ -33,8 +33,8 @@ FOUND = Profile(
     sqnr_db=18.04,
     samples=8,
     outputs=(
-        OutputCost(name="y", sqnr_db=18.0, float_db=math.inf),
-        OutputCost(name="z", sqnr_db=20.0, float_db=math.inf),
+        OutputProfile(name="y", sqnr_db=18.0, float_db=math.inf),
+        OutputProfile(name="z", sqnr_db=20.0, float_db=math.inf),
     ),
     groups=(NODE, SITE),
     source="/models/m.onnx",

@@ -11,8 +11,15 @@ from onnxq.commands.results import show
 from onnxq.passes.journal import StageCost
 from onnxq.planner import Forced
 from onnxq.report.document import to_json
-from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, group_reasons
-from onnxq.report.terminal import View, format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
+from onnxq.report.model import LatencyRatio, OpCount, OutputCheck, Report, SiteLine, group_reasons
+from onnxq.report.terminal import (
+    TextView,
+    format_bytes,
+    format_decibel,
+    format_milliseconds,
+    format_scale,
+    format_seconds,
+)
 from onnxq.sites import Caution, LeftFloat, Refusal, Role
 from tests.report.kit import make_view
 
@@ -27,7 +34,7 @@ REPORT = Report(
     output_bytes=4_800_000,
     checks=(OutputCheck(name=LONG, sqnr_db=(17.04, 16.91), cosine=(0.99012, 0.98976), agreement_db=52.1),),
     checked=8,
-    latency=Latency(float_ms=5.31, int8_ms=2.36, shapes={"ids": (1, 192), "mask": (1, 192), "x": (3,)}),
+    latency=LatencyRatio(float_ms=5.31, int8_ms=2.36, shapes={"ids": (1, 192), "mask": (1, 192), "x": (3,)}),
     pairs=118,
     roles=(("activation", 60), ("bias", 1), ("weight", 57)),
     ops=(OpCount(op="Conv", quantized=47, total=49), OpCount(op="Add", quantized=9, total=9)),
@@ -105,7 +112,7 @@ def test_pipe_gets_plain_text_and_a_terminal_colours():
     assert "\x1b" not in plain
     assert all(line == line.rstrip() for line in plain.splitlines())
     terminal = Terminal()
-    show(replace(REPORT, synthetic=True), View(stream=terminal))
+    show(replace(REPORT, synthetic=True), TextView(stream=terminal))
     assert "\x1b[" in terminal.getvalue()
 
 
@@ -130,7 +137,7 @@ def test_weights_alone_need_no_samples_but_the_check_does():
 
 
 def test_slower_is_shouted_with_its_reason():
-    slow = replace(REPORT, latency=Latency(float_ms=2.0, int8_ms=4.0, reason="12 convolutions ran in float"))
+    slow = replace(REPORT, latency=LatencyRatio(float_ms=2.0, int8_ms=4.0, reason="12 convolutions ran in float"))
     text, _ = shown(slow)
     assert "0.50x: SLOWER than float" in text
     assert text.splitlines()[-1].endswith("slower than the float one: 12 convolutions ran in float")
@@ -204,7 +211,7 @@ def test_an_empty_report_is_shown():
 def test_letters_the_stream_cannot_encode_do_no_harm():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    show(replace(REPORT, source="größe.onnx"), View(stream=stream))
+    show(replace(REPORT, source="größe.onnx"), TextView(stream=stream))
     stream.flush()
     assert b"gr??e.onnx" in raw.getvalue()
 

@@ -15,7 +15,7 @@ from onnxq.commands.results import show
 from onnxq.config import Config, load_config
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums
 from onnxq.evaluation.compare import ModelErrors, compare_models
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from tests.evaluation.heads import head, samples
 
 RNG = np.random.default_rng(0)
@@ -157,7 +157,7 @@ def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
     assert check.sqnr_db[0] == pytest.approx(25, abs=1.5)
     assert check.whole_db[0] > 36
     shown = io.StringIO()
-    show(plain.report, View(stream=shown, width=200))
+    show(plain.report, TextView(stream=shown, width=200))
     assert "output0[:, 4:, :] is the part of output0 that is farthest; as a whole it has 3" in shown.getvalue()
 
     found = onnxq.diff(model, plain.model, data, overrides={"engines": ("ort",), "min_sqnr": 32})
@@ -165,10 +165,10 @@ def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
     assert (unmet.output, unmet.part) == ("output0", "[:, 4:, :]")
     assert "SQNR in dB of [:, 4:, :] is 2" in describe_unmet(found, unmet)
     shown = io.StringIO()
-    show(found, View(stream=shown, width=200))
+    show(found, TextView(stream=shown, width=200))
     assert "output0[:, 4:, :]" in shown.getvalue()
     shown = io.StringIO()
-    show(found, View(as_json=True, stream=shown))
+    show(found, TextView(as_json=True, stream=shown))
     error = json.loads(shown.getvalue())["outputs"][0]["accuracy"][0]
     assert error["part"] == "[:, 4:, :]"
     assert error["whole_db"] > error["sqnr_db"] + 10

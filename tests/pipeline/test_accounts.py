@@ -11,7 +11,7 @@ from onnxq.commands.results import show
 from onnxq.config import Config
 from onnxq.passes.equalization import trial
 from onnxq.passes.registry import PASSES
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from tests.pipeline.models import EVERYTHING, images, residual
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
@@ -19,7 +19,7 @@ BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 
 def shown(result: onnxq.Result) -> str:
     stream = io.StringIO()
-    show(result.report, View(stream=stream))
+    show(result.report, TextView(stream=stream))
     return stream.getvalue()
 
 

@@ -12,7 +12,7 @@ from onnxq.backends.ort.costs import CPU_COSTS
 from onnxq.commands.results import show, write_json
 from onnxq.errors import ConfigError
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from onnxq.runtime import CPU_KINDS, detect_cpu
 from tests.pipeline.models import images, residual
 
@@ -35,7 +35,7 @@ def test_the_summary_names_the_kind_that_timed() -> None:
     assert result.report.latency.cpu == detect_cpu()
     assert json.loads(write_json(result.report))["latency"]["cpu"] == detect_cpu()
     out = io.StringIO()
-    show(result.report, View(stream=out, width=200))
+    show(result.report, TextView(stream=out, width=200))
     assert "placement by rules for x86 with AVX2, without VNNI" in out.getvalue()
     assert f"x 1x32x8x8, on {CPU_KINDS[detect_cpu()]})" in out.getvalue()
 

@@ -18,7 +18,7 @@ from onnxq.config import load_config
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.widen import emulate_types
 from onnxq.plan import KeepReason, to_json
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from onnxq.runtime import Session
 from tests.backends.graphs import model
 from tests.passes.kit import parse, random_weights
@@ -78,7 +78,7 @@ def kept(result: onnxq.Result) -> dict[str, KeepReason]:
 
 def summary(result: onnxq.Result) -> str:
     stream = io.StringIO()
-    show(result.report, View(stream=stream, width=200))
+    show(result.report, TextView(stream=stream, width=200))
     return stream.getvalue()
 
 

@@ -16,7 +16,7 @@ from onnxq.config import Config, Rule
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.engines.saturation.measure import measure_saturation
 from onnxq.graph import light
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from tests.evaluation.selecting import HEADS, PLAIN, network, samples
 from tests.pipeline.models import EVERYTHING
 
@@ -52,7 +52,7 @@ def with_bits(tensor: str, bits: int) -> Config:
 
 def print_report(report: onnxq.Report) -> str:
     stream = io.StringIO()
-    show(report, View(stream=stream, errors=stream, width=300))
+    show(report, TextView(stream=stream, errors=stream, width=300))
     return stream.getvalue()
 
 
@@ -170,7 +170,7 @@ def test_diff_gives_every_run_the_same_choices(name: str) -> None:
     assert min(figures.values()) > 15
     assert found.divergences == ()
     stream = io.StringIO()
-    show(found, View(stream=stream, width=300))
+    show(found, TextView(stream=stream, width=300))
     assert "chosen are the same as in float" in stream.getvalue()
     assert json.loads(write_json(found))["choices"][OFF][0]["op"] == HEADS_OPS[name]
 
@@ -219,7 +219,7 @@ def test_a_profile_is_of_values_and_rows_that_match() -> None:
     (choice,) = found.choices
     assert 11 <= choice.shared <= choice.chosen == 12
     stream = io.StringIO()
-    show(found, View(stream=stream, width=300))
+    show(found, TextView(stream=stream, width=300))
     assert "chosen are the same as in float" in stream.getvalue()
     assert json.loads(write_json(found))["choices"][0]["node"] == "best/TopK"
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from onnxq.report.terminal import View, print_renderable
+from onnxq.report.terminal import TextView, print_renderable
 
 
 def shown(show: Callable[..., None], found: Any, *, width: int | None = 80, **options: Any) -> str:
-    """The text that `show` prints; width: in columns, None: as in a pipe. options: of a View, or of `show`."""
+    """The text that `show` prints; width: in columns, None: as in a pipe. options: of a TextView, or of `show`."""
     out = io.StringIO()
     show(found, make_view(options, stream=out, width=width), **options)
     return out.getvalue()
@@ -31,7 +31,7 @@ def warned(show: Callable[..., None], found: Any, **options: Any) -> tuple[str, 
     return out.getvalue(), err.getvalue()
 
 
-def make_view(options: dict[str, Any], **more: Any) -> View:
-    """A View of those of the options that are its own; they are taken out."""
-    own = {one.name: options.pop(one.name) for one in fields(View) if one.name in options}
-    return View(**own, **more)
+def make_view(options: dict[str, Any], **more: Any) -> TextView:
+    """A TextView of those of the options that are its own; they are taken out."""
+    own = {one.name: options.pop(one.name) for one in fields(TextView) if one.name in options}
+    return TextView(**own, **more)

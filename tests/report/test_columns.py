@@ -20,7 +20,7 @@ from onnxq.commands.results import show
 from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
 from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
 from onnxq.report.columns import fit_words, shorten_name
-from onnxq.report.terminal import MORE, View, make_table, print_renderable, select_rows
+from onnxq.report.terminal import MORE, TextView, make_table, print_renderable, select_rows
 
 LAYERS, WIDTH = 6, 80
 PREFIX = "/model/decoder/language_model/layers"
@@ -70,7 +70,7 @@ NAMES = ("plan", "inspect", "prove", "profile", "diff")
 def shown(name: str, made: Made, **how: object) -> str:
     """The text that a command prints."""
     stream = io.StringIO()
-    show(made[name], View(stream=stream, **how))
+    show(made[name], TextView(stream=stream, **how))
     return stream.getvalue()
 
 
@@ -186,8 +186,8 @@ def test_names_are_cut_where_they_still_differ() -> None:
 
 
 def test_first_rows() -> None:
-    assert select_rows("abc", View()) == ("abc", "")
-    assert select_rows("abc", View(top=2)) == ("ab", "and 1 more; a larger `top=…` shows them")
-    assert select_rows("abc", View(), 1) == ("a", f"and 2 more; {MORE}")
-    assert select_rows("abc", View(verbose=True), 1) == ("abc", "")
-    assert select_rows("abc", View(top=5), 1) == ("abc", "")
+    assert select_rows("abc", TextView()) == ("abc", "")
+    assert select_rows("abc", TextView(top=2)) == ("ab", "and 1 more; a larger `top=…` shows them")
+    assert select_rows("abc", TextView(), 1) == ("a", f"and 2 more; {MORE}")
+    assert select_rows("abc", TextView(verbose=True), 1) == ("abc", "")
+    assert select_rows("abc", TextView(top=5), 1) == ("abc", "")

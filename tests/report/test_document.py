@@ -13,7 +13,7 @@ import pytest
 from onnxq.commands.results import write_json
 from onnxq.passes.journal import StageCost
 from onnxq.report.document import to_json
-from onnxq.report.model import Latency, OutputCheck, Report
+from onnxq.report.model import LatencyRatio, OutputCheck, Report
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, TensorId
 from onnxq.wording import use_translation
 
@@ -61,7 +61,7 @@ def test_text_speaks_the_language_of_its_reader() -> None:
 REPORT = Report(
     source="net.onnx", output="net.q.onnx", target="ort", pairs=3, source_bytes=4000, output_bytes=1000,
     checks=(OutputCheck(name="y", sqnr_db=(30.0, math.inf), cosine=(0.999, 1.0), agreement_db=math.nan),),
-    latency=Latency(float_ms=1.0, int8_ms=2.0),
+    latency=LatencyRatio(float_ms=1.0, int8_ms=2.0),
     roles=(("activation", 2), ("weight", 1)),
     refusals=(Refusal("Conv_0", "too many groups", "none", "ort.conv", "R102"),),
     left_float=(LeftFloat("Add_1", "would not pay"),),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from onnxq.report.model import SYNTHETIC, Latency, OutputCheck, Report, group_reasons, warn_synthetic
+from onnxq.report.model import SYNTHETIC, LatencyRatio, OutputCheck, Report, group_reasons, warn_synthetic
 from onnxq.sites import Caution, LeftFloat, Refusal
 
 
@@ -33,11 +33,11 @@ GOOD = Report(source="m.onnx", source_bytes=100, output_bytes=50, pairs=2, targe
         (replace(GOOD, checks=(check(137.0, 125.0),)), []),
         (replace(GOOD, checks=(check(math.inf, 41.0),)), []),
         (replace(GOOD, checks=(replace(check(20.0, 20.0), top_1=(0.7, 0.4), rows=100, classes=True),)), ["W108"]),
-        (replace(GOOD, pairs=0, latency=Latency(float_ms=1.0, int8_ms=1.1)), ["W111"]),
+        (replace(GOOD, pairs=0, latency=LatencyRatio(float_ms=1.0, int8_ms=1.1)), ["W111"]),
         (replace(GOOD, target="trt", checks=(check(40.0, 5.0),)), ["W109"]),
-        (replace(GOOD, latency=Latency(float_ms=1.0, int8_ms=1.1)), ["W110"]),
-        (replace(GOOD, latency=Latency(float_ms=1.0, int8_ms=0.9)), []),
-        (replace(GOOD, latency=Latency(float_ms=1.0, int8_ms=0.0)), []),
+        (replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=1.1)), ["W110"]),
+        (replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=0.9)), []),
+        (replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=0.0)), []),
     ],
 )
 def test_alarms(report: Report, codes: list[str]) -> None:
@@ -54,7 +54,7 @@ def test_what_another_placement_would_gain_stands_in_the_alarm_that_nothing_is_q
 
 
 def test_an_alarm_names_the_reason_where_it_is_known() -> None:
-    slow = replace(GOOD, latency=Latency(float_ms=1.0, int8_ms=2.0, reason="no VNNI"))
+    slow = replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0, reason="no VNNI"))
     assert slow.alarms()[0] == "the quantized model is slower than the float one: no VNNI"
     drifted = replace(GOOD, checks=(check(40.0, 30.0),), saturating="2 rows overflow")
     assert drifted.alarms()[0].endswith("optimizations on: 2 rows overflow")

@@ -12,7 +12,7 @@ from rich.console import Group
 from onnxq.annotate import WeightSums
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.report.sentences import explain_saturation, format_cost, make_sums_tables, saturation_summary
-from onnxq.report.terminal import View
+from onnxq.report.terminal import TextView
 from onnxq.sites import Refusal
 from tests.report.kit import printed
 
@@ -59,7 +59,7 @@ Conv_2
 
 
 def table(weights: list[WeightSums], cost: Cost | None, **view: Any) -> str:
-    return printed(Group(*make_sums_tables(weights, cost, View(**view))))
+    return printed(Group(*make_sums_tables(weights, cost, TextView(**view))))
 
 
 def test_only_what_can_overflow_is_listed() -> None:

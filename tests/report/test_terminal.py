@@ -12,7 +12,7 @@ from rich.console import Group
 from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.terminal import (
-    View,
+    TextView,
     format_bytes,
     format_decibel,
     format_milliseconds,
@@ -161,7 +161,7 @@ def test_numbers_at_the_edges_of_their_units(text: str, expected: str) -> None:
 @pytest.mark.parametrize("loud", [True, False])
 def test_warnings_are_seen_in_every_form(view: dict[str, bool], out: str, err: str, loud: bool) -> None:
     streams = io.StringIO(), io.StringIO()
-    shown = View(**view, stream=streams[0], errors=streams[1])  # type: ignore[arg-type]
+    shown = TextView(**view, stream=streams[0], errors=streams[1])  # type: ignore[arg-type]
     print_result(shown, lambda: "{}\n", [Text("the result")], iter([Text("mind this")] if loud else []))
     wanted = (out, err) if loud else (out.replace("mind this\n", ""), "")
     assert (streams[0].getvalue(), streams[1].getvalue()) == wanted
@@ -174,7 +174,7 @@ def test_a_result_that_is_not_shown_is_not_made() -> None:
 
     for view in ({"quiet": True}, {"as_json": True}):
         stream = io.StringIO()
-        print_result(View(**view, stream=stream), lambda: "{}", parts(), [])  # type: ignore[arg-type]
+        print_result(TextView(**view, stream=stream), lambda: "{}", parts(), [])  # type: ignore[arg-type]
         assert stream.getvalue() == ("{}" if "as_json" in view else "")
 
 

@@ -13,7 +13,7 @@ from onnxq.commands.results import show
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.report.model import (
     GRADES,
-    Latency,
+    LatencyRatio,
     OutputCheck,
     Report,
     RunFigure,
@@ -81,7 +81,7 @@ def test_choices_that_an_output_holds_are_told() -> None:
 REPORT = Report(
     source="m.onnx", source_bytes=200, output_bytes=100, pairs=2, target="ort",
     checks=(OutputCheck(name="y", sqnr_db=(32.0, 31.0), cosine=(1.0, 1.0), agreement_db=50.0),),
-    latency=Latency(float_ms=2.0, int8_ms=1.0),
+    latency=LatencyRatio(float_ms=2.0, int8_ms=1.0),
 )  # fmt: skip
 FIGURES = "y has 31.0 dB against float as ORT runs it"
 
@@ -90,7 +90,7 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
     ("report", "line"),
     [
         (REPORT, f"good: {FIGURES}; 2.0x smaller; 2.00x faster"),
-        (replace(REPORT, latency=Latency(float_ms=1.0, int8_ms=2.0)),
+        (replace(REPORT, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
          f"good: {FIGURES}; 2.0x smaller; 0.50x the speed of float"),
         (replace(REPORT, target="trt", latency=None),
          "good: y has 32.0 dB against float as the file says; 2.0x smaller"),

@@ -17,7 +17,7 @@ from onnxq.passes.rounding.sequential import round_sequentially
 from onnxq.plan import to_json
 from onnxq.progress import silent
 from onnxq.runtime.crew import Crew
-from onnxq.workers import Journal, Piece
+from onnxq.workers import Journal, WorkPiece
 from onnxq.workers.dask import DaskWorkers
 from tests.passes.rounding.kit import ALL, calibrated
 from tests.passes.rounding.test_sequential import matmuls, tokens
@@ -68,17 +68,17 @@ def _round(crew: Crew | None) -> str:
 
 
 def _use_and_kill(workers: DaskWorkers, process: Any, tmp_path: Path) -> None:
-    assert list(workers.map(square, [Piece(f"piece {k}", k) for k in range(5)])) == [0, 1, 4, 9, 16]
+    assert list(workers.map(square, [WorkPiece(f"piece {k}", k) for k in range(5)])) == [0, 1, 4, 9, 16]
     with pytest.raises(DataError, match="task 3"):
-        list(workers.map(refuse_odd, [Piece(str(k), k) for k in (2, 4, 3, 6)]))
+        list(workers.map(refuse_odd, [WorkPiece(str(k), k) for k in (2, 4, 3, 6)]))
     # Samples and second moments are shared out, and do not show it.
     assert _round(Crew(workers)) == _round(None)
     # One of the workers is killed: its pieces are done by the other.
-    pieces = [Piece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
+    pieces = [WorkPiece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
     assert list(workers.map(die_once, pieces)) == [0, 1, 4, 9]
     # The scheduler too: what was finished is taken from the journal by whoever goes on.
     workers.journal = Journal(tmp_path / "journal")
-    found = workers.map(square, [Piece(f"piece {k}", k, f"key{k}") for k in range(40)])
+    found = workers.map(square, [WorkPiece(f"piece {k}", k, f"key{k}") for k in range(40)])
     assert next(found) == 0
     process.kill()
     with pytest.raises(WorkerError, match="no scheduler to talk to"):

@@ -13,7 +13,7 @@ import pytest
 from onnxq.errors import ConfigError
 from onnxq.observers import create_observer, list_observers
 from onnxq.spec import ObserverSpec, QuantSpec
-from onnxq.workers import Journal, Piece, Workers, pack_value, restore_object, unpack_value
+from onnxq.workers import Journal, Workers, WorkPiece, pack_value, restore_object, unpack_value
 from tests.workers.work import square
 
 VALUE = {
@@ -58,7 +58,7 @@ def test_observers_come_back(name: str) -> None:
 
 
 def test_only_what_is_missing_or_damaged_is_done(tmp_path: Path) -> None:
-    pieces = [Piece(f"piece {k}", k, f"key{k}") for k in range(4)]
+    pieces = [WorkPiece(f"piece {k}", k, f"key{k}") for k in range(4)]
     assert list(Workers(Journal(tmp_path)).map(square, pieces)) == [0, 1, 4, 9]
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"key{k}.piece" for k in range(4)]
@@ -66,7 +66,7 @@ def test_only_what_is_missing_or_damaged_is_done(tmp_path: Path) -> None:
     files[1].write_bytes(files[1].read_bytes()[:40])
     (tmp_path / "stale.piece").write_bytes(b"")
     # Their results are on the disk: other tasks show which were done again.
-    changed = [Piece(piece.title, 10 + piece.task, piece.key) for piece in pieces]
+    changed = [WorkPiece(piece.title, 10 + piece.task, piece.key) for piece in pieces]
     again = Workers(Journal(tmp_path))
     assert list(again.map(square, changed)) == [100, 121, 4, 9]
     assert again.journal is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import DataError
-from onnxq.workers import Piece
+from onnxq.workers import WorkPiece
 from onnxq.workers.processes import ProcessWorkers
 from tests.workers.work import die_once, refuse_odd, square
 
@@ -25,15 +25,15 @@ def workers() -> Iterator[ProcessWorkers]:
 
 def test_results_come_in_order_and_the_first_failure_counts(workers: ProcessWorkers) -> None:
     done: list[str] = []
-    pieces = [Piece(f"piece {k}", k) for k in range(5)]
+    pieces = [WorkPiece(f"piece {k}", k) for k in range(5)]
     found = workers.map(square, pieces, on_done=lambda piece: done.append(piece.title))
     assert list(found) == [0, 1, 4, 9, 16]
     assert sorted(done) == [piece.title for piece in pieces]
     with pytest.raises(DataError, match="task 3"):
-        list(workers.map(refuse_odd, [Piece(str(k), k) for k in (2, 4, 3, 6, 5, 7)]))
+        list(workers.map(refuse_odd, [WorkPiece(str(k), k) for k in (2, 4, 3, 6, 5, 7)]))
 
 
 def test_the_piece_of_a_dead_worker_is_done_again(workers: ProcessWorkers, tmp_path: Path) -> None:
-    pieces = [Piece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
+    pieces = [WorkPiece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
     assert list(workers.map(die_once, pieces)) == [0, 1, 4, 9]
     assert (tmp_path / "died").exists()

@@ -6,7 +6,7 @@ cache     inputs and targets of a unit, in memory or in a file
 learn     options, progress and results; the optimization of one unit
 """
 
-from torch_frontend.reconstruct.learn import Progress, Reconstruction, Settings, UnitResult
+from torch_frontend.reconstruct.learn import LearningProgress, Reconstruction, Settings, UnitResult
 from torch_frontend.reconstruct.run import as_adaround, reconstruct
 
-__all__ = ["Progress", "Reconstruction", "Settings", "UnitResult", "as_adaround", "reconstruct"]
+__all__ = ["LearningProgress", "Reconstruction", "Settings", "UnitResult", "as_adaround", "reconstruct"]

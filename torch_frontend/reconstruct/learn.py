@@ -74,7 +74,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LearningProgress:
     """Progress of one unit. unit: its name, the index-th of `units`. loss: mean squared error of its output."""
 
     unit: str
@@ -85,7 +85,7 @@ class Progress:
     loss: float
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[LearningProgress], None]
 
 
 @dataclass(frozen=True, kw_only=True)

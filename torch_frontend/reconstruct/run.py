@@ -15,7 +15,15 @@ from onnxq.sites import Refusal, Role
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, override_switches, quantizers_of
 from torch_frontend.reconstruct.cache import Record, UnitCache
-from torch_frontend.reconstruct.learn import METHODS, Progress, Reconstruction, Report, Settings, UnitResult, learn_unit
+from torch_frontend.reconstruct.learn import (
+    METHODS,
+    LearningProgress,
+    Reconstruction,
+    Report,
+    Settings,
+    UnitResult,
+    learn_unit,
+)
 from torch_frontend.reconstruct.units import Regions, Unit, graph_unit, module_unit
 from torch_frontend.tracing.modules import Inputs, as_inputs
 from torch_frontend.tracing.values import use_eval_mode
@@ -97,7 +105,7 @@ def _report_progress(
     progress: Report | None, unit: str, index: int, units: int, iterations: int, step: int, loss: float
 ) -> None:
     if progress is not None:
-        progress(Progress(unit, index, units, step, iterations, loss))
+        progress(LearningProgress(unit, index, units, step, iterations, loss))
 
 
 def as_adaround(quantizer: Quantizer) -> AdaRound | None:

@@ -11,12 +11,12 @@ from typing import Any
 
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
-from onnxq.report.document import Form, Values, pick_fields
+from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.model import warn_synthetic
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
-    View,
+    TextView,
     format_bytes,
     format_count,
     format_decibel,
@@ -156,7 +156,7 @@ def find_no_variant(result: Variants) -> VerificationError | None:
     return VerificationError("variants", f"none can be used: {reasons}", "see the causes", code="Q711")
 
 
-def _make_parts(result: Variants, view: View) -> Iterator[RenderableType]:
+def _make_parts(result: Variants, view: TextView) -> Iterator[RenderableType]:
     columns = ["variant", "file", "size", "smaller"]
     if result.original.latency is not None:
         columns += ["latency", "faster"]
@@ -213,7 +213,7 @@ def _make_warnings(result: Variants) -> Iterator[RenderableType]:
 
 
 FORMS = {
-    "Variants": Form[Variants](
+    "Variants": ResultFormat[Variants](
         make_parts=_make_parts,
         list_warnings=_make_warnings,
         derive=_describe_variants,

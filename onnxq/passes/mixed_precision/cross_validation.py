@@ -16,10 +16,10 @@ from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
-from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.passes.base import SampledContext
+from onnxq.passes.ranges.core import WHOLE
+from onnxq.passes.ranges.ends import is_observed, read_range, scale_range, set_range
 from onnxq.passes.rounding.passes import ROUNDED
-from onnxq.passes.scales import MEASURED
 from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site
@@ -31,8 +31,6 @@ _MOST = 64
 # What weights that were rounded for some of the samples may gain there and not on new ones, dB: nothing for two nets on
 # Fashion-MNIST, 1.0 for EfficientNet-Lite0, of 32 samples each.
 _ROUNDED_DB = 0.5
-# The observer of all values seen; others clip some of them by intention.
-WHOLE_RANGE = "minmax"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +49,13 @@ class Fold:
         """
         changed = {}
         for site in plan.sites:
-            if not _is_observed(site) or site.site not in self.ranges:
+            if not is_observed(site) or site.site not in self.ranges:
                 continue
-            (low, high), (least, most) = _read_range(site), self.ranges[site.site]
+            (low, high), (least, most) = read_range(site), self.ranges[site.site]
             lowest, highest = self.whole.get(site.site, (low, high))
             least, most = least * _measure_widening(low, lowest), most * _measure_widening(high, highest)
             if least > low or most < high:
-                changed[site.site] = _set_range(site, max(low, least), min(high, most))
+                changed[site.site] = replace(site, qparams=set_range(site, max(low, least), min(high, most)))
         return _move_ranges(model, plan, changed)
 
 
@@ -70,9 +68,9 @@ def widen_ranges(model: ModelLike, plan: Plan, factor: float) -> Plan:
     """The calibrated plan with ranges that reach so many times as far, where they are those of all values seen."""
     existing = {site.group for site in plan.existing if site.group}
     changed = {
-        site.site: _set_range(site, *(factor * end for end in _read_range(site)))
+        site.site: replace(site, qparams=scale_range(site, factor))
         for site in plan.sites
-        if _is_observed(site) and site.observer.name == WHOLE_RANGE and site.group not in existing
+        if is_observed(site) and site.observer.name == WHOLE and site.group not in existing
     }
     return _move_ranges(model, plan, changed)
 
@@ -89,18 +87,6 @@ def _move_ranges(model: ModelLike, plan: Plan, changed: Mapping[Site, SitePlan])
     return calibrate(model, plan.with_sites(tuple(bare)))
 
 
-def _read_range(site: SitePlan) -> tuple[float, float]:
-    assert site.qparams is not None
-    low, high = clip_bounds(site.qparams, site.spec)
-    return float(low), float(high)
-
-
-def _set_range(site: SitePlan, low: float, high: float) -> SitePlan:
-    assert site.qparams is not None
-    origin = site.qparams.origin
-    return replace(site, qparams=qparams_from_range(low, high, site.spec, origin=origin, bound=site.bound))
-
-
 def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     """All samples in folds, those for the check among them. One fold, with all ranges, where nothing is observed.
 
@@ -110,7 +96,7 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     held_back = samples.validation.joined(samples.test)
     whole = samples.calibration.joined(held_back)
     judged = whole.take(max(_MOST, len(held_back)), seed) if len(whole) > _MOST else whole
-    observed = any(_is_observed(site) for site in state.planned.sites)
+    observed = any(is_observed(site) for site in state.planned.sites)
     # Ranges of other runs are of other samples, too; and of a large model one at a time is held.
     folds = min(_FOLDS, len(judged)) if observed and not ctx.config.scale.ranges else 1
     if folds == 1 or is_large_model(state.model):
@@ -136,16 +122,11 @@ def _observe(ctx: SampledContext, state: PlannedState, bare: Plan, samples: Data
     """The ranges of activations on some samples, by the plan's own observers."""
     batch, limit = ctx.config.data.batch, ctx.memory_limit
     plan = calibrate(state.model, bare, samples, batch=batch, memory_limit=limit, crew=ctx.crew, progress=ctx.progress)
-    return {site.site: _read_range(site) for site in plan.sites if _is_observed(site)}
-
-
-def _is_observed(site: SitePlan) -> bool:
-    """True for an activation in integers that has a range from samples."""
-    return site.role in MEASURED and site.qparams is not None and not (site.spec.dynamic or site.spec.is_float)
+    return {site.site: read_range(site) for site in plan.sites if is_observed(site)}
 
 
 def _without_range(site: SitePlan) -> SitePlan:
-    if _is_observed(site):
+    if is_observed(site):
         return replace(site, qparams=None)
     # Biases count in units of the ranges.
     return replace(site, qparams=None, values=None) if site.role is Role.BIAS else site

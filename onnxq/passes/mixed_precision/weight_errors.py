@@ -23,7 +23,7 @@ from onnxq.progress import Progress, count_items
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
 from onnxq.sites import Edge, Site
-from onnxq.workers import Piece
+from onnxq.workers import WorkPiece
 
 Array = NDArray[Any]
 
@@ -78,7 +78,9 @@ def measure_isolated(
         else:
             board = crew.share_model(open_), crew.share_feeds(usual), tuple(map(crew.share_feeds, samples))
             tasks = [IsolatedTask(*board, crew.share_feeds(values)) for values in changes]
-            pieces = [Piece(f"error of {site}", one, _hash_task(one)) for site, one in zip(by_site, tasks, strict=True)]
+            pieces = [
+                WorkPiece(f"error of {site}", one, _hash_task(one)) for site, one in zip(by_site, tasks, strict=True)
+            ]
             errors = crew.map(measure_weight, pieces, on_done=lambda _: task.advance())
         return dict(zip(by_site, errors, strict=True))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxq.numerics import clip_bounds
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.ranges.core import WHOLE
+from onnxq.passes.ranges.ends import read_range
 from onnxq.passes.ranges.scarce import find_scarce_sites
 from onnxq.passes.ranges.search import ChosenRanges, choose_ranges
 from onnxq.passes.rounding.samples import take_enough
@@ -48,8 +48,7 @@ def _keep_dynamic(plan: Plan, done: ChosenRanges) -> Plan:
         if not site.spec.dynamic:
             site = better
         elif better.qparams is not None and done.taken.get(site.site, WHOLE) != WHOLE:
-            low, high = clip_bounds(better.qparams, better.spec)
-            site = replace(site, clip=(float(low), float(high)))
+            site = replace(site, clip=read_range(better))
         sites.append(site)
     return replace(done.plan, sites=tuple(sites))
 

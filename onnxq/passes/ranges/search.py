@@ -172,7 +172,7 @@ class _RangeErrors:
         run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
 
         def respond(j: int, qparams: QParams | None = None) -> Array:
-            """What the reader makes of a sample, or of its values through the pair."""
+            """The reader's output for a sample, or for its values through the pair."""
             value = values[j] if qparams is None else np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)
             return self._drop_padding(j, run(j, value) if run else value)
 

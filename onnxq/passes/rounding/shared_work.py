@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnxq.files.access import make_write_error
 from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.runtime.crew import Crew
-from onnxq.workers import Piece
+from onnxq.workers import WorkPiece
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class SharedWork:
         """Yield the result of every task in order. function: of a module."""
         size = max(1, -(-len(tasks) // (_EACH * self.crew.workers.count)))
         parts = [tuple(tasks[first : first + size]) for first in range(0, len(tasks), size)]
-        pieces = [Piece(title, _Tasks(function, part, self._one_thread)) for part in parts]
+        pieces = [WorkPiece(title, _Tasks(function, part, self._one_thread)) for part in parts]
         for results in self.crew.map(_do_tasks, pieces):
             yield from results
 

@@ -18,7 +18,7 @@ from onnxq.passes.rounding.shared_work import SharedWork, read_tensor, write_ten
 from onnxq.plan import to_json
 from onnxq.progress import silent
 from onnxq.runtime.crew import Crew
-from onnxq.workers import Piece, Workers, count_threads
+from onnxq.workers import Workers, WorkPiece, count_threads
 from onnxq.workers.base import Finished, R, T, run_guarded
 from tests.evaluation import selecting
 from tests.graph.shape_nets import ShapeNet
@@ -32,7 +32,9 @@ class Twice(Workers):
 
     count = 3
 
-    def _finish_pieces(self, function: Callable[[T], R], todo: Sequence[tuple[int, Piece[T]]]) -> Iterator[Finished]:
+    def _finish_pieces(
+        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+    ) -> Iterator[Finished]:
         for k, piece in reversed(todo):
             run_guarded(function, piece.task, count_threads())
             yield k, run_guarded(function, piece.task, count_threads())
