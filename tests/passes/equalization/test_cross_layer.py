@@ -45,8 +45,7 @@ EXTRA = {
     "flat": uneven(384, 5, seed=4),
     "matrix": uneven(6, 5, seed=5),
     "matrix_t": uneven(5, 6, seed=5),
-    "square": uneven(3, 5, seed=6),
-    "to": np.array([3, 384], np.int64),
+    "to": np.array([6, 384], np.int64),
     "mixed": np.array([-1, 6], np.int64),
 }
 IMAGE, MATRIX = "float[A,B,C,D] y", "float[A,B] y"
@@ -60,7 +59,7 @@ def chain(behind: str, out: str = IMAGE, **other: np.ndarray) -> ModelProto:
     """A convolution that writes h, of six channels, and what is behind it."""
     lines = f"{HEAD} {behind}"
     held = read_by(lines, {**EXTRA, **other})
-    return infer_shapes(parse(f"g (float[3,4,8,8] x) => ({out}) {{ {lines} }}", **held))
+    return infer_shapes(parse(f"g (float[6,4,8,8] x) => ({out}) {{ {lines} }}", **held))
 
 
 def row(step: str, groups: int = 1, seed: int = 0) -> ModelProto:
@@ -180,7 +179,7 @@ STAYING = {
     "other axis": (f"t = Transpose <perm = [0,1,3,2]> (h) r = Relu(t) {CONV}",),
     "joined along another axis": (f"k = Conv <pads = [1,1,1,1]> (x, w) r = Concat <axis = 2> (h, k) {CONV}",),
     "grouped transposed convolution": ("r = Relu(h) y = ConvTranspose <group = 6> (r, turned6)",),
-    "turned Gemm": (f"{POOLED} y = Gemm <transA = 1> (f, square)", MATRIX),
+    "turned Gemm": (f"{POOLED} y = Gemm <transA = 1> (f, matrix)", MATRIX),
     "a Reshape that mixes channels": ("r = Relu(h) f = Reshape(r, mixed) y = MatMul(f, matrix)", MATRIX),
     "multiplied by nobody": ("y = Relu(h)",),
 }

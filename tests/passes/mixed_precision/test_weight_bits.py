@@ -40,7 +40,10 @@ def test_weights_get_bits_within_the_average(effort: str, average: float, widths
 
 def test_packed_weights_get_a_byte_when_they_outgrow_it() -> None:
     wish = config(
-        weights={"bits": 4, "granularity": "channel", "storage": "int4"}, weight_bits_budget=5.0, weight_bits=(4, 8)
+        weights={"bits": 4, "granularity": "channel", "storage": "int4"},
+        weight_bits_budget=5.0,
+        weight_bits=(4, 8),
+        effort="fast",
     )
     result = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False})
     stored = {site.spec.bits: site.spec.storage for site in result.plan.sites if site.role is Role.WEIGHT}
@@ -50,12 +53,14 @@ def test_packed_weights_get_a_byte_when_they_outgrow_it() -> None:
 
 def test_what_a_rule_says_stays_and_more_bits_help() -> None:
     pinned = Rule(op="Gemm", role="weight", set={"bits": 2, "quantize": True})  # type: ignore[arg-type]
-    wish = config(weight_bits_budget=6.0, rules=(pinned, EVERYTHING))
+    wish = config(weight_bits_budget=6.0, rules=(pinned, EVERYTHING), effort="fast")
     result = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False})
     gemm = [s for s in result.plan.sites if s.role is Role.WEIGHT and s.consumers and "Gemm" in s.consumers[0].node]
     assert [site.spec.bits for site in gemm] == [2]
-    poor = onnxq.quantize(residual(), images(40), config(), overrides={"latency": False})
-    rich = onnxq.quantize(residual(), images(40), config(weight_bits_budget=6.0), overrides={"latency": False})
+    poor, rich = (
+        onnxq.quantize(residual(), images(40), config(effort="fast", **budget), overrides={"latency": False})
+        for budget in ({}, {"weight_bits_budget": 6.0})
+    )
     assert rich.report.checks[0].sqnr_db[0] > poor.report.checks[0].sqnr_db[0] + 6
 
 

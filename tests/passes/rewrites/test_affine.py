@@ -78,13 +78,13 @@ def model(lines: str, head: str = IMAGE, out: str = OUT, **other: Any) -> onnx.M
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_batchnorm_behind_a_convolution(kind: str, groups: int, bias: bool, rank: int) -> None:
-    kernel, spatial = ",".join(["3"] * rank), ",".join(["7"] * rank)
+    kernel, spatial = ",".join(["2"] * rank), ",".join(["7"] * rank)
     shape = (6, 4 // groups) if kind == "Conv" else (4, 6 // groups)
     before = model(
         f"h = {kind} <group = {groups}, kernel_shape = [{kernel}]> (x, w{', b' if bias else ''}) y = {BN}",
         f"float[N,4,{spatial}] x",
         f"float[N,6,{','.join('AB'[:rank])}] y",
-        w=normal(*shape, *[3] * rank),
+        w=normal(*shape, *[2] * rank),
         b=normal(6, seed=1),
     )
     result, report = apply(fold_batchnorm, before)
@@ -293,8 +293,9 @@ FOLDS: dict[str, tuple[dict[str, int], str, str, str]] = {
 def test_a_row_is_taken_as_far_as_it_goes(name: str) -> None:
     wanted, *rest = FOLDS[name]
     before = model(*rest)
-    result, _ = apply(fold_scalars, before)
+    result, report = apply(fold_scalars, before)
     assert ops(result) == wanted
+    assert name != "as far back as it goes" or report.changed == ("y/Conv: took in q/Mul, p/Div",)
     assert_same(before, result)
 
 
