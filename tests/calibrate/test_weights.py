@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxq.calibrate import constants
 from onnxq.calibrate.constants import WeightTask, search_piece, weight_numbers
-from onnxq.errors import CalibrationError, ConfigError, OnnxqError
 from onnxq.graph import get_index, light, load_model, name_nodes
 from onnxq.plan import SitePlan
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.workers import Journal, Workers
-from tests.calibrate.kit import CHANNELS, W, X, bias_site, layer, scale, weight_site
+from tests.calibrate.kit import model
 
 # The first three are large enough to stay in their file, the last is small enough for the task itself.
 WIDTHS = (512, 8, 512, 4, 8)
@@ -34,14 +33,12 @@ SITES = [
 
 def write_model(path: Path, *, seed: int = 0) -> Path:
     """A chain of MatMuls; the seed is for the third weight."""
-    nodes, tensors = [], []
-    for k, (rows, columns) in enumerate(zip((32, *WIDTHS), WIDTHS, strict=False)):
+    steps = " ".join(f"x{k + 1} = MatMul(x{k}, w{k})" for k in range(len(WIDTHS)))
+    proto = model(f"g (float[N,32] x0) => (float[N,8] x{len(WIDTHS)}) {{ {steps} }}")
+    for k, shape in enumerate(zip((32, *WIDTHS), WIDTHS, strict=False)):
         rng = np.random.default_rng(k + 10 * seed * (k == 2))
-        tensors.append(numpy_helper.from_array(rng.standard_t(5, (rows, columns)).astype(np.float32), f"w{k}"))
-        nodes.append(helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"x{k + 1}"]))
-    ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x0", f"x{len(WIDTHS)}")]
-    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors))
-    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}_data", size_threshold=1024)
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_t(5, shape).astype(np.float32), f"w{k}"))
+    onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}_data", size_threshold=1024)
     return path
 
 
@@ -97,41 +94,6 @@ def test_a_run_goes_on_from_the_last_weight(tmp_path: Path, monkeypatch: pytest.
     write_model(path)
     plain = [replace(site, observer=ObserverSpec()) if k == 1 else site for k, site in enumerate(SITES)]
     assert find(sites=plain)[1:] == (4, 7)
-
-
-@pytest.mark.parametrize(
-    ("observer", "code", "subject"),
-    [
-        (ObserverSpec("percentil"), "Q310", "w: weight observer 'percentil'"),
-        (ObserverSpec("mse", (("bins", 3),)), "Q311", "w: weight observer 'mse'"),
-    ],
-)
-def test_a_wrong_setting_is_named_beside_the_site(observer: ObserverSpec, code: str, subject: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        weight_numbers(layer(), [weight_site(observer=observer)], [], {})
-    assert (caught.value.code, caught.value.subject) == (code, subject)
-
-
-def test_a_weight_with_nan_is_named() -> None:
-    with pytest.raises(CalibrationError, match="holds NaN or inf") as caught:
-        weight_numbers(layer(np.full((3, 4), np.nan, np.float32)), [weight_site()], [], {})
-    assert (caught.value.code, caught.value.subject) == ("Q503", "w")
-
-
-def test_a_weight_scale_is_raised_for_a_bias_that_would_overflow() -> None:
-    """A dead channel: its own values ask for the smallest scale, and the bias has to fit into int32 on it."""
-    weight = np.ones((3, 4), np.float32)
-    weight[1] = 0
-    alone = weight_numbers(layer(weight), [weight_site()], [], {X: scale(1e-6)})[W].scale
-    found = weight_numbers(layer(weight), [weight_site()], [bias_site()], {X: scale(1e-6)})[W].scale
-    assert found[1] > alone[1]
-    assert np.array_equal(found[[0, 2]], alone[[0, 2]])
-    assert 2.0 / (np.float32(1e-6) * found[1]) <= 2**29 * 1.001
-
-
-def test_only_constants_have_numbers_without_data() -> None:
-    with pytest.raises(OnnxqError, match="is not a constant, as a weight must be"):
-        weight_numbers(layer(), [SitePlan(site=X, role=Role.WEIGHT, spec=CHANNELS)], [], {})
 
 
 def test_numbers_of_a_large_model_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
