@@ -8,21 +8,12 @@ import pytest
 
 from onnxq.progress import OutOfTime, count_items, silent
 from onnxq.report.live import Bars, Lines, open_display, show_progress
+from tests.passes.context import Clock
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class Clock:
-    """Time as the test wants it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def lines(patience: float = 1.0) -> tuple[Lines, Clock, io.StringIO]:
