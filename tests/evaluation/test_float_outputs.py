@@ -8,26 +8,21 @@ import weakref
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation import float_outputs
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_each
-from onnxq.graph import GraphIndex, name_nodes
+from onnxq.graph import GraphIndex
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
+from tests.passes.kit import parse
 
 
 def model(scale: float = 1.0) -> onnx.ModelProto:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }"""
-    )
     weight = scale * np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return name_nodes(proto)
+    return parse("main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }", w=weight)
 
 
 def data(proto: onnx.ModelProto) -> Dataset:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, TensorConfig, load_config
@@ -21,17 +20,8 @@ from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.evaluation.test_float_outputs import model
 from tests.pipeline.models import EVERYTHING, images, residual
-
-
-def model() -> onnx.ModelProto:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }"""
-    )
-    weight = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return proto
 
 
 def feeds(count: int = 12) -> dict[str, np.ndarray]:

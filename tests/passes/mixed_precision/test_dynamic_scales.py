@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC as NAME
 from onnxq.sites import Role
+from tests.passes.kit import parse
 
 TEXT = """g (float[N,T,64] x) => (float[N,T,64] y) {
     [first] h = MatMul(x, w)
@@ -21,11 +21,11 @@ QUIET = {"latency": False, "rules": [{"op": "MatMul", "set": {"quantize": True}}
 
 def model() -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{TEXT}')
+    weights = {}
     for name, shape in {"w": (64, 256), "v": (256, 64), "g": (256,)}.items():
         value = np.ones(shape) if name == "g" else rng.standard_normal(shape) / 8
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    return proto
+        weights[name] = value.astype(np.float32)
+    return parse(TEXT, **weights)
 
 
 def samples(spread: float) -> list[dict[str, NDArray[np.float32]]]:

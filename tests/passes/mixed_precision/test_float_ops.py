@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.passes.mixed_precision.noisy_pairs import FLOAT_NAME as NAME
+from tests.passes.kit import parse
 
 # A small product of values with a heavy tail, in front of large ones of even values.
 TEXT = """g (float[N,T,64] x) => (float[N,T,256] y) {
@@ -25,11 +25,11 @@ TEXT = """g (float[N,T,64] x) => (float[N,T,256] y) {
 
 def model() -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{TEXT}')
+    weights = {}
     for name, shape in {"w": (64, 256), "v": (256, 1024), "z": (1024, 256), "g": (256,)}.items():
         value = np.ones(shape) if name == "g" else rng.standard_normal(shape) / shape[0] ** 0.5
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    return proto
+        weights[name] = value.astype(np.float32)
+    return parse(TEXT, **weights)
 
 
 def samples() -> list[dict[str, NDArray[np.float32]]]:
