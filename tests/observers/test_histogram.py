@@ -85,19 +85,6 @@ def test_bins_halve_exactly_when_the_range_grows() -> None:
     assert grown.make_view().exponent > fine.exponent + 8
 
 
-@given(ARRAYS)
-def test_magnitudes_are_those_of_the_absolute_values(values: Any) -> None:
-    folded = _seen(values).make_view().make_absolute()
-    direct = np.abs(values)
-    numbers = (
-        np.trunc(np.ldexp(direct[direct != 0].astype(np.float64), -folded.exponent)).astype(np.int64) - folded.first
-    )
-    np.testing.assert_array_equal(np.bincount(numbers, minlength=folded.counts.size), folded.counts)
-    assert folded.maximum == direct.max()
-    assert 0 <= folded.minimum <= direct.min()
-    assert (np.diff(folded.edges) >= 0).all()
-
-
 @given(ARRAYS, st.integers(1, 600))
 def test_coarser_views_keep_every_count_in_its_place(values: Any, bins: int) -> None:
     view = _seen(values).make_view()

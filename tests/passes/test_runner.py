@@ -178,6 +178,7 @@ RETRY = PassReport("made up", changed=("node: half as far",))
         pytest.param(2.0, 9.0, ("first",), [Outcome.KEPT], id="the first attempt is kept"),
         pytest.param(0.0, 2.0, ("a", "second"), [Outcome.WORSE, Outcome.KEPT], id="the second is kept"),
         pytest.param(0.0, 0.0, (), [Outcome.WORSE, Outcome.WORSE], id="neither"),
+        pytest.param(None, 2.0, ("first",), [Outcome.NO_GAIN], id="the first gained nothing"),
     ],
 )
 def test_a_second_attempt_follows_one_that_was_taken_back(first, second, rewrites, outcomes):
@@ -189,16 +190,10 @@ def test_a_second_attempt_follows_one_that_was_taken_back(first, second, rewrite
         return replace(before, rewrites=("a", "second")), RETRY
 
     trial = Trial(lambda ctx, one: scores[one.rewrites], Threshold())
+    report = KEPT if first is not None else PassReport("made up", outcome=Outcome.NO_GAIN)
     ctx = context()
-    assert run_pass(made_up(run=mark("first"), retry=retry, trial=trial), ctx, state()).rewrites == rewrites
+    assert run_pass(made_up(run=mark("first", report), retry=retry, trial=trial), ctx, state()).rewrites == rewrites
     assert [report.outcome for report in ctx.journal] == outcomes
-
-
-def test_no_second_attempt_where_the_first_gained_nothing():
-    ctx = context()
-    one = made_up(run=mark("first", PassReport("made up", outcome=Outcome.NO_GAIN)), retry=mark("second"))
-    assert run_pass(one, ctx, state()).rewrites == ("first",)
-    assert [report.outcome for report in ctx.journal] == [Outcome.NO_GAIN]
 
 
 def test_the_passes_of_one_stage_run_in_their_order():
