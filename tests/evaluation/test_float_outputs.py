@@ -11,12 +11,16 @@ import pytest
 
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation import float_outputs
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.float_outputs import FloatOutputs, MatchedRunner, ReferenceRunner
+from onnxq.evaluation.selections import name_own
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import GraphIndex
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
+from tests.evaluation.selecting import network
+from tests.evaluation.selecting import samples as rows_of
 from tests.passes.kit import parse
 
 
@@ -98,3 +102,26 @@ def test_a_large_model_is_let_go_of_between_two_others(monkeypatch: pytest.Monke
     floats.measure(other)
     # Two samples were kept, so that only the others ask for the model again.
     assert len(opened) == (2 if large else 1)
+
+
+@pytest.mark.parametrize("name", ["detector", "elementwise"])
+def test_the_float_model_runs_once_a_sample(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Session] = []
+    real = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, *args: runs.append(self) or real(self, *args))
+    reference = ReferenceRunner(network(name), threads=1)
+    taking = reference.selections.take_choices(network(name, 0.02))
+    off, on = (MatchedRunner(reference, Session(taking, optimize=k, threads=1)) for k in (False, True))
+    rows = [{"x": row[None]} for row in rows_of(4)["x"]]
+    found = compare_models({"off": (reference, off), "on": (reference, on), "agree": (off, on)}, rows)
+    assert len(runs) == 3 * 4
+    assert runs.count(reference.session) == 4
+    # Choices are compared as choices, and are no numbers of the outputs.
+    assert [one.name for one in found["agree"]] == [one.name for one in found["off"]]
+    assert off.agreement.results() == on.agreement.results()
+    assert len(off.agreement.results()) == len(reference.selections.nodes)
+    # In whichever order: the other model asks for the choices itself.
+    fresh = MatchedRunner(ReferenceRunner(network(name), threads=1), Session(taking, threads=1))
+    outputs = fresh.run(rows[0])
+    assert not any(name_own(one.name) in outputs for one in reference.selections.nodes)
+    assert np.abs(outputs["out"] - reference.run(rows[0])["out"]).max() < 0.2

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxq.data import load_data
@@ -24,6 +25,7 @@ from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Journal, Workers
 from tests.evaluation.selecting import HEADS, PLAIN, network, samples
+from tests.graph.shape_nets import ShapeNet, shape_nets
 
 Array = np.ndarray
 NOISE = 0.02
@@ -395,3 +397,12 @@ def test_segments_take_the_choices_made_in_them_and_before() -> None:
     assert not any(name.endswith("/own") for name in figures)
     assert [one.chosen for one in agreement.results()] == [12, 6]
     assert not any(math.isinf(one.shared) for one in agreement.results())
+
+
+@settings(max_examples=15, deadline=None)
+@given(shape_nets())
+def test_segments_carry_sizes_ranks_and_sequences(net: ShapeNet) -> None:
+    model = net.model()
+    found = compare_segments(model, model, net.feeds((8, 8), (6, 11)), limit=1)
+    assert min(errors.off.worst_db() for errors in found) == math.inf
+    assert min(errors.on.worst_db() for errors in found) > 90

@@ -21,7 +21,7 @@ from onnxq.config.commands import ProfileConfig
 from onnxq.config.faults import list_choices
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.profile import KINDS
+from onnxq.evaluation.profile import KINDS, GroupCost, Profile, noise_to_db
 from onnxq.evaluation.sensitivity import group_by_node, list_groups, split_segments
 from onnxq.evaluation.toggled import Switch
 from onnxq.runtime import Session
@@ -212,3 +212,23 @@ def test_activations_alone_are_cut_into_segments_by_nodes() -> None:
     nodes = group_by_node([switch(f"t{k}", f"n{k}") for k in range(6)])
     assert [one.name for one in split_segments(nodes, 2)] == ["n0 … n2", "n3 … n5"]
     assert split_segments(nodes, 6) == []
+
+
+def group(kind: str, name: str) -> GroupCost:
+    return GroupCost(kind=kind, name=name, ops=(), sites=(), isolated_db=30.0, leave_one_out_db=20.0, gain_db=1.0)
+
+
+def test_groups_of_a_kind_keep_their_order() -> None:
+    groups = tuple(group(kind, f"{kind}{k}") for k in (2, 0, 1) for kind in KINDS)
+    found = Profile(sqnr_db=10.0, samples=1, outputs=(), groups=groups)
+    for kind in KINDS:
+        assert [one.name for one in found.of(kind)] == [f"{kind}{k}" for k in (2, 0, 1)]
+    assert found.of("nodes") == ()
+
+
+@pytest.mark.parametrize(
+    ("noise", "db"),
+    [(1.0, 0.0), (0.01, 20.0), (100.0, -20.0), (0.0, math.inf), (math.inf, -math.inf), (math.nan, -math.inf)],
+)
+def test_noise_in_decibels(noise: float, db: float) -> None:
+    assert noise_to_db(noise) == pytest.approx(db)
