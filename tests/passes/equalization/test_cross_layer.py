@@ -38,7 +38,6 @@ EXTRA = {
     "u": uneven(5, 6, 1, 1),
     "c": uneven(5),
     "w1": uneven(1, 4, 1, 1),
-    "w6": uneven(6, 4, 1, 1, seed=2),
     "w10": uneven(5, 10, 1, 1),
     "turned": uneven(6, 5, 2, 2, seed=3),
     "turned6": uneven(6, 1, 2, 2, seed=3),
