@@ -176,7 +176,7 @@ STAYING = {
     "reciprocal": (f"{GATE} r = Div(o, h) {CONV}",),
     "padded with a number": (f"r = Pad(h, amounts, six) {CONV}",),
     "other axis": (f"t = Transpose <perm = [0,1,3,2]> (h) r = Relu(t) {CONV}",),
-    "joined along another axis": (f"k = Conv <pads = [1,1,1,1]> (x, w) r = Concat <axis = 2> (h, k) {CONV}",),
+    "joined along another axis": (f"k = Relu(h) r = Concat <axis = 2> (h, k) {CONV}",),
     "grouped transposed convolution": ("r = Relu(h) y = ConvTranspose <group = 6> (r, turned6)",),
     "turned Gemm": (f"{POOLED} y = Gemm <transA = 1> (f, matrix)", MATRIX),
     "a Reshape that mixes channels": ("r = Relu(h) f = Reshape(r, mixed) y = MatMul(f, matrix)", MATRIX),

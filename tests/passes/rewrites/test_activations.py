@@ -238,6 +238,10 @@ def test_formulas_are_read_to_a_depth_that_activations_need() -> None:
     result, _ = apply(fuse_activations, model)
     assert ops(result) == {"Neg": 1, "Add": 4, "HardSigmoid": 1}
     assert_same(model, result)
+    for count, fused in ((10, True), (11, False)):
+        sums = " ".join(f"t{k + 1} = Add({f't{k}' if k else 'x'}, x)" for k in range(count))
+        _, report = apply(fuse_activations, chain(f"{sums} s = Sigmoid(t{count}) y = Mul(s, x)"))
+        assert bool(report.changed) == fused
 
 
 @pytest.mark.parametrize("given", [{}, {"t": 3.0}], ids=["no value", "a value that callers may override"])
