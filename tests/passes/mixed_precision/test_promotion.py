@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import numpy_helper
 
 import onnxq
 from onnxq.cli import cli
@@ -31,7 +30,7 @@ from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.passes.context import make_context
-from tests.passes.kit import make_state
+from tests.passes.kit import make_state, parse
 from tests.pipeline.models import EVERYTHING, images, residual
 
 # One rough activation among good ones: everything else may stay.
@@ -128,9 +127,7 @@ def test_a_file_that_is_all_float_never_holds(wanted: float) -> None:
 
 
 def test_nothing_to_quantize_holds_no_wish() -> None:
-    alone = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu(x) }'
-    )
+    alone = parse("g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu(x) }")
     feeds = {"x": images(24)["x"][:, :3]}
     done = onnxq.quantize(alone, feeds, overrides={"latency": False, "min_sqnr": 20})
     account = account_of(done)
@@ -279,18 +276,11 @@ class TestMetric:
 def lost(depth: int = 6) -> onnx.ModelProto:
     """A chain of convolutions, in front a tensor that 8 bits cannot hold: one channel is far larger than the others."""
     rng = np.random.default_rng(3)
-    lines = "\n".join(f"t{k + 1} = Conv<pads=[1,1,1,1]>(t{k}, w{k})" for k in range(depth))
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] t0) => (float[N,32,8,8] t{depth}) {{ {lines} }}'
-    )
-    for k in range(depth):
-        weight = rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
-        if k == 0:
-            weight[0] *= 3e4
-        if k == 1:
-            weight[:, 0] /= 3e4
-        proto.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
-    return proto
+    weights = {f"w{k}": rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17 for k in range(depth)}
+    weights["w0"][0] *= 3e4
+    weights["w1"][:, 0] /= 3e4
+    lines = " ".join(f"t{k + 1} = Conv<pads=[1,1,1,1]>(t{k}, w{k})" for k in range(depth))
+    return parse(f"g (float[N,32,8,8] t0) => (float[N,32,8,8] t{depth}) {{ {lines} }}", **weights)
 
 
 @cache
