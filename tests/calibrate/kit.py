@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from onnx import parser
 
 from onnxq.data import Dataset, load_data
-from onnxq.graph import GraphIndex, get_index
+from onnxq.graph import GraphIndex
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site, TensorId
-from onnxq.spec import ObserverSpec, PerChannel, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, QuantSpec
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 U8 = QuantSpec(signed=False, symmetric=False)
@@ -62,36 +62,3 @@ EXACT_SITES: Sequence[str] = ("x", "a", "b", "c", "y")
 
 def integers(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-40, 40, (count, 3, 4)).astype(np.float32)
-
-
-# A Gemm with a bias.
-X, W, B = TensorId("x"), TensorId("w"), TensorId("b")
-CHANNELS = QuantSpec(granularity=PerChannel(0))
-
-
-def layer(weight: np.ndarray | None = None) -> GraphIndex:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,4] x) => (float[1,3] y) { y = Gemm <transB=1> (x, w, b) }"""
-    )
-    proto.graph.node[0].name = "gemm"
-    values = np.ones((3, 4), np.float32) if weight is None else weight
-    proto.graph.initializer.extend([numpy_helper.from_array(values, "w"), numpy_helper.from_array(BIAS, "b")])
-    onnx.checker.check_model(proto)
-    return get_index(proto)
-
-
-BIAS = np.asarray([1.0, -2.0, 0.0], np.float32)
-
-
-def weight_site(**fields: object) -> SitePlan:
-    return SitePlan(site=W, role=Role.WEIGHT, spec=CHANNELS, **fields)
-
-
-def bias_site(derived: tuple[Site, Site] | None = (X, W)) -> SitePlan:
-    return SitePlan(site=B, role=Role.BIAS, spec=QuantSpec(bits=32, granularity=PerChannel(0)), derived=derived)
-
-
-def scale(*values: float) -> QParams:
-    array = np.asarray(values[0] if len(values) == 1 else values, np.float32)
-    return QParams(array, np.zeros(array.shape, np.int32))

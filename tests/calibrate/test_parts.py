@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from onnxq.calibrate import calibrate
-from onnxq.calibrate.parts import Part, join_parts, read_part, write_part
+from onnxq.calibrate.parts import Part, join_parts, read_part, split_evenly, write_part
 from onnxq.calibrate.run import observe_part
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.observers import list_observers
+from onnxq.plan import Plan
+from onnxq.runtime.crew import Crew
+from onnxq.workers import Journal, Workers
 from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, numbers, plan, site
+from tests.passes.rounding.test_shared_work import Twice
 
 ROWS = integers(10)
 SAMPLES = dataset(EXACT, ROWS)
@@ -95,3 +103,63 @@ def test_damaged_numbers_are_refused(parts: list[Part], tmp_path: Path) -> None:
         (tmp_path / "0.json").write_text(good.replace(old, new))
         with pytest.raises(CalibrationError, match=r"is damaged .*\[Q513\]"):
             read_part(tmp_path / "0.json")
+
+
+# ---- Parts that workers do: the same numbers as in this process, whoever did which chunk, and from a journal.
+
+
+def test_processes_and_journals_give_the_same_numbers(processes: Crew, tmp_path: Path) -> None:
+    wanted = numbers(calibrate(EXACT, PLAN, SAMPLES))
+
+    def find(crew: Crew, given: Plan = PLAN) -> list[tuple[bytes, bytes] | None]:
+        return numbers(calibrate(EXACT, given, SAMPLES, batch=3, crew=crew))
+
+    assert find(processes) == wanted
+    assert find(Crew(Workers(Journal(tmp_path)))) == wanted
+    assert len(list(tmp_path.iterdir())) == len(ROWS)
+    with Crew(Workers(Journal(tmp_path))) as again:
+        assert find(again) == wanted
+        assert again.workers.journal is not None
+        assert again.workers.journal.used == len(ROWS)
+        # Of another configuration none is taken.
+        other = plan(*(site(name, "percentile") for name in EXACT_SITES))
+        assert find(again, other) != wanted
+        assert again.workers.journal.used == len(ROWS)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals end no process there")
+def test_a_killed_worker_changes_nothing(processes: Crew) -> None:
+    killed: list[int] = []
+
+    class Killing:
+        """A progress that kills a worker after some samples."""
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Killing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def advance(self, steps: int = 1) -> None:
+            if not killed:
+                killed.append(processes.workers.members[0].process.pid)  # type: ignore[attr-defined]
+                os.kill(killed[0], signal.SIGKILL)
+
+    found = calibrate(EXACT, PLAN, SAMPLES, crew=processes, progress=Killing)
+    assert killed
+    assert numbers(found) == numbers(calibrate(EXACT, PLAN, SAMPLES))
+
+
+def test_the_sample_at_fault_is_named(processes: Crew) -> None:
+    rows = ROWS.copy()
+    rows[[5, 7], 0, 0] = np.finfo(np.float32).max
+    # The last one of these crews meets sample 7 first.
+    for crew in (None, processes, Crew(Twice())):
+        with pytest.raises(CalibrationError, match=r"y: .*, sample 5"):
+            calibrate(EXACT, plan(site("y")), dataset(EXACT, {"x": rows}), crew=crew)
+
+
+def test_runs_are_even_and_none_is_empty() -> None:
+    assert [list(run) for run in split_evenly(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [list(run) for run in split_evenly(range(2), 64)] == [[0], [1]]

@@ -8,9 +8,10 @@ import pytest
 
 from onnxq.calibrate import calibrate
 from onnxq.data import load_data
-from onnxq.errors import CalibrationError, PlanError
+from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range, weight_qparams
+from onnxq.plan import SitePlan
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import ObserverSpec, PerChannel, QParams, QuantSpec
 from tests.calibrate.kit import EXACT, U8, dataset, integers, model, plan, scale_of, site
@@ -76,6 +77,7 @@ def test_weights_and_biases_follow_their_kin() -> None:
     np.testing.assert_array_equal(w.scale[[0, 2]], plain.scale[[0, 2]])
     # Channel 1 is dead with a huge bias: its scale is raised until the bias fits into an int32.
     assert w.scale[1] > plain.scale[1]
+    assert 1e9 / (x.scale * w.scale[1]) <= 2**29 * 1.001
     np.testing.assert_array_equal(b.scale, x.scale * w.scale)
     assert (b.zero_point == 0).all()
     assert (np.abs(np.array([0.5, 1e9, -2.0]) / b.scale) < 2**31).all()
@@ -126,19 +128,52 @@ def test_an_activation_site_on_a_constant_needs_no_run() -> None:
     assert found.sites[0].qparams.scale == scale_of(-2, 3)
 
 
+DERIVED = {"role": Role.BIAS, "spec": B, "derived": (TensorId("x"), TensorId("w"))}
+
+
+def given(*scale: float) -> QParams:
+    array = np.asarray(scale[0] if len(scale) == 1 else scale, np.float32)
+    return QParams(array, np.zeros(array.shape, np.int32))
+
+
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "subject", "code", "told"),
     [
-        (site("nothing"), "no such tensor"),
-        (site(Edge("skip", 7)), "not connected"),
-        (site("x", role=Role.WEIGHT, spec=W), "not a constant"),
-        (site("x", spec=QuantSpec(granularity=PerChannel(0))), "one scale per tensor"),
-        (site("w", role=Role.BIAS, spec=B), "derives from"),
+        ([site("nothing")], "nothing", "Q404", "no such tensor"),
+        ([site(Edge("conv", 7))], "conv/in7", "Q404", "not connected"),
+        ([site(Edge("act", 1))], "act/in1", "Q404", "not connected"),
+        ([site("x", role=Role.WEIGHT, spec=W)], "x", "Q404", "not a constant"),
+        ([site("x", spec=QuantSpec(granularity=PerChannel(0)))], "x", "Q403", "one scale per tensor"),
+        ([site("w", role=Role.BIAS, spec=B)], "w", "Q403", "derives from"),
+        (
+            [
+                site("x", qparams=given(0.1)),
+                site("w", role=Role.WEIGHT, spec=W, qparams=given(0.1, 0.2)),
+                site("b", **DERIVED),
+            ],
+            "b",
+            "Q407",
+            "do not fit",
+        ),
     ],
 )
-def test_sites_that_do_not_fit_the_model(wrong: object, told: str) -> None:
-    with pytest.raises(PlanError, match=told):
-        calibrate(EXACT, plan(wrong), dataset(EXACT, integers(2)))  # type: ignore[arg-type]
+def test_sites_that_do_not_fit_the_model(wrong: list[SitePlan], subject: str, code: str, told: str) -> None:
+    with pytest.raises(PlanError, match=told) as caught:
+        calibrate(CONV, plan(*wrong), dataset(CONV, IMAGES))
+    assert (caught.value.subject, caught.value.code) == (subject, code)
+
+
+@pytest.mark.parametrize(
+    ("observer", "code", "subject"),
+    [
+        (ObserverSpec("percentil"), "Q310", "w: weight observer 'percentil'"),
+        (ObserverSpec("mse", (("bins", 3),)), "Q311", "w: weight observer 'mse'"),
+    ],
+)
+def test_a_wrong_setting_is_named_beside_the_site(observer: ObserverSpec, code: str, subject: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        calibrate(CONV, plan(site("w", observer, role=Role.WEIGHT, spec=W)))
+    assert (caught.value.code, caught.value.subject) == (code, subject)
 
 
 def test_nan_in_a_weight_names_it() -> None:
@@ -149,16 +184,9 @@ def test_nan_in_a_weight_names_it() -> None:
     broken.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(bad, "w"))
     with pytest.raises(CalibrationError) as raised:
         calibrate(broken, plan(site("w", role=Role.WEIGHT, spec=W)))
-    assert raised.value.subject == "w"
+    assert (raised.value.code, raised.value.subject) == ("Q503", "w")
 
 
-ROOT = model(
-    """g (float[N,4] x) => (float[N,4] y) {
-        [shift] s = Sub(x, x)
-        [quotient] q = Div(x, s)
-        [finish] y = Relu(x)
-    }"""
-)
 EXP = model("g (float[N,4] x) => (float[N,4] y) { [exp] e = Exp(x) [act] y = Relu(e) }")
 LOG = model("g (float[N,4] x) => (float[N,4] y) { [log] l = Log(x) [act] y = Relu(l) }")
 

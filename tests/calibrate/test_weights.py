@@ -1,7 +1,8 @@
-"""Scales of weights: the same by workers and from a journal, read where they lie; errors name the site."""
+"""Weights: the same scales by workers and from a journal, read where they lie; channels that count; broken values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +11,27 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper, parser
 
 from onnxq.calibrate import constants
-from onnxq.calibrate.constants import WeightTask, search_piece, weight_numbers
-from onnxq.errors import CalibrationError, ConfigError, OnnxqError
-from onnxq.graph import get_index, light, load_model, name_nodes
+from onnxq.calibrate.constants import (
+    WeightTask,
+    check_constants,
+    estimate_importance,
+    search_piece,
+    weight_numbers,
+)
+from onnxq.commands.quantize import quantize
+from onnxq.config import load_config
+from onnxq.errors import CalibrationError
+from onnxq.graph import GraphIndex, get_index, light, load_model, name_nodes
+from onnxq.numerics import fake_quant
 from onnxq.plan import SitePlan
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.workers import Journal, Workers
-from tests.calibrate.kit import CHANNELS, W, X, bias_site, layer, scale, weight_site
+from tests.calibrate.kit import model
 
 # The first three are large enough to stay in their file, the last is small enough for the task itself.
 WIDTHS = (512, 8, 512, 4, 8)
@@ -34,14 +44,12 @@ SITES = [
 
 def write_model(path: Path, *, seed: int = 0) -> Path:
     """A chain of MatMuls; the seed is for the third weight."""
-    nodes, tensors = [], []
-    for k, (rows, columns) in enumerate(zip((32, *WIDTHS), WIDTHS, strict=False)):
+    steps = " ".join(f"x{k + 1} = MatMul(x{k}, w{k})" for k in range(len(WIDTHS)))
+    proto = model(f"g (float[N,32] x0) => (float[N,8] x{len(WIDTHS)}) {{ {steps} }}")
+    for k, shape in enumerate(zip((32, *WIDTHS), WIDTHS, strict=False)):
         rng = np.random.default_rng(k + 10 * seed * (k == 2))
-        tensors.append(numpy_helper.from_array(rng.standard_t(5, (rows, columns)).astype(np.float32), f"w{k}"))
-        nodes.append(helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"x{k + 1}"]))
-    ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x0", f"x{len(WIDTHS)}")]
-    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors))
-    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}_data", size_threshold=1024)
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_t(5, shape).astype(np.float32), f"w{k}"))
+    onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}_data", size_threshold=1024)
     return path
 
 
@@ -99,41 +107,6 @@ def test_a_run_goes_on_from_the_last_weight(tmp_path: Path, monkeypatch: pytest.
     assert find(sites=plain)[1:] == (4, 7)
 
 
-@pytest.mark.parametrize(
-    ("observer", "code", "subject"),
-    [
-        (ObserverSpec("percentil"), "Q310", "w: weight observer 'percentil'"),
-        (ObserverSpec("mse", (("bins", 3),)), "Q311", "w: weight observer 'mse'"),
-    ],
-)
-def test_a_wrong_setting_is_named_beside_the_site(observer: ObserverSpec, code: str, subject: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        weight_numbers(layer(), [weight_site(observer=observer)], [], {})
-    assert (caught.value.code, caught.value.subject) == (code, subject)
-
-
-def test_a_weight_with_nan_is_named() -> None:
-    with pytest.raises(CalibrationError, match="holds NaN or inf") as caught:
-        weight_numbers(layer(np.full((3, 4), np.nan, np.float32)), [weight_site()], [], {})
-    assert (caught.value.code, caught.value.subject) == ("Q503", "w")
-
-
-def test_a_weight_scale_is_raised_for_a_bias_that_would_overflow() -> None:
-    """A dead channel: its own values ask for the smallest scale, and the bias has to fit into int32 on it."""
-    weight = np.ones((3, 4), np.float32)
-    weight[1] = 0
-    alone = weight_numbers(layer(weight), [weight_site()], [], {X: scale(1e-6)})[W].scale
-    found = weight_numbers(layer(weight), [weight_site()], [bias_site()], {X: scale(1e-6)})[W].scale
-    assert found[1] > alone[1]
-    assert np.array_equal(found[[0, 2]], alone[[0, 2]])
-    assert 2.0 / (np.float32(1e-6) * found[1]) <= 2**29 * 1.001
-
-
-def test_only_constants_have_numbers_without_data() -> None:
-    with pytest.raises(OnnxqError, match="is not a constant, as a weight must be"):
-        weight_numbers(layer(), [SitePlan(site=X, role=Role.WEIGHT, spec=CHANNELS)], [], {})
-
-
 def test_numbers_of_a_large_model_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_model(tmp_path / "m.onnx")
     wanted = find_numbers(path)
@@ -143,3 +116,105 @@ def test_numbers_of_a_large_model_lie_in_a_file(tmp_path: Path, monkeypatch: pyt
     assert find_numbers(path) == wanted
     # Mapped, so that nobody writes into them and their memory can be let go of.
     assert not any(array.flags.writeable for one in found.values() for array in (one.scale, one.zero_point))
+
+
+# ---- What the inputs of a weight say of its channels.
+
+GAMMA = np.array([0.1, 1, 2, 4], np.float32)
+TEXT = """
+<ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]>
+net (float[N, 4] x) => (float[N, 3] y)
+<float[4] gamma = {0.1, 1, 2, 4}, float[4] beta = {1, 0, 0, 0}, float[4, 3] w = {1,2,3,4,5,6,7,8,9,10,11,12},
+ float[3, 4] t = {1,2,3,4,5,6,7,8,9,10,11,12}>
+"""
+
+
+def _weigh(body: str, name: str = "w", shape: tuple[int, ...] = (4, 3)) -> Any:
+    index = GraphIndex(parser.parse_model(TEXT + body))
+    edges = tuple(Edge(node.name, 1) for node in index.nodes if node.op_type in ("MatMul", "Gemm"))
+    return estimate_importance(
+        index, SitePlan(site=TensorId(name), role=Role.WEIGHT, spec=QuantSpec(), consumers=edges), shape
+    )
+
+
+@pytest.mark.parametrize(
+    ("norm", "beta"),
+    [
+        ("LayerNormalization (x, gamma, beta)", 1),
+        ("LayerNormalization (x, gamma)", 0),
+        ("com.microsoft.SkipSimplifiedLayerNormalization (x, x, gamma)", 0),
+        ("Mul (gamma, x)", 0),
+    ],
+)
+def test_power_of_channels_is_that_of_the_norms_scale_and_bias(norm: str, beta: float) -> None:
+    power = GAMMA**2 + [beta, 0, 0, 0]
+    wanted = np.maximum(power / power.mean(), 1e-3)
+    found = _weigh(f"{{ [n] h = {norm} [m] y = MatMul (h, w) }}")
+    np.testing.assert_allclose(found, wanted[:, None], rtol=1e-6)
+    turned = _weigh(f"{{ [n] h = {norm} [m] y = Gemm <transB = 1> (h, t) }}", "t", (3, 4))
+    np.testing.assert_allclose(turned, wanted[None, :], rtol=1e-6)
+
+
+def test_other_inputs_say_nothing() -> None:
+    assert _weigh("{ [n] h = Relu (x) [m] y = MatMul (h, w) }") is None
+    assert _weigh("{ [m] y = MatMul (x, w) }") is None
+    # A weight with another reader counts both.
+    found = _weigh("{ [n] h = Mul (x, gamma) [m] y = MatMul (h, w) [r] a = Relu (x) [k] b = MatMul (a, w) }")
+    assert found.mean() == pytest.approx(1)
+    assert found.max() < (GAMMA**2 / np.mean(GAMMA**2)).max()
+
+
+def test_blocks_behind_a_norm_are_rounded_for_the_output() -> None:
+    rng = np.random.default_rng(0)
+    gamma, w = np.exp(rng.normal(size=64)).astype(np.float32), rng.laplace(size=(64, 16)).astype(np.float32)
+    text = '<ir_version: 10, opset_import: ["" : 21]> net (float[N, 64] x) => (float[N, 16] y) '
+    errors = []
+    x = rng.normal(size=(500, 64)).astype(np.float32)
+    for norm in ("LayerNormalization (x, g)", "Relu (x)"):
+        proto = parser.parse_model(text + f"{{ [n] h = {norm} [m] y = MatMul (h, w) }}")
+        proto.graph.initializer.extend(numpy_helper.from_array(*one) for one in ((gamma, "g"), (w, "w")))
+        site = quantize(proto, None, load_config("ort-int4-weights")).plan.sites[0]
+        assert site.qparams is not None
+        gap = fake_quant(w, site.qparams, site.spec) - w
+        errors.append(np.square((x * gamma) @ gap).sum())
+    assert errors[0] < 0.95 * errors[1]
+
+
+# ---- Constants that hold NaN or inf: errors name them and the node that they break.
+
+
+def index_of(body: str, value: float) -> GraphIndex:
+    """A model of this body, in which one element of the constant c is `value`."""
+    proto = model(f"g (float[2,4] x, bool[2,4] b) => (float[n,k] y) {{ {body} }}")
+    constant = np.ones((4, 4), np.float32)
+    constant[1, 2] = value
+    proto.graph.initializer.append(numpy_helper.from_array(constant, "c"))
+    return GraphIndex(name_nodes(onnx.shape_inference.infer_shapes(proto)))
+
+
+PRODUCTS = ("y = MatMul(x, c)", "y = Gemm(x, c)", "t = Transpose(c) h = Cast<to=1>(t) y = MatMul(x, h)")
+# A NaN is one whatever it is added to or multiplied by; infinities are masks, or make 0 of what they divide.
+SUMS = ("h = MatMul(x, x) y = Add(h, c)", "y = Mul(c, c)", "y = LayerNormalization(x, c, c)", "y = Gemm(x, x, c)")
+LEGAL = ("y = Where(b, x, c)", "y = Gather(c, x)", "y = Max(x, c)", "h = IsNaN(c) y = Cast<to=1>(h)")
+
+
+@pytest.mark.parametrize("body", PRODUCTS + SUMS)
+def test_a_weight_that_holds_nan_is_named_with_its_node(body: str) -> None:
+    with pytest.raises(CalibrationError) as caught:
+        check_constants(index_of(body, np.nan))
+    assert (caught.value.code, caught.value.subject) == ("Q503", "c")
+    assert re.fullmatch(r"is a weight of \S+ \(\w+\) and holds 1 NaN", caught.value.cause)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_an_infinite_weight_of_a_product_is_broken_and_any_other_is_not(value: float) -> None:
+    for body in PRODUCTS:
+        with pytest.raises(CalibrationError, match="holds 1 inf"):
+            check_constants(index_of(body, value))
+    for body in SUMS + LEGAL:
+        check_constants(index_of(body, value))
+
+
+@pytest.mark.parametrize("body", LEGAL)
+def test_a_value_that_may_not_be_used_is_legal(body: str) -> None:
+    check_constants(index_of(body, np.nan))

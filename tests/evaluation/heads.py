@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+
+from tests.passes.kit import parse
 
 
 def head(noisy: float = 1.0) -> onnx.ModelProto:
@@ -23,25 +24,20 @@ def head(noisy: float = 1.0) -> onnx.ModelProto:
         "w_box": rng.standard_normal((4, 8)) * 100,
         "w_score": scores / lift,
     }
-    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    head (float[N, 8, 6, 6] x) => (float[N, 9, 36] output0)
+    text = """head (float[N, 8, 6, 6] x) => (float[N, 9, 36] output0)
     <int64[3] shape_box = {0, 4, 36}, int64[3] shape_score = {0, 5, 36}> {
-        body = Conv(x, w_body)
-        feature = Relu(body)
-        box_map = Conv(feature, w_box)
-        boxes = Reshape(box_map, shape_box)
-        lift = Conv(feature, w_lift)
-        lifted = Relu(lift)
-        score_map = Conv(lifted, w_score)
-        logits = Reshape(score_map, shape_score)
-        scores = Sigmoid(logits)
-        output0 = Concat<axis = 1>(boxes, scores)
-    }""")
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    for name, value in weights.items():
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32)[:, :, None, None], name))
-    return proto
+        [body] body = Conv(x, w_body)
+        [feature] feature = Relu(body)
+        [box_map] box_map = Conv(feature, w_box)
+        [boxes] boxes = Reshape(box_map, shape_box)
+        [lift] lift = Conv(feature, w_lift)
+        [lifted] lifted = Relu(lift)
+        [score_map] score_map = Conv(lifted, w_score)
+        [logits] logits = Reshape(score_map, shape_score)
+        [scores] scores = Sigmoid(logits)
+        [output0] output0 = Concat<axis = 1>(boxes, scores)
+    }"""
+    return parse(text, **{name: value.astype(np.float32)[:, :, None, None] for name, value in weights.items()})
 
 
 def samples(count: int = 32, seed: int = 1) -> dict[str, np.ndarray]:

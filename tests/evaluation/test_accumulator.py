@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from onnxq.evaluation.accumulator import ErrorAccumulator, measure_error
+from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 
 
 def test_hand_computed_values() -> None:
@@ -65,10 +66,8 @@ def test_sums_do_not_depend_on_how_samples_are_cut() -> None:
     x = rng.standard_normal((8, 3, 4)).astype(np.float32)
     y = x + rng.standard_normal(x.shape).astype(np.float32) / 10
     cut = ErrorAccumulator()
-    for k in range(8):
-        sample = cut.update(x[k], y[k])
-        assert sample is not None
-        assert sample.peak == np.abs(x[k]).max()
+    peaks = [sample.peak for k in range(8) if (sample := cut.update(x[k], y[k])) is not None]
+    assert peaks == [np.abs(one).max() for one in x]
     whole, parts = measure_error(x, y), cut.result()
     assert parts.max_abs == whole.max_abs
     assert (parts.sqnr_db, parts.cosine) == pytest.approx((whole.sqnr_db, whole.cosine))
@@ -90,3 +89,29 @@ def test_the_largest_of_each_row_are_counted_where_that_is_asked_for() -> None:
     again = ErrorAccumulator(top_k=2)
     again.update(reference[:1], value[:1])
     assert again.result().top_k == 1.0
+
+
+# ---- Noise over signal in float32: as exact as a search needs, and over as soon as it is lost.
+
+
+def test_relative_noise() -> None:
+    assert relative_noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
+    assert relative_noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])], signal=0.5) == pytest.approx(0.5)
+    assert relative_noise([np.zeros(2)], [np.zeros(2)]) == 0.0
+
+
+def test_long_sums_stay_exact() -> None:
+    values = np.random.default_rng(0).standard_normal((300, 1000)).astype(np.float32) + 100
+    assert sum_squares(values) == pytest.approx(float(np.square(values, dtype=np.float64).sum()), rel=1e-6)
+
+
+def test_the_rest_is_not_computed_once_it_is_beyond_the_limit() -> None:
+    asked: list[int] = []
+
+    def candidates() -> object:
+        for k in range(3):
+            asked.append(k)
+            yield np.full(4, 2.0)
+
+    assert relative_noise([np.ones(4)] * 3, candidates(), most=0.1) == np.inf  # type: ignore[arg-type]
+    assert asked == [0]

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation import float_outputs
-from onnxq.evaluation.float_outputs import FloatOutputs
-from onnxq.evaluation.trials import TrialModel, measure_each
-from onnxq.graph import GraphIndex, name_nodes
+from onnxq.evaluation.compare import ModelErrors, compare_models
+from onnxq.evaluation.float_outputs import FloatOutputs, MatchedRunner, ReferenceRunner
+from onnxq.evaluation.selections import name_own
+from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
+from onnxq.graph import GraphIndex
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
+from onnxq.workers import Journal, Workers, pack_value
+from tests.evaluation.selecting import network
+from tests.evaluation.selecting import samples as rows_of
+from tests.passes.kit import parse
 
 
 def model(scale: float = 1.0) -> onnx.ModelProto:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }"""
-    )
     weight = scale * np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return name_nodes(proto)
+    return parse("main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }", w=weight)
 
 
-def data(proto: onnx.ModelProto) -> Dataset:
-    return load_data(
-        {"x": np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)}, GraphIndex(proto).inputs
-    )
+def data(proto: onnx.ModelProto, count: int = 5) -> Dataset:
+    rows = np.random.default_rng(1).standard_normal((count, 16)).astype(np.float32)
+    return load_data({"x": rows}, GraphIndex(proto).inputs)
 
 
 @pytest.fixture
@@ -103,3 +104,56 @@ def test_a_large_model_is_let_go_of_between_two_others(monkeypatch: pytest.Monke
     floats.measure(other)
     # Two samples were kept, so that only the others ask for the model again.
     assert len(opened) == (2 if large else 1)
+
+
+@pytest.mark.parametrize("name", ["detector", "elementwise"])
+def test_the_float_model_runs_once_a_sample(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Session] = []
+    real = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, *args: runs.append(self) or real(self, *args))
+    reference = ReferenceRunner(network(name), threads=1)
+    taking = reference.selections.take_choices(network(name, 0.02))
+    off, on = (MatchedRunner(reference, Session(taking, optimize=k, threads=1)) for k in (False, True))
+    rows = [{"x": row[None]} for row in rows_of(4)["x"]]
+    found = compare_models({"off": (reference, off), "on": (reference, on), "agree": (off, on)}, rows)
+    assert len(runs) == 3 * 4
+    assert runs.count(reference.session) == 4
+    # Choices are compared as choices, and are no numbers of the outputs.
+    assert [one.name for one in found["agree"]] == [one.name for one in found["off"]]
+    assert off.agreement.results() == on.agreement.results()
+    assert len(off.agreement.results()) == len(reference.selections.nodes)
+    # In whichever order: the other model asks for the choices itself.
+    fresh = MatchedRunner(ReferenceRunner(network(name), threads=1), Session(taking, threads=1))
+    outputs = fresh.run(rows[0])
+    assert not any(name_own(one.name) in outputs for one in reference.selections.nodes)
+    assert np.abs(outputs["out"] - reference.run(rows[0])["out"]).max() < 0.2
+
+
+def rounded() -> onnx.ModelProto:
+    """The model with its weight in int8."""
+    weight = numpy_helper.to_array(model().graph.initializer[0])
+    text = """main (float[N, 16] x) => (float[N, 8] y) {
+        d = DequantizeLinear(w, s, z) m = MatMul(x, d) y = Relu(m) }"""
+    return parse(text, w=np.rint(weight * 20).astype(np.int8), s=0.05, z=np.int8(0))
+
+
+def test_pieces_find_the_same_errors_and_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    floats = FloatOutputs(model(), data(model(), 11))
+    models = [TrialModel(rounded(), dequantize=True), TrialModel(rounded(), optimize=True)]
+
+    def measure(crew: Crew) -> tuple[list[str], list[str]]:
+        steps: list[int] = []
+        with silent("") as task:
+            monkeypatch.setattr(task, "advance", lambda count=1: steps.append(count), raising=False)
+            both = measure_models(iter(models), floats, crew, task, pieces=2)
+            each = measure_each(models[0], floats, crew, task)
+        assert sum(steps) == 3 * 11
+        return [pack_value(one)[0] for one in both], [pack_value(one)[0] for one in each]
+
+    wanted = measure(Crew())
+    assert wanted[0][0] != pack_value(ModelErrors())[0]
+    assert measure(Crew(Workers(Journal(tmp_path)))) == wanted
+    # Two pieces of each of two models, and eight of one.
+    assert len(list(tmp_path.iterdir())) == 2 * 2 + 8
+    monkeypatch.setattr(Session, "__init__", lambda *_, **__: pytest.fail("a model is opened again"))
+    assert measure(Crew(Workers(Journal(tmp_path)))) == wanted

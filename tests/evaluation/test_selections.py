@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxq.data import load_data
@@ -24,6 +25,8 @@ from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Journal, Workers
 from tests.evaluation.selecting import HEADS, PLAIN, network, samples
+from tests.graph.shape_nets import ShapeNet, shape_nets
+from tests.passes.kit import parse, read_by
 
 Array = np.ndarray
 NOISE = 0.02
@@ -151,12 +154,6 @@ def network_with(proto: ModelProto, noise: float) -> ModelProto:
     return other
 
 
-def parse(graph: str, **weights: Array) -> ModelProto:
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {graph}')
-    proto.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in weights.items())
-    return name_nodes(proto)
-
-
 RNG = np.random.default_rng(5)
 SQUARE = RNG.standard_normal((16, 16)).astype(np.float32)
 
@@ -185,7 +182,7 @@ SQUARE = RNG.standard_normal((16, 16)).astype(np.float32)
 )  # fmt: skip
 def test_other_operators_that_choose(graph: str, op: str, settled: set[str]) -> None:
     weights = {"w": SQUARE, "zero": np.array([0]), "one": np.array([1]), "bound": np.array(0.25, np.float32)}
-    proto = parse(graph, **{key: np.asarray(value) for key, value in weights.items() if key in graph or key == "w"})
+    proto = parse(f"g {graph}", **read_by(graph, weights))
     found = find_selections(proto)
     assert [one.op_type for one in found.nodes] == [op]
     assert found.settled == settled
@@ -201,7 +198,7 @@ def test_other_operators_that_choose(graph: str, op: str, settled: set[str]) -> 
 
 def test_numbers_rounded_to_integers_are_no_choice() -> None:
     """An image of bytes is judged as it comes."""
-    graph = "(float[1, 16, 16] x) => (uint8[1, 16, 16] out) { m = MatMul(x, w) out = Cast <to = 2> (m) }"
+    graph = "g (float[1, 16, 16] x) => (uint8[1, 16, 16] out) { m = MatMul(x, w) out = Cast <to = 2> (m) }"
     assert find_selections(parse(graph, w=SQUARE)) == NO_SELECTIONS
 
 
@@ -293,21 +290,13 @@ BODIES = {
 
 @pytest.mark.parametrize("reason", BODIES)
 def test_a_choice_of_iterations_is_followed_where_it_is_one_tensor(reason: str) -> None:
-    numbers = {
-        "zero": [0],
-        "one": [1],
-        "last": [2],
-        "ends": [0, 2],
-        "twelve": [12],
-        "planes": [0, 1],
-        "three": [3],
-        "wide": [2, 12],
-    }
+    numbers = {"zero": [0], "one": [1], "last": [2], "ends": [0, 2], "twelve": [12], "planes": [0, 1], "three": [3]}
+    numbers |= {"wide": [2, 12]}
     arrays = {key: np.array(value, np.int64) for key, value in numbers.items()}
     arrays |= {"count": np.array(2), "yes": np.array(True), "level": np.float32(0.5), "w_class": SQUARE, "w": SQUARE}
     arrays["w_box"] = SQUARE[:, :4]
-    text = f"(float[1, 96, 16] x) => (float[A] out) {{ f = MatMul(x, w) {BODIES[reason]} }}"
-    proto = parse(text, **{key: value for key, value in arrays.items() if key in text})
+    text = f"g (float[1, 96, 16] x) => (float[A] out) {{ f = MatMul(x, w) {BODIES[reason]} }}"
+    proto = parse(text, **read_by(text, arrays))
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     found = find_selections(proto)
     assert {one.obstacle for one in found.own} == ({reason.strip()} if reason else set())
@@ -338,23 +327,17 @@ def test_models_older_than_the_operator_that_matches_rows_run_all_the_same() -> 
 def quantized(proto: ModelProto) -> ModelProto:
     """The weights of a network in int8 pairs."""
     other = ModelProto.FromString(proto.SerializeToString())
-    kept = []
     for tensor in list(other.graph.initializer):
         value = numpy_helper.to_array(tensor)
         if value.dtype != np.float32 or value.ndim < 2:
-            kept.append(tensor)
             continue
         scale = np.float32(np.abs(value).max() / 20)
-        stored = np.round(value / scale).astype(np.int8)
-        kept += [
-            numpy_helper.from_array(stored, f"{tensor.name}_q"),
-            numpy_helper.from_array(scale, f"{tensor.name}_s"),
-            numpy_helper.from_array(np.zeros((), np.int8), f"{tensor.name}_z"),
-        ]
-        names = [f"{tensor.name}_{end}" for end in "qsz"]
+        parts = {"q": np.round(value / scale).astype(np.int8), "s": scale, "z": np.zeros((), np.int8)}
+        names = [f"{tensor.name}_{end}" for end in parts]
         other.graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", names, [tensor.name], f"{tensor.name}_d"))
-    del other.graph.initializer[:]
-    other.graph.initializer.extend(kept)
+        held = zip(names, parts.values(), strict=True)
+        other.graph.initializer.extend(numpy_helper.from_array(np.asarray(part), name) for name, part in held)
+        other.graph.initializer.remove(tensor)
     return other
 
 
@@ -395,3 +378,12 @@ def test_segments_take_the_choices_made_in_them_and_before() -> None:
     assert not any(name.endswith("/own") for name in figures)
     assert [one.chosen for one in agreement.results()] == [12, 6]
     assert not any(math.isinf(one.shared) for one in agreement.results())
+
+
+@settings(max_examples=15, deadline=None)
+@given(shape_nets())
+def test_segments_carry_sizes_ranks_and_sequences(net: ShapeNet) -> None:
+    model = net.model()
+    found = compare_segments(model, model, net.feeds((8, 8), (6, 11)), limit=1)
+    assert min(errors.off.worst_db() for errors in found) == math.inf
+    assert min(errors.on.worst_db() for errors in found) > 90

@@ -21,7 +21,7 @@ from onnxq.config.commands import ProfileConfig
 from onnxq.config.faults import list_choices
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.profile import KINDS
+from onnxq.evaluation.profile import KINDS, GroupCost, Profile, noise_to_db
 from onnxq.evaluation.sensitivity import group_by_node, list_groups, split_segments
 from onnxq.evaluation.toggled import Switch
 from onnxq.runtime import Session
@@ -75,14 +75,12 @@ def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, resu
     assert profile.prefixes[-1].sqnr_db == pytest.approx(profile.sqnr_db)
 
 
-def test_the_same_again(profile: onnxq.Profile, result: onnxq.Result) -> None:
-    again = onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 4})
-    assert again.groups == profile.groups
-
-
-def test_a_plan_and_the_model_it_made_give_the_same(profile: onnxq.Profile, result: onnxq.Result) -> None:
-    by_plan = onnxq.profile_model(residual(), plan=result.plan, data=images(), overrides={"samples": 4})
-    assert by_plan.groups == profile.groups
+def test_a_plan_and_the_model_it_made_give_the_same_as_often_as_asked(
+    profile: onnxq.Profile, result: onnxq.Result
+) -> None:
+    given = {"data": images(), "overrides": {"samples": 4}}
+    assert onnxq.profile_model(residual(), result.model, **given).groups == profile.groups
+    assert onnxq.profile_model(residual(), plan=result.plan, **given).groups == profile.groups
 
 
 def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
@@ -132,8 +130,8 @@ def test_a_plan_without_numbers_and_one_beside_a_model_are_refused(result: onnxq
         onnxq.profile_model(residual(), result.model, images(), plan=result.plan)
 
 
-def run(*args: object) -> object:
-    return CliRunner().invoke(cli, [str(arg) for arg in args])
+def run(command: str, *args: object) -> object:
+    return CliRunner().invoke(cli, [command, *map(str, args)])
 
 
 @pytest.fixture
@@ -214,3 +212,23 @@ def test_activations_alone_are_cut_into_segments_by_nodes() -> None:
     nodes = group_by_node([switch(f"t{k}", f"n{k}") for k in range(6)])
     assert [one.name for one in split_segments(nodes, 2)] == ["n0 … n2", "n3 … n5"]
     assert split_segments(nodes, 6) == []
+
+
+def group(kind: str, name: str) -> GroupCost:
+    return GroupCost(kind=kind, name=name, ops=(), sites=(), isolated_db=30.0, leave_one_out_db=20.0, gain_db=1.0)
+
+
+def test_groups_of_a_kind_keep_their_order() -> None:
+    groups = tuple(group(kind, f"{kind}{k}") for k in (2, 0, 1) for kind in KINDS)
+    found = Profile(sqnr_db=10.0, samples=1, outputs=(), groups=groups)
+    for kind in KINDS:
+        assert [one.name for one in found.of(kind)] == [f"{kind}{k}" for k in (2, 0, 1)]
+    assert found.of("nodes") == ()
+
+
+@pytest.mark.parametrize(
+    ("noise", "db"),
+    [(1.0, 0.0), (0.01, 20.0), (100.0, -20.0), (0.0, math.inf), (math.inf, -math.inf), (math.nan, -math.inf)],
+)
+def test_noise_in_decibels(noise: float, db: float) -> None:
+    assert noise_to_db(noise) == pytest.approx(db)

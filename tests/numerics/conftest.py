@@ -6,64 +6,49 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, parser
 
+from onnxq.runtime import Session
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
-TYPES = {
-    "int4": TensorProto.INT4,
-    "uint4": TensorProto.UINT4,
-    "int8": TensorProto.INT8,
-    "uint8": TensorProto.UINT8,
-    "int16": TensorProto.INT16,
-    "uint16": TensorProto.UINT16,
-}
+TYPES = {name: getattr(TensorProto, name.upper()) for name in ("int4", "uint4", "int8", "uint8", "int16", "uint16")}
 Outputs = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 @cache
-def _session(kind: int, storage: str, axis: int, block: int, ranks: tuple[int, int], clipped: bool) -> Any:
+def _session(kind: str, storage: str, axis: int, block: int, ranks: tuple[int, int], clipped: bool) -> Session:
     """x -> [Clip ->] QuantizeLinear -> DequantizeLinear; scale, zero point and bounds are inputs, so one session
     serves every example. The zero point comes as int32: numpy has no 4-bit type to feed."""
-    attrs = {"axis": axis, **({"block_size": block} if block else {})}
-    nodes = [helper.make_node("Cast", ["zero"], ["z"], to=TYPES[storage])]
-    if clipped:
-        nodes.append(helper.make_node("Clip", ["x", "lo", "hi"], ["inside"]))
-    nodes += [
-        helper.make_node("QuantizeLinear", ["inside" if clipped else "x", "s", "z"], ["stored"], **attrs),
-        helper.make_node("DequantizeLinear", ["stored", "s", "z"], ["y"], **attrs),
-        helper.make_node("Cast", ["stored"], ["q"], to=TensorProto.INT32),
-    ]
-    rank, grain = ranks
-    inputs = [("x", kind, rank), ("s", kind, grain), ("zero", TensorProto.INT32, grain)]
-    inputs += [("lo", kind, 0), ("hi", kind, 0)] if clipped else []
-    graph = helper.make_graph(
-        nodes,
-        "pair",
-        [helper.make_tensor_value_info(n, t, [None] * r) for n, t, r in inputs],
-        [helper.make_tensor_value_info(n, t, [None] * rank) for n, t in (("q", TensorProto.INT32), ("y", kind))],
+    attrs = f"<axis = {axis}{f', block_size = {block}' if block else ''}>"
+    rank, grain = (
+        f"[{','.join(name + str(k) for k in range(count))}]" for name, count in zip("AB", ranks, strict=True)
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    bounds = f", {kind} lo, {kind} hi" if clipped else ""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    pair ({kind}{rank} x, {kind}{grain} s, int32{grain} zero{bounds}) => (int32{rank} q, {kind}{rank} y) {{
+        z = Cast <to = {TYPES[storage]}> (zero)
+        {"inside = Clip(x, lo, hi)" if clipped else "inside = Identity(x)"}
+        stored = QuantizeLinear {attrs} (inside, s, z)
+        y = DequantizeLinear {attrs} (stored, s, z)
+        q = Cast <to = 6> (stored)
+    }}"""
+    model = parser.parse_model(text.replace("[]", ""))
     onnx.checker.check_model(model)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return Session(model, optimize=False, threads=1)
 
 
 def _run(x: Any, qparams: QParams, spec: QuantSpec, bounds: Any = None) -> Outputs:
     grain = spec.granularity
-    kind = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[x.dtype.name]
+    kind = {"float32": "float", "float16": "float16"}[x.dtype.name]
     many = isinstance(grain, (PerChannel, PerBlock))
     axis, block = (grain.axis if many else 1), (grain.size if isinstance(grain, PerBlock) else 0)
     session = _session(kind, spec.storage, axis, block, (x.ndim, np.ndim(qparams.scale)), bounds is not None)
     feeds = {"x": x, "s": qparams.scale.astype(x.dtype), "zero": qparams.zero_point}
     if bounds is not None:
         feeds |= {"lo": np.asarray(bounds[0]), "hi": np.asarray(bounds[1])}
-    q, y = session.run(["q", "y"], feeds)
-    return q, y
+    outputs = session.run(feeds)
+    return outputs["q"], outputs["y"]
 
 
 @pytest.fixture(scope="session")

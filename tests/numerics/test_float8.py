@@ -8,10 +8,17 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxq.errors import ConfigError
-from onnxq.numerics import dequantize, fake_quant, qparams_from_range, quantize, weight_qparams
+from onnxq.numerics import (
+    dequantize,
+    fake_quant,
+    list_quantized_values,
+    qparams_from_range,
+    quantize,
+    weight_qparams,
+)
 from onnxq.runtime import Session
 from onnxq.spec import FLOAT8, PerChannel, QParams, QuantSpec
 
@@ -19,45 +26,41 @@ SPEC = QuantSpec(storage=FLOAT8)
 HARD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 448, 449, 463.9, 464, 480, -464, 2**-9, 2**-10, 3 * 2**-11, 17, 19])
 
 
-def runtime(dtype: type, scale: np.ndarray, axis: int | None = None) -> Session:
-    kind = TensorProto.FLOAT if dtype is np.float32 else TensorProto.FLOAT16
-    zero = helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, scale.shape, [0.0] * max(scale.size, 1))
-    attrs = {} if axis is None else {"axis": axis}
-    rank = [None] if axis is None else [None, None]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], **attrs),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **attrs),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", kind, rank)],
-        [helper.make_tensor_value_info("y", kind, rank)],
-        [numpy_helper.from_array(scale.astype(dtype), "s"), zero],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    return Session(onnx.ModelProto.FromString(model.SerializeToString()), optimize=False)
+def run_engine(x: np.ndarray, scale: np.ndarray, axis: int = 1) -> np.ndarray:
+    """x through QuantizeLinear and DequantizeLinear of ONNX Runtime. axis: of several scales."""
+    kind = f"{'float' if x.dtype == np.float32 else 'float16'}[{','.join('AB'[: x.ndim])}]"
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 19]> g ({kind} x) => ({kind} y)
+        {{ q = QuantizeLinear <axis = {axis}> (x, s, z) y = DequantizeLinear <axis = {axis}> (q, s, z) }}""")
+    proto.graph.initializer.append(numpy_helper.from_array(scale.astype(x.dtype), "s"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(scale.shape, ml_dtypes.float8_e4m3fn), "z"))
+    return Session(proto, optimize=False).run({"x": x})["y"]
+
+
+EVERY = list_quantized_values(SPEC).astype(np.float64)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("scale", [1.0, 0.037, 1e-4, 33.3])
 def test_as_onnx_runtime(dtype: type, scale: float) -> None:
     rng = np.random.default_rng(0)
-    with np.errstate(over="ignore"):
-        x = np.concatenate([rng.standard_normal(20000) * 10 ** rng.uniform(-8, 5, 20000), HARD]).astype(dtype)
+    assert EVERY.size == 253
     numbers = QParams(np.float32(dtype(scale)), np.int32(0))
-    theirs = runtime(dtype, np.asarray(scale)).run({"x": x})["y"]
+    ties = ((EVERY[1:] + EVERY[:-1]) / 2 * numbers.scale).astype(np.float32)
+    beside = np.nextafter(ties, rng.choice(np.float32([-np.inf, np.inf]), ties.size))
+    some = [rng.standard_normal(20000) * 10 ** rng.uniform(-8, 5, 20000), HARD, ties, beside, [1e-45, 3e38]]
+    with np.errstate(over="ignore", under="ignore"):
+        x = np.concatenate(some).astype(dtype)
     mine = fake_quant(x, numbers, SPEC)
     assert mine.dtype == dtype
-    np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(mine, run_engine(x, np.asarray(scale)))
 
 
 def test_per_channel_as_onnx_runtime() -> None:
     x = np.random.default_rng(1).standard_normal((3, 500)).astype(np.float32)
     scale = np.array([0.01, 0.1, 1.0], np.float32)
     spec = QuantSpec(storage=FLOAT8, granularity=PerChannel(0))
-    theirs = runtime(np.float32, scale, axis=0).run({"x": x})["y"]
-    np.testing.assert_array_equal(fake_quant(x, QParams(scale, np.zeros(3, np.int32)), spec), theirs)
+    mine = fake_quant(x, QParams(scale, np.zeros(3, np.int32)), spec)
+    np.testing.assert_array_equal(mine, run_engine(x, scale, axis=0))
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.floats(2.0**-20, 1e4, width=32))

@@ -44,12 +44,7 @@ def test_wrong_names_options_and_values_are_config_errors(name: str, options: di
 @pytest.mark.parametrize(
     ("text", "line", "path", "says"),
     [
-        (
-            "activations:\n  observer: {name: percentile, percentile: 200}",
-            2,
-            "activations.observer",
-            "outside (50, 100]",
-        ),
+        ("activations:\n  observer: {name: percentile, percentile: 0}", 2, "activations.observer", "outside (50, 100]"),
         ("mode: weight-only\nactivations: {observer: percentil}", 2, "activations.observer", "does not exist"),
         ("weights: {observer: entropy}", 1, "weights.observer", "is not one that weights have"),
         ("weights: {observer: {name: mse, bins: 4096}}", 1, "weights.observer", "takes no option 'bins'"),
@@ -105,8 +100,10 @@ def test_nan_and_inf_are_errors_that_leave_the_observer_as_it_was(name: str) -> 
     observer = create_observer(ObserverSpec(name), QUANT)
     observer.update(np.float32([-1, 2, 5]))
     before = observer.range()
-    for bad, says in ((np.nan, "1 NaN and 0 inf"), (np.inf, "0 NaN and 1 inf"), (-np.inf, "0 NaN and 1 inf")):
-        values = np.zeros((2, 3), np.float32)
+    cases = {np.nan: "1 NaN and 0 inf", np.inf: "0 NaN and 1 inf", -np.inf: "0 NaN and 1 inf", 1e300: "0 NaN and 1 inf"}
+    for bad, says in cases.items():
+        # 1e300 is beyond float32.
+        values = np.zeros((2, 3))
         values[1, 2] = bad
         with pytest.raises(CalibrationError, match=rf"{says} among 6 values, the first at \(1, 2\)"):
             observer.update(values)
@@ -142,16 +139,11 @@ def test_any_float_type_shape_and_stride_is_taken(name: str) -> None:
     assert [float(end) for end in scalar.range()] == [3.0, 3.0]
 
 
-def test_float64_beyond_float32_is_an_error() -> None:
-    with pytest.raises(CalibrationError, match="1 inf"):
-        create_observer(ObserverSpec("minmax"), QUANT).update(np.array([0.0, 1e300]))
-
-
-def test_only_the_same_kind_merges() -> None:
-    for name in ALL:
-        other = "minmax" if name != "minmax" else "mse"
-        with pytest.raises(TypeError, match="cannot merge"):
-            create_observer(ObserverSpec(name), QUANT).merge(create_observer(ObserverSpec(other), QUANT))
+@pytest.mark.parametrize("name", ALL)
+def test_only_the_same_kind_merges(name: str) -> None:
+    other = "minmax" if name != "minmax" else "mse"
+    with pytest.raises(TypeError, match="cannot merge"):
+        create_observer(ObserverSpec(name), QUANT).merge(create_observer(ObserverSpec(other), QUANT))
 
 
 def test_people_add_their_own() -> None:

@@ -1,7 +1,8 @@
-"""A small run context, to run a pass by itself: samples, a configuration, nothing else."""
+"""A small run context, to run a pass by itself: samples, a configuration, a clock, nothing else."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from onnxq.config import Config
@@ -11,6 +12,16 @@ from onnxq.passes.judging import SampleSets
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement
+
+
+@dataclass
+class Clock:
+    """Time as the test wants it, in seconds."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def place(state: FloatState, plan: Plan, problem: OnnxPlacement | None = None) -> PlacedState:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState
 
 Array = NDArray[np.generic]
+T = TypeVar("T")
 Run = Callable[[RunContext, FloatState], tuple[FloatState, PassReport]]
 
 
@@ -33,6 +35,12 @@ def parse(text: str, opset: int = 17, **arrays: Array | float) -> ModelProto:
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
     onnx.checker.check_model(proto)
     return name_nodes(proto)
+
+
+def read_by(text: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Those of the values whose names stand in the text."""
+    words = set(re.findall(r"\w+", text))
+    return {name: value for name, value in values.items() if name in words}
 
 
 def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:

@@ -7,31 +7,24 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, TensorConfig, load_config
+from onnxq.config import Config, DataConfig, TensorConfig, load_config
+from onnxq.data import Dataset, load_data
 from onnxq.evaluation.compare import ModelErrors
+from onnxq.graph import GraphIndex
 from onnxq.passes import judging
 from onnxq.passes.assembly.model import build_quantized
-from onnxq.passes.judging import Evaluator, ignore_rounding
+from onnxq.passes.judging import Evaluator, SampleSets, ignore_rounding
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.evaluation.test_float_outputs import model
+from tests.passes.kit import parse
 from tests.pipeline.models import EVERYTHING, images, residual
-
-
-def model() -> onnx.ModelProto:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }"""
-    )
-    weight = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return proto
 
 
 def feeds(count: int = 12) -> dict[str, np.ndarray]:
@@ -81,3 +74,45 @@ def test_weights_alone_are_what_is_judged() -> None:
 def planned(config: Config, proto: onnx.ModelProto, samples: dict[str, np.ndarray]) -> Plan:
     prepared = load_state(proto)
     return draft_placement(prepared, read_data(prepared, samples, config), config, "").default()
+
+
+# ---- Which samples judge, and which equalized models are compared on.
+
+INPUTS = GraphIndex(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu(x) }")).inputs
+
+
+def dataset(numbers: range) -> Dataset:
+    """One sample for each number."""
+    return load_data({"x": np.array([[[k, k]] for k in numbers], np.float32)}, INPUTS, DataConfig())
+
+
+def numbers(held: Dataset) -> list[int]:
+    return [int(sample["x"].ravel()[0]) for sample in held.samples()]
+
+
+def samples(count: int, seed: int = 0) -> SampleSets:
+    """So many for calibration, and four more held back."""
+    first, second = dataset(range(count + 4)).split(4, keep=range(count))
+    return SampleSets(first, first, second, second, "", {}, "", synthetic=False, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("count", "judges", "trial"),
+    [pytest.param(20, 12, 8, id="some of many"), pytest.param(3, 7, 7, id="all of few")],
+)
+def test_sets_of_judges_are_some_of_the_calibration_and_all_held_back(count, judges, trial):
+    one, validation = samples(count), range(count, count + 4)
+    assert numbers(one.judge.samples) == list(validation)
+    for found, wanted in ((one.judges.samples, judges), (one.equalizing, trial)):
+        held = numbers(found)
+        assert len(held) == len(set(held)) == wanted
+        assert held[-4:] == list(validation)
+        assert set(held[:-4]) <= set(range(count))
+
+
+def test_the_choice_is_that_of_the_seed_and_made_once():
+    one, same = samples(20, 7), samples(20, 7)
+    assert one.judges is one.judges
+    assert numbers(one.judges.samples) == numbers(same.judges.samples)
+    others = [numbers(samples(20, seed).judges.samples) for seed in range(5)]
+    assert len({tuple(found) for found in others}) > 1

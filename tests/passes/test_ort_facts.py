@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from onnxq.runtime import optimize_graph
-from tests.passes.kit import infer, ops, parse
+from tests.passes.kit import infer, ops, parse, read_by
 
 pytestmark = pytest.mark.recent_ort
 
@@ -296,8 +296,7 @@ def between(lines: str, zero: int = 100, **scales: float) -> ModelProto:
     front = "i = QuantizeLinear(c, t, u) e = DequantizeLinear(i, t, u) "
     if "e2" in lines:
         front += "c2 = Conv(d, k) i2 = QuantizeLinear(c2, t2, u) e2 = DequantizeLinear(i2, t2, u) "
-    words = lines.replace("(", " ").replace(")", " ").replace(",", " ").split()
-    held = {name: value for name, value in NUMBERS.items() if name in words}
+    held = read_by(lines, NUMBERS)
     if "e2" in lines:
         held["t2"] = np.asarray(F(0.05))
     rank = {"Flatten": 2, "Reshape": 3}.get(lines.split("= ")[1].split("(")[0], 4)
@@ -330,7 +329,7 @@ def test_what_stays_float(name: str) -> None:
 def test_passing_integers_on_needs_one_scale(name: str) -> None:
     lines = BETWEEN[name][0]
     front = "i = QuantizeLinear(c, r, u) e = DequantizeLinear(i, r, u) "
-    held = {word: NUMBERS[word] for word in ("to",) if word in lines}
+    held = read_by(lines, NUMBERS)
     rank = {"Flatten": 2, "Reshape": 3}.get(name, 4)
     model = quantized(front + lines, r=np.asarray(F(0.05)), out=",".join("ABCD"[:rank]), **held)
     assert ops(optimize_graph(model))["DequantizeLinear"] == 2

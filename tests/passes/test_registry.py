@@ -1,15 +1,25 @@
-"""The order of all passes, and the names that `skip` may hold."""
+"""The order of all passes, the names that `skip` may hold, and how directly the spine of a run calls them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
+import onnxq
 from onnxq.config import Config, load_config
 from onnxq.errors import ConfigError
 from onnxq.passes.base import Stage
 from onnxq.passes.registry import PASSES, SKIPPABLE, check_skip
+from onnxq.passes.rounding.gptq_core import round_with_feedback, round_within_sums
+from onnxq.passes.rounding.low_bit_core import round_low_bit
+from onnxq.passes.rounding.passes import round_weights
+from onnxq.passes.runner import run_stage
+from onnxq.pipeline import quantize_model
+from tests.pipeline.models import images, residual
 
 
 def test_names_are_unique():
@@ -69,3 +79,40 @@ def test_a_name_like_none_is_refused_with_all_there_are():
     with pytest.raises(ConfigError) as caught:
         check_skip(Config(skip=("zzzz",)))
     assert caught.value.fix == f"known: {', '.join(sorted(SKIPPABLE))}"
+
+
+# ---- The layers between the spine of a run and its passes, and between a pass and its algorithm.
+
+# Passes that are not looked at, which take longest.
+OTHERS = [entry.name for entry in PASSES if entry.stage is not Stage.REWRITE and entry.name != "rounding"]
+
+
+def count_frames(frame: FrameType | None, spine: CodeType) -> int | None:
+    """Calls from the spine to a frame; None outside the spine."""
+    count = 0
+    while frame is not None and frame.f_code is not spine:
+        frame, count = frame.f_back, count + 1
+    return None if frame is None else count
+
+
+@pytest.mark.parametrize(
+    ("preset", "algorithm"),
+    [("virtual-int8", round_with_feedback), ("ort-int8", round_within_sums), ("ort-w4a8", round_low_bit)],
+)
+def test_two_frames_to_a_pass_and_four_to_its_algorithm(preset: str, algorithm: Any) -> None:
+    depths: dict[CodeType, set[int | None]] = {}
+    spine = quantize_model.quantize.__wrapped__.__code__
+    watched = {function.__code__ for function in (run_stage, round_weights, algorithm)}
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in watched:
+            depths.setdefault(frame.f_code, set()).add(count_frames(frame, spine))
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        onnxq.quantize(residual(), images(8), preset, overrides={"latency": False, "skip": OTHERS})
+    finally:
+        sys.setprofile(before)
+    assert depths[round_weights.__code__] == {2}
+    assert depths[algorithm.__code__] == {4}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,28 +15,18 @@ from onnxq.config import Config
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
 from onnxq.passes.base import Pass, RunContext, Stage
-from onnxq.passes.journal import Outcome, PassReport, Shortage
+from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.registry import PASSES
 from onnxq.passes.runner import run_pass, run_stage
 from onnxq.passes.state import FloatState, Note
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.progress import Task, silent
-from tests.passes.context import make_context
+from tests.passes.context import Clock, make_context
 from tests.passes.kit import make_state, parse
 
 INPUTS = GraphIndex(parse("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")).inputs
 KEPT = PassReport("made up", changed=("node: renamed",))
-
-
-@dataclass
-class Clock:
-    """Time as the test wants it."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Titles:
@@ -188,6 +178,7 @@ RETRY = PassReport("made up", changed=("node: half as far",))
         pytest.param(2.0, 9.0, ("first",), [Outcome.KEPT], id="the first attempt is kept"),
         pytest.param(0.0, 2.0, ("a", "second"), [Outcome.WORSE, Outcome.KEPT], id="the second is kept"),
         pytest.param(0.0, 0.0, (), [Outcome.WORSE, Outcome.WORSE], id="neither"),
+        pytest.param(None, 2.0, ("first",), [Outcome.NO_GAIN], id="the first gained nothing"),
     ],
 )
 def test_a_second_attempt_follows_one_that_was_taken_back(first, second, rewrites, outcomes):
@@ -199,16 +190,10 @@ def test_a_second_attempt_follows_one_that_was_taken_back(first, second, rewrite
         return replace(before, rewrites=("a", "second")), RETRY
 
     trial = Trial(lambda ctx, one: scores[one.rewrites], Threshold())
+    report = KEPT if first is not None else PassReport("made up", outcome=Outcome.NO_GAIN)
     ctx = context()
-    assert run_pass(made_up(run=mark("first"), retry=retry, trial=trial), ctx, state()).rewrites == rewrites
+    assert run_pass(made_up(run=mark("first", report), retry=retry, trial=trial), ctx, state()).rewrites == rewrites
     assert [report.outcome for report in ctx.journal] == outcomes
-
-
-def test_no_second_attempt_where_the_first_gained_nothing():
-    ctx = context()
-    one = made_up(run=mark("first", PassReport("made up", outcome=Outcome.NO_GAIN)), retry=mark("second"))
-    assert run_pass(one, ctx, state()).rewrites == ("first",)
-    assert [report.outcome for report in ctx.journal] == [Outcome.NO_GAIN]
 
 
 def test_the_passes_of_one_stage_run_in_their_order():
@@ -268,7 +253,9 @@ def test_a_pass_over_its_share_of_the_time_is_given_up(took, share, kept):
     assert after.rewrites == (("worked",) if kept else ())
     assert (after is before) != kept
     assert ctx.journal == ([KEPT] if kept else [])
-    assert [(one.name, one.how) for one in ctx.budget.shortened] == ([] if kept else [("made up", Shortage.GIVEN_UP)])
+    assert ctx.budget.shortened == ([] if kept else [Shortened("made up", Shortage.GIVEN_UP, 10, 5.0)])
+    # One step more than its share at most.
+    assert kept or clock.now <= 5.0 + took / 10
 
 
 def test_the_second_attempt_counts_into_the_same_share():

@@ -10,68 +10,53 @@ from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.passes.assembly.guards import guard_float
 from onnxq.runtime import optimize_graph
-from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse
+from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, read_by
 
 F = np.float32
 RNG = np.random.default_rng(0)
 
-# The node named "n", its constants, what ORT makes of it by itself (None: float), and what it must stay.
-NODES: dict[str, tuple[str, dict[str, np.ndarray], str | None, str]] = {
-    "conv": (
-        "v = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w, b)",
-        {"w": RNG.standard_normal((8, 8, 3, 3)).astype(F), "b": RNG.standard_normal(8).astype(F)},
-        "QLinearConv",
-        "Conv",
-    ),
-    "depthwise": (
-        "v = Conv <kernel_shape = [3,3], pads = [1,1,1,1], group = 8> (d, w)",
-        {"w": RNG.standard_normal((8, 1, 3, 3)).astype(F)},
-        "QLinearConv",
-        "Conv",
-    ),
-    "conv and relu": (
-        "c = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w) v = Relu(c)",
-        {"w": RNG.standard_normal((8, 8, 3, 3)).astype(F)},
-        "QLinearConv",
-        "Conv",
-    ),
-    "transposed": (
-        "v = ConvTranspose <kernel_shape = [2,2], strides = [2,2]> (d, w)",
-        {"w": RNG.standard_normal((8, 8, 2, 2)).astype(F)},
-        "DequantizeLinear",  # of the weights it quantized; there is no integer kernel
-        "ConvTranspose",
-    ),
-    "matmul and bias": (
-        "m = MatMul(d, w) v = Add(m, b)",
-        {"w": RNG.standard_normal((6, 16)).astype(F), "b": RNG.standard_normal(16).astype(F)},
-        "QGemm",
-        "Gemm",
-    ),
+W33 = "<kernel_shape = [3,3], pads = [1,1,1,1]>"
+WEIGHTS = {
+    "w": RNG.standard_normal((8, 8, 3, 3)).astype(F),
+    "b": RNG.standard_normal(8).astype(F),
+    "depth": RNG.standard_normal((8, 1, 3, 3)).astype(F),
+    "up": RNG.standard_normal((8, 8, 2, 2)).astype(F),
+    "m": RNG.standard_normal((6, 16)).astype(F),
+    "c": RNG.standard_normal(16).astype(F),
+    "shape": np.array([1, 8, 6, 6]),
+}
+CONV = f"v = Conv {W33} (d, w, b)"
+# Nodes from d to v, what ORT makes of them by itself, and what must stay.
+NODES = {
+    "conv": (CONV, "QLinearConv", "Conv"),
+    "depthwise": (f"v = Conv <group = 8, {W33[1:]} (d, depth)", "QLinearConv", "Conv"),
+    "conv and relu": (f"e = Conv {W33} (d, w) v = Relu(e)", "QLinearConv", "Conv"),
+    # Of the weights it quantized; there is no integer kernel.
+    "transposed": ("v = ConvTranspose <strides = [2,2]> (d, up)", "DequantizeLinear", "ConvTranspose"),
+    "matmul and bias": ("p = MatMul(d, m) v = Add(p, c)", "QGemm", "Gemm"),
     "average pool": (
         "v = AveragePool <kernel_shape = [2,2], strides = [2,2]> (d)",
-        {},
         "QLinearAveragePool",
         "AveragePool",
     ),
-    "softmax": ("v = Softmax(d)", {}, "QLinearSoftmax", "Softmax"),
+    "softmax": ("v = Softmax(d)", "QLinearSoftmax", "Softmax"),
 }
 VIA = {
-    "reshape": "e = Reshape(d0, [1,8,6,6]) d = Identity(e)",
+    "reshape": "e = Reshape(d0, shape) d = Identity(e)",
     "transpose": "d = Transpose <perm = [0,1,3,2]> (d0)",
     "max pool": "d = MaxPool <kernel_shape = [1,1]> (d0)",
 }
 
 
-def between_pairs(lines: str, constants: dict[str, np.ndarray], via: str = "d = Identity(d0)") -> ModelProto:
-    via = via.replace("[1,8,6,6]", "shape")
-    held = {**constants, "shape": np.array([1, 8, 6, 6])} if "shape" in via else constants
+def between_pairs(lines: str, via: str = "", opset: int = 17) -> ModelProto:
+    """Pairs around these nodes; via: nodes from d0, the first pair's output, to d."""
+    first = f"d0 = DequantizeLinear(q, s, z) {via}" if via else "d = DequantizeLinear(q, s, z)"
     text = f"""g (float[1,8,6,6] x) => (float[A,B,C,D] y) {{
-        q = QuantizeLinear(x, s, z) d0 = DequantizeLinear(q, s, z) {via} {lines}
+        q = QuantizeLinear(x, s, z) {first} {lines}
         o = QuantizeLinear(v, t, zero) y = DequantizeLinear(o, t, zero) }}"""
-    if "Identity(d0)" in via and via.startswith("d ="):
-        text = text.replace("d0 = Dequantize", "d = Dequantize").replace(via, "")
+    held = read_by(via + lines, WEIGHTS)
     zero = np.uint8(0 if "Relu" in lines else 120)
-    return parse(text, s=np.asarray(F(0.04)), z=np.uint8(110), t=np.asarray(F(0.05)), zero=zero, **held)
+    return parse(text, opset=opset, s=0.04, z=np.uint8(110), t=0.05, zero=zero, **held)
 
 
 def named(model: ModelProto, *op_types: str) -> list[str]:
@@ -83,13 +68,13 @@ FLOAT = ("Conv", "ConvTranspose", "MatMul", "AveragePool", "Softmax")
 
 @pytest.mark.parametrize("name", NODES)
 def test_what_ort_would_quantize_stays_float(name: str) -> None:
-    lines, constants, by_itself, wanted = NODES[name]
-    model = between_pairs(lines, constants)
+    lines, by_itself, wanted = NODES[name]
+    model = between_pairs(lines)
     alone = ops(optimize_graph(model))
     if by_itself == "DequantizeLinear":
         assert alone["DequantizeLinear"] > ops(model)["DequantizeLinear"]
     else:
-        assert alone[by_itself or wanted] == 1
+        assert alone[by_itself] == 1
     guarded = guard_float(model, named(model, *FLOAT))
     assert ops(guarded)["Clip"] == ops(model)["Clip"] + 1
     left = ops(optimize_graph(guarded))
@@ -105,10 +90,9 @@ def test_what_ort_would_quantize_stays_float(name: str) -> None:
         assert by_itself == "QLinearSoftmax" or np.mean(raw != off) > 0.02
 
 
-@pytest.mark.parametrize("via", VIA)
-def test_ort_reaches_through_nodes_that_pass_integers_on(via: str) -> None:
-    lines, constants, _, _ = NODES["conv"]
-    model = between_pairs(lines, constants, VIA[via])
+@pytest.mark.parametrize(("via", "opset"), [*((via, 17) for via in VIA), *(("", opset) for opset in (13, 20, 21))])
+def test_ort_reaches_through_nodes_that_pass_integers_on_in_every_opset(via: str, opset: int) -> None:
+    model = between_pairs(CONV, VIA.get(via, ""), opset)
     assert ops(optimize_graph(model))["QLinearConv"] == 1
     guarded = guard_float(model, named(model, "Conv"))
     assert ops(guarded)["Clip"] == ops(model)["Clip"] + 1
@@ -116,22 +100,17 @@ def test_ort_reaches_through_nodes_that_pass_integers_on(via: str) -> None:
     assert_same(model, guarded, rtol=0)
 
 
-@pytest.mark.parametrize("opset", [13, 20, 21])
-def test_every_opset(opset: int) -> None:
-    lines, constants, _, _ = NODES["conv"]
-    model = between_pairs(lines, constants)
-    model.opset_import[0].version = opset
-    guarded = guard_float(model, named(model, "Conv"))
-    assert ops(optimize_graph(guarded))["Conv"] == 1
-
-
 def test_no_pair_is_moved_to_where_bodies_read() -> None:
     """ONNX Runtime 1.32 ends the process when it moves a DequantizeLinear through this Transpose."""
-    model = parse("""g (float[2,3] x, bool c) => (float[N,M] y) {
+    model = parse(
+        """g (float[2,3] x, bool c) => (float[N,M] y) {
         q = QuantizeLinear(x, s, z) d0 = DequantizeLinear(q, s, z) d = Transpose(d0)
         y = If (c) <then_branch = t () => (float[3,2] a) { a = Neg(d) },
                     else_branch = e () => (float[3,2] b) { b = Abs(d) }>
-    }""", s=np.asarray(F(0.04)), z=np.uint8(110))  # fmt: skip
+    }""",
+        s=0.04,
+        z=np.uint8(110),
+    )
     guarded = guard_float(model, ())
     assert ops(guarded)["Clip"] == 1
     assert ops(optimize_graph(guarded))["Clip"] == 1
@@ -139,9 +118,7 @@ def test_no_pair_is_moved_to_where_bodies_read() -> None:
 
 
 def test_one_guard_for_the_readers_of_one_tensor() -> None:
-    lines, constants, _, _ = NODES["conv"]
-    twice = lines.replace("v =", "c1 =") + " " + lines.replace("v =", "c2 =") + " v = Add(c1, c2)"
-    model = between_pairs(twice, constants)
+    model = between_pairs(f"{CONV.replace('v =', 'c1 =')} {CONV.replace('v =', 'c2 =')} v = Add(c1, c2)")
     guarded = guard_float(model, named(model, "Conv"))
     assert ops(guarded)["Clip"] == 1
     assert "QLinearConv" not in ops(optimize_graph(guarded))
@@ -149,8 +126,7 @@ def test_one_guard_for_the_readers_of_one_tensor() -> None:
 
 
 def test_only_the_named_reader_is_guarded() -> None:
-    lines, constants, _, _ = NODES["conv"]
-    model = between_pairs(lines + " u = Neg(d)", constants)
+    model = between_pairs(f"{CONV} u = Neg(d)")
     model.graph.output.add().CopyFrom(model.graph.output[0])
     model.graph.output[1].name = "u"
     guarded = guard_float(model, named(model, "Conv"))
@@ -160,13 +136,11 @@ def test_only_the_named_reader_is_guarded() -> None:
 
 
 def test_what_needs_no_guard_gets_none() -> None:
-    weight = NODES["conv"][1]
-    attrs = "<kernel_shape = [3,3], pads = [1,1,1,1]>"
-    no_pair_in_front = f"v = Conv {attrs} (x, w, b) o = QuantizeLinear(v, s, z) y = DequantizeLinear(o, s, z)"
-    no_pair_behind = f"q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Conv {attrs} (d, w, b)"
+    no_pair_in_front = f"v = Conv {W33} (x, w, b) o = QuantizeLinear(v, s, z) y = DequantizeLinear(o, s, z)"
+    no_pair_behind = f"q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Conv {W33} (d, w, b)"
     for lines in (no_pair_in_front, no_pair_behind):
         text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {lines} }}"
-        model = parse(text, s=np.asarray(F(0.04)), z=np.uint8(110), **weight)
+        model = parse(text, s=0.04, z=np.uint8(110), **read_by(text, WEIGHTS))
         assert guard_float(model, named(model, "Conv")) is model
         assert "QLinearConv" not in ops(optimize_graph(model))  # and rightly so
 
@@ -181,8 +155,7 @@ def test_quantized_weights_are_no_reason() -> None:
 
 
 def test_inside_a_branch() -> None:
-    lines, constants, _, _ = NODES["conv"]
-    model = in_branch(between_pairs(lines, constants))
+    model = in_branch(between_pairs(CONV))
     guarded = guard_float(model, named(model, "Conv"))
     before, after = ops(optimize_graph(model)), ops(optimize_graph(guarded))
     assert before["QLinearConv"] == 1
@@ -192,6 +165,5 @@ def test_inside_a_branch() -> None:
 
 
 def test_an_unknown_node_is_an_error() -> None:
-    lines, constants, _, _ = NODES["conv"]
     with pytest.raises(ModelError, match="convv"):
-        guard_float(between_pairs(lines, constants), ["convv"])
+        guard_float(between_pairs(CONV), ["convv"])

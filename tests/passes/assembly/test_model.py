@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxq
@@ -18,15 +18,13 @@ from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.spec import PerBlock
+from tests.passes.kit import parse
 
 W = np.random.default_rng(0).laplace(size=(64, 32)).astype(np.float32)
 
 
 def _net() -> onnx.ModelProto:
-    infos = [[helper.make_tensor_value_info(name, 1, ["rows", dim])] for name, dim in (("x", 64), ("y", 32))]
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], "m")
-    graph = helper.make_graph([node], "net", *infos, [numpy_helper.from_array(W, "w")])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return parse("g (float[rows,64] x) => (float[rows,32] y) { [m] y = MatMul(x, w) }", w=W)
 
 
 def _quantize(**changes: Any) -> Any:
@@ -99,31 +97,24 @@ def test_float16_has_scales_of_float16() -> None:
     ]
 
 
-def _two(width: int = 64) -> onnx.ModelProto:
+def _two() -> onnx.ModelProto:
     rng = np.random.default_rng(3)
-    infos = [[helper.make_tensor_value_info(name, 1, ["rows", 64])] for name in ("x", "y")]
-    nodes = [
-        helper.make_node("MatMul", ["x", "a"], ["h"], "first"),
-        helper.make_node("Relu", ["h"], ["r"], "relu"),
-        helper.make_node("MatMul", ["r", "b"], ["p"], "last"),
-        helper.make_node("Add", ["p", "c"], ["y"], "bias"),
-    ]
-    held = [numpy_helper.from_array(rng.laplace(size=(64, width)).astype("f4"), name) for name in "ab"]
-    held.append(numpy_helper.from_array(rng.normal(size=width).astype("f4"), "c"))
-    graph = helper.make_graph(nodes, "net", *infos, held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    weights = {name: rng.laplace(size=(64, 64)).astype("f4") for name in "ab"}
+    text = """g (float[rows,64] x) => (float[rows,64] y) {
+        [first] h = MatMul(x, a) [relu] r = Relu(h) [last] p = MatMul(r, b) [bias] y = Add(p, c) }"""
+    return parse(text, **weights, c=rng.normal(size=64).astype("f4"))
+
+
+def _bits(node: onnx.NodeProto) -> int:
+    return next(attr.i for attr in node.attribute if attr.name == "bits")
 
 
 def test_the_weight_that_makes_an_output_has_a_byte() -> None:
     for changes, wanted in (({}, [4, 8]), ({"projection_bits": 4}, [4, 4])):
         overrides = {"emit": "nbits", "verify": {"latency": False}, **changes}
         done = onnxq.quantize(_two(), None, "ort-int4-weights", overrides=overrides)
-        found = {node.name: node for node in done.model.graph.node if node.op_type == "MatMulNBits"}
-        bits = {
-            name: helper.get_attribute_value(attr) for name, node in found.items() for attr in node.attribute
-            if attr.name == "bits"
-        }  # fmt: skip
-        assert [bits["first"], bits["last"]] == wanted
+        bits = {node.name: _bits(node) for node in done.model.graph.node if node.op_type == "MatMulNBits"}
+        assert bits == dict(zip(("first", "last"), wanted, strict=True))
 
 
 def test_blocks_get_bits_by_an_average_without_data() -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes, name_nodes
-from onnxq.passes.equalization.bias_absorption import choose_shifts, list_shift_axes, list_sources, write_shifts
+from onnxq.passes.equalization.bias_absorption import (
+    choose_shifts,
+    compute_shifts,
+    list_shift_axes,
+    list_sources,
+    write_shifts,
+)
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
@@ -34,23 +42,25 @@ def network(body: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
 
 W = (8, 8, 1, 1)
 RESIDUAL = network(
-    "a = Conv(x, w0, b0)\n b = Conv(a, w1, b1)\n r = Relu(b)\n c = Conv(r, w2)\n s = Add(a, c)\n d = Conv(s, w3)\n"
-    "t = Add(s, d)\n y = Conv(t, w4, b4)",
-    w0=W, b0=(8,), w1=W, b1=(8,), w2=W, w3=W, w4=W, b4=(8,),
-)  # fmt: skip
+    """a = Conv(x, w0, b0) b = Conv(a, w1, b1) r = Relu(b) c = Conv <group = 2> (r, w2) s = Add(a, c)
+    d = Conv <group = 4> (s, w3) t = Add(s, d) y = Conv <group = 8> (t, w4, b4)""",
+    **dict.fromkeys(("w0", "w1"), W),
+    w2=(8, 4, 1, 1),
+    w3=(8, 2, 1, 1),
+    w4=(8, 1, 1, 1),
+    **dict.fromkeys(("b0", "b1", "b4"), (8,)),
+)
+PADDED = {"w": W, "b": (8,), "v": (8, 8, 3, 3)}
+PLAIN = {"w": W, "b": (8,), "v": W}
 LEFT = {
-    "padding behind it": network("a = Conv(x, w, b)\n y = Conv<pads=[1,1,1,1]>(a, v)", w=W, b=(8,), v=(8, 8, 3, 3)),
-    "automatic padding": network(
-        'a = Conv(x, w, b)\n y = Conv<auto_pad="SAME_UPPER">(a, v)', w=W, b=(8,), v=(8, 8, 3, 3)
-    ),
-    "another reader": network("a = Conv(x, w, b)\n c = Conv(a, v)\n s = Sigmoid(a)\n y = Mul(c, s)", w=W, b=(8,), v=W),
-    "a Clip": network(
-        "a = Conv(x, w, b)\n l = Constant<value_float=6.0>()\n c = Clip(a, , l)\n y = Conv(c, v)", w=W, b=(8,), v=W
-    ),
-    "a graph output": network("y = Conv(x, w, b)", w=W, b=(8,)),
-    "a product": network("a = Conv(x, w, b)\n m = Mul(a, x)\n y = Conv(m, v)", w=W, b=(8,), v=W),
-    "an Add with a constant": network("a = Conv(x, w, b)\n s = Add(a, k)\n y = Conv(s, v)", w=W, b=(8,), v=W, k=W),
-    "a bias for one row": network("a = Conv(x, w, b)\n y = MatMul(a, v)", w=W, b=(8,), v=(6, 6)),
+    "padding behind it": ("a = Conv(x, w, b) y = Conv<pads=[1,1,1,1]>(a, v)", PADDED),
+    "automatic padding": ('a = Conv(x, w, b) y = Conv<auto_pad="SAME_UPPER">(a, v)', PADDED),
+    "another reader": ("a = Conv(x, w, b) c = Conv(a, v) s = Sigmoid(a) y = Mul(c, s)", PLAIN),
+    "a Clip": ("a = Conv(x, w, b) l = Constant<value_float=6.0>() c = Clip(a, , l) y = Conv(c, v)", PLAIN),
+    "a graph output": ("y = Conv(x, w, b)", {"w": W, "b": (8,)}),
+    "a product": ("a = Conv(x, w, b) m = Mul(a, x) y = Conv(m, v)", PLAIN),
+    "an Add with a constant": ("a = Conv(x, w, b) s = Add(a, k) y = Conv(s, v)", {**PLAIN, "k": W}),
+    "a bias for one row": ("a = Conv(x, w, b) y = MatMul(a, v)", {**PLAIN, "v": (6, 6)}),
 }
 FEEDS = {"x": np.random.default_rng(2).standard_normal((3, 8, 6, 6)).astype(F)}
 
@@ -81,6 +91,21 @@ def test_the_function_stays_and_the_channels_are_centred() -> None:
     assert [node.op_type for node in made.graph.node] == [node.op_type for node in RESIDUAL.graph.node]
 
 
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0, 9)), min_size=1), st.booleans())
+def test_shifts_never_widen_the_range(channels: list[tuple[float, float]], rectified: bool) -> None:
+    low = np.array([start for start, _ in channels])
+    high = low + np.array([width for _, width in channels])
+    if rectified:
+        low, high = np.maximum(low, 0), np.maximum(high, 0)
+    c = compute_shifts(low, high, rectified=rectified)
+    before, after = max(high.max(), 0) - min(low.min(), 0), max((high - c).max(), 0) - min((low - c).min(), 0)
+    assert after <= before + 1e-5
+    if rectified:
+        assert (c >= 0).all()
+        assert (c <= low + 1e-6).all()
+
+
 def test_behind_a_relu_nothing_seen_is_cut_off() -> None:
     proto = network("a = Conv(x, w, b)\n r = Relu(a)\n y = Conv(r, v, d)", w=W, b=(8,), v=W, d=(8,))
     bias = next(t for t in proto.graph.initializer if t.name == "b")
@@ -95,7 +120,8 @@ def test_behind_a_relu_nothing_seen_is_cut_off() -> None:
 
 @pytest.mark.parametrize("why", LEFT)
 def test_what_is_left_alone(why: str) -> None:
-    assert list_sources(LEFT[why]) == []
+    body, weights = LEFT[why]
+    assert list_sources(network(body, **weights)) == []
 
 
 def test_gemm_and_matmul_take_it() -> None:
@@ -121,14 +147,11 @@ def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
 
 
 def test_a_run_absorbs_says_so_and_a_plan_repeats_it() -> None:
-    config = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})
     data = {"x": np.random.default_rng(3).standard_normal((40, 8, 6, 6)).astype(F)}
-    done = onnxq.quantize(RESIDUAL, data, config, overrides={"latency": False})
-    plain = onnxq.quantize(
-        RESIDUAL,
-        data,
-        config.model_copy(update={"skip": ("cross_layer_equalization", "rounding", "bias_absorption")}),
-        overrides={"latency": False},
+    skip = ("cross_layer_equalization", "rounding")
+    done, plain = (
+        onnxq.quantize(RESIDUAL, data, EVERYTHING, overrides={"latency": False, "effort": "balanced", "skip": passes})
+        for passes in (skip, (*skip, "bias_absorption"))
     )
     assert {scaling.name for scaling in done.plan.scalings} == {"bias_absorption"}
     line = next(line for line in done.report.accounts if line.startswith("bias_absorption: "))

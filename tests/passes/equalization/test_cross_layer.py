@@ -11,10 +11,9 @@ from onnx import ModelProto
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
 from onnxq.passes.equalization.cross_layer import compute_factors, list_channel_axes, write_scales
-from onnxq.passes.equalization.operators import find_scaled_channels
-from onnxq.passes.view import View
+from onnxq.passes.equalization.cross_layer_core import equalize_values
 from onnxq.sites import TensorId
-from tests.passes.kit import assert_same, constant, in_branch, parse
+from tests.passes.kit import assert_same, constant, in_branch, parse, read_by
 
 F = np.float32
 
@@ -31,17 +30,42 @@ EXTRA = {
     "slope": uneven(6, 1, 1),
     "low": 0.0,
     "six": 6.0,
+    "most": 3.4028234e38,
+    "least": -3.4028234e38,
     "amounts": np.asarray([0, 0, 1, 1, 0, 0, 1, 1], np.int64),
+    "w": uneven(6, 4, 3, 3),
+    "b": uneven(6, seed=1),
+    "u": uneven(5, 6, 1, 1),
+    "c": uneven(5),
+    "w1": uneven(1, 4, 1, 1),
+    "w10": uneven(5, 10, 1, 1),
+    "turned": uneven(6, 5, 2, 2, seed=3),
+    "turned6": uneven(6, 1, 2, 2, seed=3),
+    "flat": uneven(384, 5, seed=4),
+    "matrix": uneven(6, 5, seed=5),
+    "matrix_t": uneven(5, 6, seed=5),
+    "to": np.array([6, 384], np.int64),
+    "mixed": np.array([-1, 6], np.int64),
 }
+IMAGE, MATRIX = "float[A,B,C,D] y", "float[A,B] y"
+HEAD = "h = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w, b)"
+GATE = "q = GlobalAveragePool(x) o = ReduceMax <axes = [1]> (q)"
+POOLED = "r = Relu(h) p = GlobalAveragePool(r) f = Flatten(p)"
+H = TensorId("h")
+
+
+def chain(behind: str, out: str = IMAGE, **other: np.ndarray) -> ModelProto:
+    """A convolution that writes h, of six channels, and what is behind it."""
+    lines = f"{HEAD} {behind}"
+    held = read_by(lines, {**EXTRA, **other})
+    return infer_shapes(parse(f"g (float[6,4,8,8] x) => ({out}) {{ {lines} }}", **held))
 
 
 def row(step: str, groups: int = 1, seed: int = 0) -> ModelProto:
     """Conv, `step` from h to r, Conv: 6 channels between."""
-    text = f"""g (float[N,4,8,8] x) => (float[N,5,Y,X] y) {{
-        h = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w, b) {step}
-        d = Conv <kernel_shape = [3,3], group = {groups}> (r, v) y = Conv (d, u, c) }}"""
-    held = {"w": uneven(6, 4, 3, 3, seed=seed), "b": uneven(6, seed=seed + 1), "v": uneven(6, 6 // groups, 3, 3)}
-    return infer_shapes(parse(text, **held, u=uneven(5, 6, 1, 1), c=uneven(5), **EXTRA))
+    behind = f"{step} d = Conv <kernel_shape = [3,3], group = {groups}> (r, v) y = Conv (d, u, c)"
+    weights = {"w": uneven(6, 4, 3, 3, seed=seed), "b": uneven(6, seed=seed + 1), "v": uneven(6, 6 // groups, 3, 3)}
+    return chain(behind, **weights)
 
 
 PASSING = {
@@ -50,10 +74,13 @@ PASSING = {
     "LeakyRelu": "r = LeakyRelu <alpha = 0.2> (h)",
     "PRelu": "r = PRelu(h, slope)",
     "Clip from 0": "r = Clip(h, low)",
+    "Clip to the largest float32, as exporters write it": "r = Clip(h, low, most)",
+    "Clip without bounds": "r = Clip(h, least, most)",
     "MaxPool": "p = Relu(h) r = MaxPool <kernel_shape = [2,2]> (p)",
     "AveragePool": "r = AveragePool <kernel_shape = [2,2]> (h)",
     "Pad": 'r = Pad <mode = "edge"> (h, amounts)',
     "gate": "q = GlobalAveragePool(x) p = Sigmoid(q) o = ReduceMax(p) r = Mul(o, h)",
+    "divided by a gate": f"{GATE} r = Div(h, o)",
     "twice": "r = Add(h, h)",
     "constant factor": "r = Mul(h, slope)",
 }
@@ -63,26 +90,66 @@ PASSING = {
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_the_function_stays_and_channels_become_alike(name: str, groups: int) -> None:
     model = row(PASSING[name], groups)
-    found = find_scaled_channels(View(model))
-    assert found.free[:6].all(), name
-    factors = {TensorId("h"): np.geomspace(0.25, 4, 6).astype(F)}
+    factors = {H: np.geomspace(0.25, 4, 6).astype(F)}
     result = write_scales(model, factors)
     np.testing.assert_allclose(
-        constant(result, "h/Conv", 1), constant(model, "h/Conv", 1) * factors[TensorId("h")].reshape(6, 1, 1, 1)
+        constant(result, "h/Conv", 1), constant(model, "h/Conv", 1) * factors[H].reshape(6, 1, 1, 1)
     )
     assert_same(model, result, rtol=2e-5)
 
 
-def test_weights_decide_in_a_chain() -> None:
-    model = row(PASSING["Relu"])
-    factors = compute_factors(model)
-    assert set(factors) == {TensorId("h")}  # d has no activation behind it: weights alone say too little there
-    result = write_scales(model, factors)
-    rows = np.abs(constant(result, "h/Conv", 1)).max(axis=(1, 2, 3))
-    columns = np.abs(constant(result, "d/Conv", 1)).max(axis=(0, 2, 3))
-    np.testing.assert_allclose(rows / columns, rows[0] / columns[0], rtol=1e-5)
-    assert np.prod(factors[TensorId("h")].astype(float)) == pytest.approx(1.0, rel=1e-4)
+@pytest.mark.parametrize(
+    ("behind", "out"),
+    [
+        pytest.param("r = Relu(h) y = ConvTranspose(r, turned)", IMAGE, id="ConvTranspose"),
+        # What lies beside them keeps its size.
+        pytest.param("k = Concat <axis = 1> (h, x) y = Conv(k, w10)", IMAGE, id="Conv of these and other channels"),
+        pytest.param(f"{POOLED} y = Gemm(f, matrix)", MATRIX, id="Gemm"),
+        pytest.param(f"{POOLED} y = Gemm <transB = 1> (f, matrix_t)", MATRIX, id="Gemm with transB"),
+        pytest.param("f = Flatten(h) y = MatMul(f, flat)", MATRIX, id="a column for each position"),
+        pytest.param("r = Relu(h) f = Reshape(r, to) y = MatMul(f, flat)", MATRIX, id="a Reshape as Flatten"),
+    ],
+)
+def test_the_operator_behind_takes_the_factors_out_again(behind: str, out: str) -> None:
+    model = chain(behind, out)
+    result = write_scales(model, {H: np.geomspace(0.25, 4, 6).astype(F)})
     assert_same(model, result, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("step", "free"),
+    [
+        ("r = Relu(h)", True),
+        ("r = LeakyRelu(h)", True),
+        ("r = Clip(h, low)", True),
+        # Weights alone say too little: without an activation, and where tensors are joined.
+        ("r = MaxPool <kernel_shape = [2,2]> (h)", False),
+        ("p = Relu(h) r = Add(h, p)", False),
+        ("p = Relu(h) r = Concat <axis = 1> (p)", False),
+    ],
+)
+def test_weights_decide_in_a_chain_with_an_activation(step: str, free: bool) -> None:
+    model = row(step)
+    factors = compute_factors(model)
+    assert set(factors) == ({H} if free else set())  # d has no activation behind it
+    if free:
+        result = write_scales(model, factors)
+        rows = np.abs(constant(result, "h/Conv", 1)).max(axis=(1, 2, 3))
+        columns = np.abs(constant(result, "d/Conv", 1)).max(axis=(0, 2, 3))
+        np.testing.assert_allclose(rows / columns, rows[0] / columns[0], rtol=1e-5)
+        assert np.prod(factors[H].astype(float)) == pytest.approx(1.0, rel=1e-4)
+        assert_same(model, result, rtol=2e-5)
+
+
+def test_dead_channels_keep_their_size() -> None:
+    silent, unread = uneven(6, 4, 3, 3), uneven(6, 6, 3, 3)
+    silent[1], unread[:, 3] = 0, 0
+    behind = "r = Relu(h) d = Conv <kernel_shape = [3,3]> (r, v) y = Conv (d, u, c)"
+    factors = compute_factors(chain(behind, w=silent, v=unread))[H]
+    assert factors[[1, 3]].tolist() == [1.0, 1.0]
+    assert not (factors[[0, 2, 4, 5]] == 1).any()
+    by_values = equalize_values(np.array([1.0, 16.0, 0.0, np.inf]), np.array([0, 0, 1, 1]))
+    np.testing.assert_allclose(by_values, [2.0, 0.5, 1.0, 1.0])
 
 
 @settings(max_examples=25)
@@ -95,33 +162,44 @@ def test_any_factors_leave_the_function(seed: int, name: str, groups: int) -> No
     assert_same(model, result, rtol=1e-4, seed=seed)
 
 
+CONV = "y = Conv(r, u)"
 STAYING = {
-    "Sigmoid": "r = Sigmoid(h)",
-    "Clip with an upper bound": "r = Clip(h, low, six)",
-    "Clip from above 0": "r = Clip(h, six)",
-    "another reader": "r = Relu(h) z = Sigmoid(r)",
-    "Add of a constant": "r = Add(h, slope)",
-    "square": "r = Mul(h, h)",
-    "padded with a number": "r = Pad(h, amounts, six)",
-    "other axis": "t = Transpose <perm = [0,1,3,2]> (h) r = Relu(t)",
+    "Sigmoid": (f"r = Sigmoid(h) {CONV}",),
+    "Clip with an upper bound": (f"r = Clip(h, low, six) {CONV}",),
+    "Clip from above 0": (f"r = Clip(h, six) {CONV}",),
+    "another reader": (f"r = Relu(h) z = Sigmoid(r) {CONV}",),
+    "Add of a constant": (f"r = Add(h, slope) {CONV}",),
+    "Add of a number": (f"r = Add(h, six) {CONV}",),
+    "Add of another number of channels": (f"g = GlobalAveragePool(x) k = Conv(g, w1) r = Add(h, k) {CONV}",),
+    "Add of a tensor without factors": (f"k = Sigmoid(h) r = Add(h, k) {CONV}",),
+    "square": (f"r = Mul(h, h) {CONV}",),
+    "reciprocal": (f"{GATE} r = Div(o, h) {CONV}",),
+    "padded with a number": (f"r = Pad(h, amounts, six) {CONV}",),
+    "other axis": (f"t = Transpose <perm = [0,1,3,2]> (h) r = Relu(t) {CONV}",),
+    "joined along another axis": (f"k = Relu(h) r = Concat <axis = 2> (h, k) {CONV}",),
+    "grouped transposed convolution": ("r = Relu(h) y = ConvTranspose <group = 6> (r, turned6)",),
+    "turned Gemm": (f"{POOLED} y = Gemm <transA = 1> (f, matrix)", MATRIX),
+    "a Reshape that mixes channels": ("r = Relu(h) f = Reshape(r, mixed) y = MatMul(f, matrix)", MATRIX),
+    "multiplied by nobody": ("y = Relu(h)",),
 }
 
 
 @pytest.mark.parametrize("name", sorted(STAYING))
 def test_what_does_not_commute_stays(name: str) -> None:
-    model = row(STAYING[name])
-    found = find_scaled_channels(View(model))
-    assert not found.free[:6].any()
-    with pytest.raises(PlanError, match="cannot take the factors"):
-        write_scales(model, {TensorId("h"): np.full(6, 2, F)})
+    model = chain(*STAYING[name])
+    assert H not in compute_factors(model)
+    with pytest.raises(PlanError, match=r"cannot take the factors|has no channels"):
+        write_scales(model, {H: np.full(6, 2, F)})
 
 
-def test_outputs_shared_weights_and_captured_tensors_stay() -> None:
+def test_outputs_shared_weights_captured_tensors_and_unknown_shapes_stay() -> None:
     head = "g (float[N,6,8,8] x) => (float[N,6,8,8] y"
     lines = "h = Conv (x, w) r = Relu(h) y = Conv (r, v)"
     weights = {"w": uneven(6, 6, 1, 1), "v": uneven(6, 6, 1, 1, seed=1)}
-    free = infer_shapes(parse(f"{head}) {{ {lines} }}", **weights))
+    bare = parse(f"{head}) {{ {lines} }}", **weights)
+    free = infer_shapes(bare)
     assert compute_factors(free)
+    assert not compute_factors(bare)
     seen = infer_shapes(parse(f"{head}, float[N,6,8,8] r) {{ {lines} }}", **weights))
     assert not compute_factors(seen)
     shared = infer_shapes(parse(f"{head}) {{ {lines.replace('(r, v)', '(r, w)')} }}", **weights))
@@ -139,14 +217,17 @@ def joined() -> ModelProto:
     return infer_shapes(parse(text, **held, w3=uneven(5, 9), b3=uneven(5)))
 
 
+# Channels of those tensors that have not six.
+SIZES = {"c": 3, "k": 9, "m": 9, "f": 9}
+
+
 def test_values_decide_behind_add_and_concat() -> None:
     model = joined()
     axes = list_channel_axes(model)
     assert axes == dict.fromkeys(map(TensorId, "abscrkmf"), 1)
     assert not compute_factors(model)  # nothing is known without values
     rng = np.random.default_rng(0)
-    sizes = {"c": 3, "k": 9, "m": 9, "f": 9}
-    largest = {t: 10 ** rng.uniform(-2, 2, sizes.get(t.name, 6)) for t in axes}
+    largest = {t: 10 ** rng.uniform(-2, 2, SIZES.get(t.name, 6)) for t in axes}
     factors = compute_factors(model, largest)
     np.testing.assert_array_equal(factors[TensorId("a")], factors[TensorId("b")])
     result = write_scales(model, factors)

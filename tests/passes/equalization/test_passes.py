@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -73,13 +74,42 @@ def told(result: onnxq.Result, name: str) -> bool:
     return any(line.startswith(f"{name}: ") for line in result.report.accounts)
 
 
-def test_equalization_saves_an_imbalanced_network() -> None:
-    plain = onnxq.quantize(imbalanced(), images(), EVERYTHING, overrides={"latency": False})
-    even = onnxq.quantize(imbalanced(), images(), BALANCED, overrides={"latency": False})
-    assert worst(even) > worst(plain) + 6
-    assert {one.name for one in even.plan.scalings} == {"cross_layer_equalization"}
-    assert told(even, "cross_layer_equalization")
-    assert not plain.plan.scalings
+class Run(NamedTuple):
+    """A model and its samples, quantized by a configuration."""
+
+    proto: onnx.ModelProto
+    samples: dict[str, np.ndarray]
+    config: Config
+    done: onnxq.Result
+
+
+def run(proto: onnx.ModelProto, samples: dict[str, np.ndarray], config: Config, **update: Any) -> onnxq.Result:
+    return onnxq.quantize(proto, samples, config.model_copy(update=update), overrides={"latency": False})
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    cases = {"cross_layer_equalization": (imbalanced(), images(), BALANCED), "smoothquant": (*outliers(), SMOOTH)}
+    return {name: Run(*case, run(*case)) for name, case in cases.items()}
+
+
+@pytest.mark.parametrize(("name", "gain"), [("cross_layer_equalization", 6), ("smoothquant", 3)])
+def test_scaling_saves_what_one_scale_destroys_and_a_plan_repeats_it(
+    runs: dict[str, Run], name: str, gain: float
+) -> None:
+    proto, samples, config, done = runs[name]
+    assert {one.name for one in done.plan.scalings} == {"cross_layer_equalization", name}
+    assert told(done, name)
+    assert [node.op_type for node in done.model.graph.node].count("Mul") == (name == "smoothquant")
+    plain = run(proto, samples, config, skip=("rounding", name))
+    assert name not in {one.name for one in plain.plan.scalings}
+    assert not told(plain, name)
+    assert worst(done) > worst(plain) + gain
+    assert worst(done) > worst(run(proto, samples, config, effort="fast")) + gain
+    again = from_json(to_json(done.plan))
+    assert again == done.plan
+    result = onnxq.apply(proto, again)
+    assert result.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
 
 
 def joined() -> onnx.ModelProto:
@@ -98,7 +128,7 @@ def test_channels_that_few_samples_leave_silent_are_not_amplified(count: int, eq
     proto, rng = joined(), np.random.default_rng(1)
     feeds = rng.standard_normal((count, 8, 8, 8)).astype(F)
     feeds[:, 0] /= 1000
-    done = onnxq.quantize(proto, {"x": feeds}, BALANCED, overrides={"latency": False})
+    done = run(proto, {"x": feeds}, BALANCED)
     assert (replay.CROSS_LAYER in {scaling.name for scaling in done.plan.scalings}) is equalized
     fresh = rng.standard_normal((32, 8, 8, 8)).astype(F)
     expected, answered = (infer(model, {"x": fresh})[0] for model in (proto, done.model))
@@ -109,54 +139,21 @@ def test_channels_that_few_samples_leave_silent_are_not_amplified(count: int, eq
 
 def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
-    few = BALANCED.model_copy(
-        update={"weights": TensorConfig(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
-    )
-    done = onnxq.quantize(imbalanced(), images(), few, overrides={"latency": False})
+    few = {"weights": TensorConfig(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
+    done = run(imbalanced(), images(), BALANCED, **few)
     line = next(line for line in done.report.accounts if line.startswith("cross_layer_equalization: "))
     before, after = map(float, re.search(r"(\S+) to (\S+) dB", line).groups())  # type: ignore[union-attr]
     assert after > before + 10
     assert after > 30
 
 
-def test_smoothing_saves_outlier_channels() -> None:
-    proto, samples = outliers()
-    plain = onnxq.quantize(proto, samples, PLAIN, overrides={"latency": False})
-    smooth = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
-    assert "smoothquant" in {one.name for one in smooth.plan.scalings}
-    assert [node.op_type for node in smooth.model.graph.node].count("Mul") == 1
-    assert worst(smooth) > worst(plain) + 3
-
-
 def test_no_mul_comes_between_integer_kernels() -> None:
-    done = onnxq.quantize(residual(), images(), BALANCED, overrides={"latency": False})
+    done = run(residual(), images(), BALANCED)
     assert "Mul" not in {node.op_type for node in done.model.graph.node}
 
 
-@pytest.mark.parametrize("name", ["cross_layer_equalization", "smoothquant"])
-def test_each_can_be_left_out(name: str) -> None:
-    config = (SMOOTH if name == "smoothquant" else BALANCED).model_copy(update={"skip": ("rounding", name)})
-    proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
-    done = onnxq.quantize(proto, samples, config, overrides={"latency": False})
-    assert name not in {one.name for one in done.plan.scalings}
-    assert not told(done, name)
-
-
-@pytest.mark.parametrize("name", ["cross_layer_equalization", "smoothquant"])
-def test_a_plan_repeats_its_scalings_without_data(name: str) -> None:
-    proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
-    config = SMOOTH if name == "smoothquant" else BALANCED
-    done = onnxq.quantize(proto, samples, config, overrides={"latency": False})
-    assert done.plan.scalings
-    again = from_json(to_json(done.plan))
-    assert again == done.plan
-    result = onnxq.apply(proto, again)
-    assert result.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
-
-
-def test_other_names_are_found_by_structure() -> None:
-    proto, samples = outliers()
-    done = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
+def test_other_names_are_found_by_structure(runs: dict[str, Run]) -> None:
+    proto, done = outliers()[0], runs["smoothquant"].done
     for node in proto.graph.node:
         node.input[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.input]
         node.output[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.output]
@@ -164,9 +161,8 @@ def test_other_names_are_found_by_structure() -> None:
     assert len(result.plan.sites) == len(done.plan.sites)
 
 
-def test_scalings_of_another_network_are_refused() -> None:
-    proto, samples = outliers()
-    done = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
+def test_scalings_of_another_network_are_refused(runs: dict[str, Run]) -> None:
+    proto, _, _, done = runs["smoothquant"]
     with pytest.raises(PlanError, match="not in this model"):
         onnxq.apply(residual(), done.plan)
     text = to_json(done.plan).replace('"pass": "smoothquant"', '"pass": "smoothed"')
@@ -183,11 +179,9 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
 
     scaled_factors = passes.compute_factors
     monkeypatch.setattr(passes, "compute_factors", uneven)
-    without = BALANCED.model_copy(
-        update={"skip": ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")}
-    )
-    plain = onnxq.quantize(residual(), images(), without, overrides={"latency": False})
-    done = onnxq.quantize(residual(), images(), BALANCED, overrides={"latency": False})
+    skip = ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")
+    plain = run(residual(), images(), BALANCED, skip=skip)
+    done = run(residual(), images(), BALANCED)
     assert not done.plan.scalings
     assert any("cross_layer_equalization: rolled back: " in line for line in done.report.accounts)
     assert worst(done) == worst(plain)
@@ -201,7 +195,7 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
         return copy
 
     monkeypatch.setitem(replay._WRITERS, replay.CROSS_LAYER, wrong)
-    done = onnxq.quantize(imbalanced(), images(), BALANCED, overrides={"latency": False})
+    done = run(imbalanced(), images(), BALANCED)
     assert not done.plan.scalings
     assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]
 
@@ -222,16 +216,16 @@ def decoder(outlier: float) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 def test_rotation_saves_weights_behind_outlier_channels_and_a_plan_repeats_it() -> None:
     proto, samples = decoder(1 / 40)
-    done = onnxq.quantize(proto, samples, FEW, overrides={"latency": False})
-    plain = onnxq.quantize(
-        proto, samples, FEW.model_copy(update={"skip": (*FEW.skip, "rotation")}), overrides={"latency": False}
-    )
+    done = run(proto, samples, FEW)
+    plain = run(proto, samples, FEW, skip=(*FEW.skip, "rotation"))
     assert worst(done) > worst(plain) + 3
     assert told(done, "rotation")
     assert not plain.plan.scalings
-    assert [(one.name, str(one.tensor), one.size) for one in done.plan.scalings if isinstance(one, Rotation)] == [
-        ("rotation", "x0", D), ("rotation", "v0", HD),
-    ]  # fmt: skip
+    rotations = [one for one in done.plan.scalings if isinstance(one, Rotation)]
+    assert [(one.name, str(one.tensor), one.size) for one in rotations] == [
+        ("rotation", "x0", D),
+        ("rotation", "v0", HD),
+    ]
     again = from_json(to_json(done.plan))
     assert again == done.plan
     result = onnxq.apply(proto, again)
@@ -247,7 +241,7 @@ def test_rotation_saves_weights_behind_outlier_channels_and_a_plan_repeats_it() 
 
 def test_rotation_is_not_kept_where_it_brings_nothing() -> None:
     proto, samples = decoder(1)
-    done = onnxq.quantize(proto, samples, FEW, overrides={"latency": False})
+    done = run(proto, samples, FEW)
     assert not done.plan.scalings
     line = next(line for line in done.report.accounts if line.startswith("rotation: "))
     assert "nothing to gain" in line or "rolled back" in line

@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
+from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.passes.equalization.smoothquant import (
     compute_smoothing_factors,
     find_groups,
@@ -19,12 +20,20 @@ from onnxq.passes.equalization.smoothquant import (
     write_smoothing,
 )
 from onnxq.passes.equalization.smoothquant_core import (
+    AWQ_ALPHAS,
+    SMOOTHING_ALPHAS,
     ChannelStatistics,
+    SmoothedWeight,
+    compute_awq_scaling,
+    compute_smoothing,
+    measure_layer_error,
+    search_awq_exponent,
+    search_smoothing_exponent,
 )
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import PerBlock, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QuantSpec
 from tests.passes.kit import assert_same, in_branch, ops, parse
 
 F = np.float32
@@ -142,3 +151,68 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
     assert_same(proto, write_smoothing(proto, factors), rtol=2e-5)
     # One weight of the group in float: there is nothing that both gain from.
     assert not find_quantized_groups(proto, replace(plan, sites=sites[:1]))
+
+
+# ---- The factors.
+
+U8, S8 = QuantSpec(signed=False, symmetric=False), QuantSpec(granularity=PerChannel(1))
+
+
+def outliers(seed: int = 0) -> tuple[ChannelStatistics, tuple[SmoothedWeight, ...]]:
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((64, 32)).astype(F)
+    rows[:, [3, 17]] *= 60
+    weights = (rng.standard_normal((32, 16)).astype(F), rng.standard_normal((32, 8)).astype(F))
+    return ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), tuple(SmoothedWeight(w, S8) for w in weights)
+
+
+def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
+    seen, readers = outliers()
+    s, alpha, error, plain = search_smoothing_exponent(seen, readers, U8)
+    largest = np.maximum(-seen.low, seen.high)
+    by_alpha = {
+        a: measure_layer_error(seen, readers, U8, compute_smoothing(largest, [r.weight for r in readers], a))
+        for a in SMOOTHING_ALPHAS
+    }
+    assert error == min(by_alpha.values()) == by_alpha[alpha]
+    assert error < plain / 10
+    assert np.prod(s.astype(float)) == pytest.approx(1.0, rel=1e-3)
+    assert s.argsort()[-2:].tolist() in ([3, 17], [17, 3])
+
+
+def test_the_formula() -> None:
+    weights = [np.array([[1.0, -4.0], [9.0, 0.0]], F), np.array([[2.0], [1.0]], F)]
+    s = compute_smoothing(np.array([8.0, 2.0]), weights, 0.5)
+    np.testing.assert_allclose(s[0] / s[1], np.sqrt(8 / 4) / np.sqrt(2 / 9), rtol=1e-6)
+
+
+def test_dead_channels_keep_their_size() -> None:
+    s = compute_smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
+    assert s[0] == s[3] == 1.0
+    np.testing.assert_allclose(s[1:3], [np.sqrt(2), np.sqrt(0.5)], rtol=1e-6)
+    assert (compute_smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
+
+
+def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((200, 16)).astype(F) * np.where(np.arange(16) % 4 == 1, 30, 1).astype(F)
+    readers = [SmoothedWeight(normal(16, 9, seed=4), INT4), SmoothedWeight(normal(16, 5, seed=5), INT4)]
+    s, alpha, error, plain = search_awq_exponent(rows, readers)
+    assert alpha in AWQ_ALPHAS
+    assert error < 0.7 * plain
+    assert set(np.argsort(s)[-4:] % 4) == {1}
+    assert np.isclose(np.log(s).mean(), 0, atol=1e-5)
+    # What it promises is what the rounded weights do.
+    for reader in readers:
+        scaled = reader.weight * s[:, None]
+        rounded = fake_quant(scaled, weight_qparams(scaled, INT4), INT4)
+        assert np.square((rows / s) @ rounded - rows @ reader.weight).sum() < np.square(rows @ reader.weight).sum() / 20
+
+
+def test_awq_leaves_dead_inputs_finite() -> None:
+    rows = np.zeros((4, 8), F)
+    assert compute_awq_scaling(rows, 0.5).tolist() == [1.0] * 8
+    rows[:, 2] = 3
+    s = compute_awq_scaling(rows, 0.5)
+    assert np.isfinite(s).all()
+    assert s.argmax() == 2

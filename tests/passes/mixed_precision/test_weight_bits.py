@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
 
 import onnxq
 from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.passes.mixed_precision.weight_bits import compute_mean_bits
+from onnxq.numerics import fake_quant
+from onnxq.passes.mixed_precision.weight_bits import WeightChoice, compute_mean_bits, spend_budget
+from onnxq.passes.mixed_precision.weight_errors import measure_isolated
+from onnxq.progress import silent
+from onnxq.runtime import Session
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Role
+from onnxq.workers import Journal, Workers
+from tests.evaluation.selecting import network
+from tests.evaluation.selecting import samples as tokens
 from tests.pipeline.models import images, residual
 
 EVERYTHING = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
@@ -40,7 +55,10 @@ def test_weights_get_bits_within_the_average(effort: str, average: float, widths
 
 def test_packed_weights_get_a_byte_when_they_outgrow_it() -> None:
     wish = config(
-        weights={"bits": 4, "granularity": "channel", "storage": "int4"}, weight_bits_budget=5.0, weight_bits=(4, 8)
+        weights={"bits": 4, "granularity": "channel", "storage": "int4"},
+        weight_bits_budget=5.0,
+        weight_bits=(4, 8),
+        effort="fast",
     )
     result = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False})
     stored = {site.spec.bits: site.spec.storage for site in result.plan.sites if site.role is Role.WEIGHT}
@@ -50,12 +68,14 @@ def test_packed_weights_get_a_byte_when_they_outgrow_it() -> None:
 
 def test_what_a_rule_says_stays_and_more_bits_help() -> None:
     pinned = Rule(op="Gemm", role="weight", set={"bits": 2, "quantize": True})  # type: ignore[arg-type]
-    wish = config(weight_bits_budget=6.0, rules=(pinned, EVERYTHING))
+    wish = config(weight_bits_budget=6.0, rules=(pinned, EVERYTHING), effort="fast")
     result = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False})
     gemm = [s for s in result.plan.sites if s.role is Role.WEIGHT and s.consumers and "Gemm" in s.consumers[0].node]
     assert [site.spec.bits for site in gemm] == [2]
-    poor = onnxq.quantize(residual(), images(40), config(), overrides={"latency": False})
-    rich = onnxq.quantize(residual(), images(40), config(weight_bits_budget=6.0), overrides={"latency": False})
+    poor, rich = (
+        onnxq.quantize(residual(), images(40), config(effort="fast", **budget), overrides={"latency": False})
+        for budget in ({}, {"weight_bits_budget": 6.0})
+    )
     assert rich.report.checks[0].sqnr_db[0] > poor.report.checks[0].sqnr_db[0] + 6
 
 
@@ -70,3 +90,97 @@ def test_an_average_that_cannot_be_kept_is_refused(raw: dict[str, object], says:
     with pytest.raises(ConfigError) as caught:
         onnxq.quantize(residual(), images(), config(**raw), overrides={"latency": False})
     assert says in str(caught.value)
+
+
+# ---- The choice against brute force.
+
+
+def left(weights: list[WeightChoice], bits: tuple[int, ...] | list[int]) -> float:
+    return sum(one.error * 4.0 ** (one.bits - b) for one, b in zip(weights, bits, strict=True))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.floats(1e-6, 1.0)), min_size=1, max_size=4),
+    st.floats(4.0, 8.0),
+    st.sampled_from([(8,), (5, 6, 7, 8), (6, 8)]),
+)
+@settings(max_examples=80)
+def test_the_average_is_kept_and_little_is_left_that_could_be_had(
+    sizes: list[tuple[int, float]], average: float, widths: tuple[int, ...]
+) -> None:
+    weights = [WeightChoice(n, 4, error, widths) for n, error in sizes]
+    bits = spend_budget(weights, average)
+    counts = [one.elements for one in weights]
+    assert compute_mean_bits(counts, bits) <= average + 1e-9
+    assert set(bits) <= {4, *widths}
+    fitting = [
+        way
+        for way in itertools.product((4, *widths), repeat=len(weights))
+        if compute_mean_bits(counts, list(way)) <= average + 1e-9
+    ]
+    # Greedy misses at most what the room for one more weight would have bought.
+    most = max(one.elements for one in weights) * (max(widths) - 4) / sum(counts)
+    poorer = [way for way in fitting if compute_mean_bits(counts, list(way)) <= average - most]
+    if poorer:
+        assert left(weights, bits) <= min(left(weights, way) for way in poorer) * (1 + 1e-9)
+
+
+def test_error_per_bit_decides_and_not_size() -> None:
+    small, large = WeightChoice(100, 4, 1e-6, (8,)), WeightChoice(400, 4, 1e-2, (8,))
+    assert spend_budget([small, large], 7.2) == [4, 8]
+    # The same error in fewer elements is had first.
+    assert spend_budget([WeightChoice(100, 4, 1e-2, (8,)), large], 5.0) == [8, 4]
+
+
+def test_what_cannot_change_counts() -> None:
+    one = WeightChoice(100, 4, 1.0, (8,))
+    assert spend_budget([one], 6.0, others=(100, 400)) == [8]
+    assert spend_budget([one], 5.9, others=(100, 400)) == [4]
+    assert spend_budget([one], 4.0, others=(100, 800)) == [4]
+    assert spend_budget([], 4.0) == []
+
+
+# ---- Errors of each weight alone, against quantizing it by hand.
+
+
+def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
+    proto = residual()
+    result = onnxq.quantize(proto, images(), config(effort="fast"), overrides={"latency": False})
+    samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
+    found = measure_isolated(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
+    for _ in range(2):
+        # In pieces, and taken from them.
+        crew = Crew(Workers(Journal(tmp_path)))
+        given = (name_nodes(proto), result.plan, samples, samples)
+        assert measure_isolated(*given, rounded=False, progress=silent, crew=crew) == found
+        assert len(list(tmp_path.iterdir())) == len(found)
+    weights = [site for site in result.plan.sites if site.role is Role.WEIGHT]
+    assert set(found) == {site.site for site in weights}
+    index = GraphIndex(name_nodes(proto))
+    plain = Session(proto, optimize=False)
+    for site in weights:
+        edge = site.consumers[0]
+        node = index.node(edge.node)
+        name = node.inputs[edge.index]
+        changed = name_nodes(proto)
+        tensor = next(t for t in changed.graph.initializer if t.name == name)
+        value = numpy_helper.to_array(tensor)
+        tensor.raw_data = fake_quant(value, site.qparams, site.spec).astype(np.float32).tobytes()
+        other = Session(changed, optimize=False)
+        error = power = 0.0
+        for sample in samples:
+            one, two = plain.run(sample)["y"].astype(np.float64), other.run(sample)["y"].astype(np.float64)
+            error, power = error + float(((one - two) ** 2).sum()), power + float((one**2).sum())
+        assert found[site.site] == pytest.approx(error / power, rel=1e-3)
+
+
+def test_rows_that_change_places_are_no_error_of_a_weight(tmp_path: Path) -> None:
+    """The scores of two boxes are as close as rounding: which comes first hangs on the weights of all layers."""
+    proto, rows = network("detector"), dict(tokens(6))
+    result = onnxq.quantize(proto, rows, config(weights={"bits": 6}, effort="fast"), overrides={"latency": False})
+    samples = [{"x": row[None]} for row in rows["x"]]
+    found = measure_isolated(proto, result.plan, samples, samples, rounded=False, progress=silent)
+    assert {site.name for site in found} == {"w_body", "w_box", "w_score"}
+    assert all(0 < error < 0.02 for error in found.values())
+    crew = Crew(Workers(Journal(tmp_path)))
+    assert measure_isolated(proto, result.plan, samples, samples, rounded=False, progress=silent, crew=crew) == found

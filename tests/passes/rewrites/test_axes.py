@@ -11,30 +11,22 @@ from hypothesis import strategies as st
 import onnxq
 from onnxq.graph import GraphIndex, infer_shapes
 from onnxq.passes.rewrites.single_nodes import write_axes
-from tests.passes.kit import apply, assert_same, assert_untouched, ops, parse, random_weights
+from tests.passes.kit import apply, assert_same, assert_untouched, ops, parse, random_weights, read_by
 
 IMAGE = "g (float[N,4,7,8] x) => (float[A,B,C,D] y)"
 AMOUNTS = st.lists(st.integers(0, 2), min_size=4, max_size=4)
 
 
 @settings(max_examples=20, deadline=None)
-@given(AMOUNTS, st.permutations([0, 1, 2, 3]), st.sampled_from(["constant", "edge", "reflect"]), st.booleans())
+@given(AMOUNTS, st.permutations([0, 1, 2, 3]), st.sampled_from(["constant", "edge", "reflect", "value"]), st.booleans())
 def test_a_pad_of_two_axes_is_one_of_all(amounts: list[int], order: list[int], mode: str, negative: bool) -> None:
     axes = np.array([axis - 4 * negative for axis in order[:2]])
-    model = parse(
-        f"{IMAGE.replace('N', '3')} {{ y = Pad <mode = \"{mode}\"> (x, amounts, , axes) }}",
-        opset=18, amounts=np.array(amounts), axes=axes,
-    )  # fmt: skip
+    line = f'Pad <mode = "{mode}"> (x, amounts, , axes)' if mode != "value" else "Pad (x, amounts, value, axes)"
+    held = read_by(line, {"amounts": np.array(amounts), "axes": axes, "value": 1.5})
+    model = parse(f"{IMAGE.replace('N', '3')} {{ y = {line} }}", opset=18, **held)
     result, _ = apply(write_axes, model)
     (node,) = GraphIndex(result).nodes
-    assert len(node.inputs) == 2
-    assert_same(model, result)
-
-
-def test_a_value_stays() -> None:
-    text = f"{IMAGE} {{ y = Pad(x, amounts, value, axes) }}"
-    model = parse(text, opset=18, amounts=np.array([1, 2]), axes=np.array([-1]), value=1.5)
-    result, _ = apply(write_axes, model)
+    assert len(node.inputs) == (3 if mode == "value" else 2)
     assert_same(model, result)
 
 
@@ -92,12 +84,9 @@ def test_computed_amounts_are_put_in_their_places() -> None:
     ],
 )
 def test_what_is_left_alone(line: str) -> None:
-    held = {
-        "sizes": np.array([9, 5]), "region": np.array([0, 0, 1, 1], np.float32),
-        "amounts": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "scales": np.array([1, 1, 2, 2], np.float32),
-    }  # fmt: skip
-    read = {name: value for name, value in held.items() if name in line}
-    assert_untouched(write_axes, parse(f"{IMAGE} {{ {line} }}", opset=18, **read))
+    held = {"sizes": np.array([9, 5]), "amounts": np.array([0, 0, 1, 1, 0, 0, 1, 1])}
+    held |= {"region": np.array([0, 0, 1, 1], np.float32), "scales": np.array([1, 1, 2, 2], np.float32)}
+    assert_untouched(write_axes, parse(f"{IMAGE} {{ {line} }}", opset=18, **read_by(line, held)))
 
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"

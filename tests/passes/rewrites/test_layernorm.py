@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from onnxq.graph import GraphIndex, find_opset
 from onnxq.passes.rewrites.layernorm import fuse_layernorm
-from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
+from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse, read_by
 
 F = np.float32
 HEAD = "g (float[N,T,8] x) => (float[N,T,8] y)"
@@ -43,8 +43,7 @@ def held(lines: str, size: int = 8, **other: np.ndarray | float) -> dict[str, np
         "beta": rng.standard_normal(size).astype(F),
         **other,
     }
-    words = lines.replace("(", " ").replace(")", " ").replace(",", " ").split()
-    return {name: value for name, value in values.items() if name in words}
+    return read_by(lines, values)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

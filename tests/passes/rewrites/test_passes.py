@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper, numpy_helper
@@ -67,9 +68,16 @@ def network(opset: int = 13, seed: int = 0) -> ModelProto:
     return parse(NETWORK, opset=opset, **values(seed))
 
 
-def test_a_network_of_everything() -> None:
+@pytest.fixture(scope="module")
+def done() -> ModelProto:
+    return prepared(network())
+
+
+def test_a_network_of_everything_changes_once_and_for_all() -> None:
     model = network()
+    before = model.SerializeToString(deterministic=True)
     result = rewrite_model(model)
+    assert model.SerializeToString(deterministic=True) == before
     assert ops(result.proto) == {
         "Conv": 3,
         "Gelu": 1,
@@ -87,6 +95,12 @@ def test_a_network_of_everything() -> None:
     assert [report.name for report in result.reports] == [entry.name for entry in PASSES]
     fired = {report.name for report in result.reports if report.changed}
     assert fired == {"dead", "activations", "prelu", "pool", "pad", "batchnorm", "scalars"}
+    # The same bytes every time, and nothing more is found in what came out.
+    once = result.proto.SerializeToString(deterministic=True)
+    assert prepared(model).SerializeToString(deterministic=True) == once
+    twice = rewrite_model(result.proto)
+    assert not any(report.changed for report in twice.reports)
+    assert twice.proto.SerializeToString(deterministic=True) == once
 
 
 @settings(max_examples=15)
@@ -99,35 +113,16 @@ def test_any_choice_of_passes_keeps_the_function(skip: set[str], seed: int, insi
     assert_same(model, result.proto, rtol=2e-5, seed=seed)
 
 
-def test_the_same_bytes_every_time_and_the_model_untouched() -> None:
-    model = network()
-    before = model.SerializeToString(deterministic=True)
-    first, second = prepared(model), prepared(model)
-    assert model.SerializeToString(deterministic=True) == before
-    assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
-
-
-def test_preparing_twice_changes_nothing_more() -> None:
-    once = prepared(network())
-    twice = rewrite_model(once)
-    assert not any(report.changed for report in twice.reports)
-    assert twice.proto.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
-
-
-def test_what_keeps_its_name_keeps_its_value() -> None:
+def test_what_keeps_its_name_keeps_its_value(done: ModelProto) -> None:
     """Every tensor of both models, main graph, is the same number in both."""
     model = network()
-    result = prepared(model)
-    common = [
-        name
-        for node in GraphIndex(result).nodes
-        for name in node.outputs
-        if GraphIndex(model).resolve(name, "") is not None
-    ]
+    index = GraphIndex(model)
+    written = [name for node in GraphIndex(done).nodes for name in node.outputs]
+    common = [name for name in written if index.resolve(name, "") is not None]
     assert len(common) > 6
     feeds = feeds_for(model)
     outputs = []
-    for proto in (model, result):
+    for proto in (model, done):
         probe = ModelProto()
         probe.CopyFrom(proto)
         del probe.graph.output[:]
@@ -200,15 +195,14 @@ def test_unnamed_nodes_and_a_clash_of_names() -> None:
     assert_same(model, result, rtol=1e-5)
 
 
-def test_inferred_types_do_not_reach_the_file() -> None:
+def test_inferred_types_do_not_reach_the_file(done: ModelProto) -> None:
     """ORT fuses by what it knows of shapes; the file tells it what it told before."""
-    result = prepared(network())
-    beyond = {name for node in result.graph.node if node.domain for name in node.output}
-    assert {value.name for value in result.graph.value_info} == beyond  # QuickGelu, which onnx cannot infer
-    index = GraphIndex(infer_shapes(result))
+    beyond = {name for node in done.graph.node if node.domain for name in node.output}
+    assert {value.name for value in done.graph.value_info} == beyond  # QuickGelu, which onnx cannot infer
+    index = GraphIndex(infer_shapes(done))
     assert all(index.shape(t) is not None for node in index.nodes if (t := index.resolve(node.outputs[0], "")))
     told = infer_shapes(network())
-    assert len(prepared(told).graph.value_info) > len(result.graph.value_info)
+    assert len(prepared(told).graph.value_info) > len(done.graph.value_info)
 
 
 def test_the_opset_rises_no_further_than_needed() -> None:
@@ -221,8 +215,8 @@ def test_the_opset_rises_no_further_than_needed() -> None:
     assert NEWEST == 20
 
 
-def test_the_prepared_network_is_loaded_and_fused() -> None:
-    found = ops(optimize_graph(prepared(network())))
+def test_the_prepared_network_is_loaded_and_fused(done: ModelProto) -> None:
+    found = ops(optimize_graph(done))
     assert found["BatchNormalization"] == 0
     assert found["Pad"] == 0
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.config import Config, Rule, TensorConfig
+from onnxq.config import Config, TensorConfig
 from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
@@ -24,11 +24,12 @@ from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, TensorId
 from tests.passes.context import make_context, place
+from tests.passes.rounding.kit import ALL
 from tests.pipeline.models import images, residual
 
 HIGH = Config(
     effort="high",
-    rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
+    rules=ALL,
     skip=("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion"),
     weights=TensorConfig(granularity="channel", bits=3, narrow_range=True),
 )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
 
 from onnxq.passes.rounding.im2col import (
     Geometry,
@@ -20,20 +18,7 @@ from onnxq.passes.rounding.im2col import (
 )
 from onnxq.passes.rounding.second_moments import position_limit
 from onnxq.runtime import Session
-
-
-def conv(x: np.ndarray, w: np.ndarray, attrs: dict[str, Any]) -> np.ndarray:
-    """What ONNX Runtime makes of it."""
-    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", **attrs)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", 1, x.shape)],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [onnx.numpy_helper.from_array(w, "w")],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return Session(proto, optimize=False).run({"x": x})["y"]
+from tests.passes.rounding.kit import one_node
 
 
 @st.composite
@@ -76,7 +61,7 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
     attrs, shape, weight = case
     rng = np.random.default_rng(seed)
     x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(weight).astype(np.float32)
-    wanted = conv(x, w, attrs)
+    wanted = Session(one_node("Conv", w, shape, **attrs), optimize=False).run({"x": x})["y"]
     geometry = geometry_of(attrs)
     total = gather_positions(shape, geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes
-from onnxq.passes.rounding.layerwise import Array, Changes, LayerwiseRunner
+from onnxq.passes.rounding.im2col import Geometry
+from onnxq.passes.rounding.layerwise import Array, Changes, LayerwiseRunner, PairedRunner
+from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 from tests.graph.shape_nets import shape_nets
-from tests.passes.kit import body, parse
+from tests.passes.kit import parse
 
 NET = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) {
     a = Mul(x, two) b = MatMul(a, w) c = Relu(b) d = Add(c, a) e = MatMul(d, w) y = Add(e, bias) z = Neg(c) }"""
@@ -40,45 +42,22 @@ def runner(changes: Changes | None = None, proto: onnx.ModelProto = MODEL, feeds
     return LayerwiseRunner(proto, feeds, {} if changes is None else changes)
 
 
-@settings(max_examples=8, deadline=None)
-@given(st.lists(st.sampled_from("bcdey"), min_size=1, max_size=5, unique=True).map(sorted))
-def test_the_inputs_of_every_node_are_those_of_the_whole_model(stops):
-    stops = sorted(stops, key="bcdey".index)
+def test_what_is_read_later_is_kept_and_reaching_it_runs_nothing():
     at = runner()
-    expected = whole([*"abcde"])
-    for made in stops:
-        at.advance(at.place(name(made)))
-        node = next(node for node in MODEL.graph.node if node.name == name(made))
-        for read in node.input:
-            if read in "abcde":
-                for value, wanted in zip(at.values(TensorId(read)), expected, strict=True):
-                    np.testing.assert_array_equal(value, wanted[read])
-
-
-def test_what_is_read_later_is_kept_and_what_is_not_goes():
-    at = runner()
-    at.advance(at.place(name("d")))
-    # d reads a and c; b was for c alone.
-    assert at.holds(TensorId("a"), name("d"))
-    assert not at.holds(TensorId("b"), name("c"))
-    at.advance(at.place(name("e")))
-    assert not at.holds(TensorId("a"), name("d"))
-    # z reads c at the end.
-    assert at.holds(TensorId("c"), name("z"))
-    # What is still to be made can be had.
-    assert at.holds(TensorId("e"), name("y"))
-
-
-def test_reaching_what_is_at_hand_runs_nothing():
-    at = runner()
-    at.reach(TensorId("x"), name("a"))
     at.reach(TensorId("a"), name("b"))
     np.testing.assert_array_equal(next(at.values(TensorId("a"))), 2 * FEEDS[0]["x"])
     # a is at hand for d as well, so nothing in front of d runs yet.
     at.reach(TensorId("a"), name("d"))
     assert not at.holds(TensorId("c"), name("a"))
     at.reach(TensorId("c"), name("d"))
-    assert at.holds(TensorId("c"), name("a"))
+    # d reads a and c; b was for c alone.
+    assert at.holds(TensorId("a"), name("d"))
+    assert not at.holds(TensorId("b"), name("c"))
+    at.advance(at.place(name("e")))
+    assert not at.holds(TensorId("a"), name("d"))
+    # z reads c at the end, and what is still to be made can be had.
+    assert at.holds(TensorId("c"), name("z"))
+    assert at.holds(TensorId("e"), name("y"))
 
 
 def test_changed_constants_count_from_the_next_piece_on():
@@ -101,20 +80,39 @@ def test_an_input_that_the_node_lacks_can_be_given():
         np.testing.assert_allclose(value, feeds["x"] @ HELD["w"] + 5, rtol=1e-4, atol=1e-5)
 
 
+def request(data: str, reader: str, paired: str | None) -> MomentsRequest:
+    other = None if paired is None else TensorId(paired)
+    return MomentsRequest(name(reader), TensorId(data), other, Geometry(), (1, 4), second=True, halves=False)
+
+
+def test_two_models_are_at_the_same_node_with_their_own_values():
+    both = PairedRunner(FEEDS, runner(), runner({(name("b"), 1): np.eye(4)}))
+    # Without a partner the float model alone goes on.
+    assert list(both.iterate_tensors(request("a", "b", None))) == []
+    c = TensorId("c")
+    assert both.has_tensors(c, c, name("d"))
+    assert not both.has_tensors(c, None, name("d"))
+    found = list(both.iterate_tensors(request("c", "d", "c")))
+    for (feeds, real, quantized), wanted in zip(found, whole(["c"]), strict=True):
+        np.testing.assert_array_equal(real, wanted["c"])
+        np.testing.assert_allclose(quantized, np.maximum(2 * feeds["x"], 0), rtol=1e-6)
+    # Both have gone past the node that reads b.
+    assert not both.has_tensors(TensorId("b"), c, name("c"))
+    assert not both.has_tensors(c, TensorId("b"), name("c"))
+    assert list(PairedRunner([], runner(feeds=[]), runner(feeds=[])).iterate_tensors(request("c", "d", "c"))) == []
+
+
+BRANCH = """g (float[N,4] x, bool flag) => (float[N,4] y) {
+    h = Mul(x, two)
+    [branch] o = If (flag) <then_branch = t () => (float[N,4] t) { [s] s = Relu(h) [t] t = MatMul(s, w) },
+                            else_branch = e () => (float[N,4] f) { f = Identity(h) }>
+    y = Neg(o)
+}"""
+
+
 def branching() -> onnx.ModelProto:
     """An If whose then-branch multiplies h, which is x doubled."""
-    proto = parse("g (float[N,4] x, bool flag) => (float[N,4] y) { h = Mul(x, two) o = Identity(h) y = Neg(o) }",
-                  two=2.0)  # fmt: skip
-    node = next(node for node in proto.graph.node if node.output[0] == "o")
-    node.CopyFrom(onnx.helper.make_node(
-        "If", ["flag"], ["o"], name="branch",
-        then_branch=body("g () => (float[N,4] t) { s = Relu(h) t = MatMul(s, w) }", w=HELD["w"]),
-        else_branch=body("g () => (float[N,4] f) { f = Identity(h) }"),
-    ))  # fmt: skip
-    for attr in node.attribute:
-        for inner in attr.g.node:
-            inner.name = inner.output[0]
-    return infer_shapes(proto)
+    return infer_shapes(parse(BRANCH, two=2.0, w=HELD["w"]))
 
 
 def test_tensors_of_a_body_are_read_where_its_holder_runs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import onnx
 import pytest
@@ -25,6 +26,12 @@ from tests.passes.rounding.kit import FOUR, calibrated
 from tests.pipeline.models import images, residual
 
 
+@pytest.fixture(scope="module")
+def calibration() -> tuple[FloatState, Plan, Dataset]:
+    state, plan, _ = calibrated(residual(), images(16), FOUR)
+    return state, plan, load_data(images(16), GraphIndex(state.model).inputs)
+
+
 def round_in_a_run(
     state: FloatState, plan: Plan, data: Dataset, effort: str = "balanced"
 ) -> tuple[PlacedState, SampledContext]:
@@ -33,68 +40,52 @@ def round_in_a_run(
     return run_stage(passes.ROUNDING, Stage.REFINE, ctx, place(state, plan)), ctx
 
 
-def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
-
+@pytest.mark.parametrize(
+    ("harmed", "kept"), [(("w0", "w1", "w2", "w3"), set()), (("w3",), {"w0", "w1", "w2"})], ids=["all", "the last"]
+)
+def test_what_makes_it_worse_is_rolled_back_and_parts_that_help_are_kept(
+    monkeypatch: pytest.MonkeyPatch, calibration: Any, harmed: tuple[str, ...], kept: set[str]
+) -> None:
     def harmful(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
         found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
         sites = tuple(
-            replace(s, values=-s.values) if s.values is not None and s.role is Role.WEIGHT else s
+            replace(s, values=-s.values) if s.values is not None and str(s.site) in harmed else s
             for s in found.plan.sites
         )
         return replace(found, plan=replace(found.plan, sites=sites))
 
     monkeypatch.setattr(passes, "round_sequentially", harmful)
-    after, ctx = round_in_a_run(prepared, plan, data)
-    assert after.plan is plan
-    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.NO_GAIN]
-
-
-def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
-
-    def harmful_gemm(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
-        found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
-        sites = tuple(
-            replace(s, values=-s.values) if s.values is not None and str(s.site) == "w3" else s
-            for s in found.plan.sites
-        )
-        return replace(found, plan=replace(found.plan, sites=sites))
-
-    monkeypatch.setattr(passes, "round_sequentially", harmful_gemm)
-    after, ctx = round_in_a_run(prepared, plan, data)
+    after, ctx = round_in_a_run(*calibration)
     rounded = {str(s.site) for s in after.planned.sites if s.values is not None and s.role is Role.WEIGHT}
-    assert rounded == {"w0", "w1", "w2"}
-    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.KEPT]
+    assert rounded == kept
+    assert (after.plan is calibration[1]) == (not kept)
+    second = Outcome.KEPT if kept else Outcome.NO_GAIN
+    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, second]
 
 
 @pytest.mark.parametrize(
     ("before", "effort", "sweeps"), [(45.0, "balanced", 1), (45.0, "high", 3), (35.0, "balanced", 3)]
 )
 def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
-    monkeypatch: pytest.MonkeyPatch, before: float, effort: str, sweeps: int
+    monkeypatch: pytest.MonkeyPatch, calibration: Any, before: float, effort: str, sweeps: int
 ) -> None:
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
+    state, plan, data = calibration
     counts: list[int] = []
     monkeypatch.setattr(
         passes, "round_sequentially", lambda *args, **given: counts.append(1) or round_sequentially(*args, **given)
     )
     monkeypatch.setattr(Evaluator, "score", lambda _, state, judged, **__: before if judged is plan else before - 1.0)
     monkeypatch.setattr(Evaluator, "is_worse", lambda *_, **__: True)
-    after, ctx = round_in_a_run(prepared, plan, data, effort=effort)
+    after, ctx = round_in_a_run(state, plan, data, effort=effort)
     assert after.plan is plan
     assert len(counts) == sweeps
     assert ctx.journal[0].outcome is Outcome.WORSE
     assert ctx.journal[0].trial_db == (before, before - 1.0)
 
 
-def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch, calibration: Any) -> None:
     """All together lose by one sample what the others gain: the sweep stays; where most lose, it goes."""
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
+    prepared, plan, data = calibration
     swept = round_sequentially(prepared.model, plan, data.samples(), progress=silent).plan
     judge = Evaluator(data)
     assert not judge.is_worse(prepared, swept, plan)

@@ -8,44 +8,31 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 
-import onnxq
-from onnxq.calibrate import calibrate
-from onnxq.config import Config, Rule, TensorConfig
-from onnxq.data import load_data
-from onnxq.graph import GraphIndex
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.rounding import sequential as sweeping
 from onnxq.passes.rounding.operators import find_pooling, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.passes.view import View
-from onnxq.pipeline.prepared import load_state
 from onnxq.progress import silent
 from onnxq.runtime import Session
+from tests.passes.kit import parse
+from tests.passes.rounding.kit import FOUR, calibrated
 
 Array = NDArray[Any]
-FOUR = Config(
-    rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
-    skip=("cross_layer_equalization", "bias_absorption", "smoothquant"),
-    weights=TensorConfig(granularity="channel", bits=4, narrow_range=True),
-)
-HEAD = "Gemm <transB=1>(f, v, b)"
+# At the default effort, and without the pass of biases either.
+POOLED = FOUR.model_copy(update={"effort": None, "skip": (*FOUR.skip, "bias_absorption")})
+HEAD = "y = Gemm <transB=1>(f, v, b)"
 
 
-def network(head: str, weight: tuple[int, ...] = (10, 48)) -> onnx.ModelProto:
-    made = "N,10" if len(weight) == 2 else "N,10,H,W"
-    proto = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 18]>\ng (float[N,3,20,20] x) => (float[{made}] y) '
-        f"{{ c = Conv <strides=[2,2]>(x, w) \n r = Relu(c) \n {head} }}"
-    )
+def network(head: str) -> onnx.ModelProto:
+    pixels = "y = Conv" in head
     rng = np.random.default_rng(1)
-    shapes = {"w": (48, 3, 4, 4), "v": weight, "b": (10,)}
-    for name, shape in shapes.items():
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([-1, 48]), "flat"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([2, 3]), "spatial"))
-    return proto
+    shapes = {"w": (48, 3, 4, 4), "v": (10, 48, 1, 1) if pixels else (10, 48), "b": (10,)}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    text = f"g (float[N,3,20,20] x) => (float[N,10{',H,W' if pixels else ''}] y) {{ c = Conv <strides=[2,2]>(x, w) "
+    text += f"r = Relu(c) {head} }}"
+    return parse(text, opset=18, **weights, flat=np.array([-1, 48]), spatial=np.array([2, 3]))
 
 
 def pictures(count: int, seed: int = 0) -> dict[str, Array]:
@@ -55,42 +42,34 @@ def pictures(count: int, seed: int = 0) -> dict[str, Array]:
     return {"x": coarse.repeat(4, 2).repeat(4, 3) + 0.3 * fine}
 
 
-def planned(proto: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Any, Any, list[dict[str, Array]]]:
-    prepared = load_state(proto)
-    data = load_data(feeds, GraphIndex(prepared.model).inputs)
-    plan = calibrate(prepared.model, onnxq.make_plan(proto, feeds, FOUR), data)
-    return prepared, plan, list(data.samples())
-
-
 @pytest.mark.parametrize(
-    ("head", "weight", "found"),
+    ("head", "found"),
     [
-        (f"p = GlobalAveragePool(r) \n f = Flatten(p) \n y = {HEAD}", (10, 48), True),
-        (f"p = GlobalAveragePool(r) \n f = Reshape(p, flat) \n y = {HEAD}", (10, 48), True),
-        (f"f = ReduceMean <keepdims=0>(r, spatial) \n y = {HEAD}", (10, 48), True),
-        ("p = GlobalAveragePool(r) \n y = Conv(p, v, b)", (10, 48, 1, 1), True),
-        (f"p = GlobalMaxPool(r) \n f = Flatten(p) \n y = {HEAD}", (10, 48), False),
-        ("p = AveragePool <kernel_shape=[2,2]>(r) \n y = Conv(p, v, b)", (10, 48, 1, 1), False),
-        ("y = Conv(r, v, b)", (10, 48, 1, 1), False),
+        (f"p = GlobalAveragePool(r) f = Flatten(p) {HEAD}", True),
+        (f"p = GlobalAveragePool(r) f = Reshape(p, flat) {HEAD}", True),
+        (f"f = ReduceMean <keepdims=0>(r, spatial) {HEAD}", True),
+        ("p = GlobalAveragePool(r) y = Conv(p, v, b)", True),
+        (f"p = GlobalMaxPool(r) f = Flatten(p) {HEAD}", False),
+        ("p = AveragePool <kernel_shape=[2,2]>(r) y = Conv(p, v, b)", False),
+        ("y = Conv(r, v, b)", False),
     ],
 )
-def test_what_is_behind_a_pooling(head: str, weight: tuple[int, ...], found: bool) -> None:
-    prepared, plan, _ = planned(network(head, weight), pictures(12))
+def test_what_is_behind_a_pooling(head: str, found: bool) -> None:
+    prepared, plan, _ = calibrated(network(head), pictures(12), POOLED)
     view = View(prepared.model)
-    last = list_operators(view.index, plan)[-1]
-    pool = find_pooling(view, last)
+    pool = find_pooling(view, list_operators(view.index, plan)[-1])
     assert (pool is not None) == found
     assert pool is None or pool[0].op_type in ("GlobalAveragePool", "ReduceMean")
 
 
 def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    proto = network(f"p = GlobalAveragePool(r) \n f = Flatten(p) \n y = {HEAD}")
-    prepared, plan, samples = planned(proto, pictures(12))
+    proto = network(f"p = GlobalAveragePool(r) f = Flatten(p) {HEAD}")
+    prepared, plan, samples = calibrated(proto, pictures(12), POOLED)
     fresh = pictures(200, seed=5)
     wanted = Session(proto, optimize=False).run(fresh)["y"]
 
     def lost() -> float:
-        head = frozenset(one.node.name for one in list_operators(GraphIndex(prepared.model), plan)[-1:])
+        head = frozenset(one.node.name for one in list_operators(View(prepared.model).index, plan)[-1:])
         swept = round_sequentially(
             prepared.model, plan, samples, options=RoundingOptions(head, alone=True), progress=silent
         )

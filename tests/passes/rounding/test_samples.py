@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 import onnxq
-from onnxq.config import Config, Rule, TensorConfig
+from onnxq.config import Config, TensorConfig
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
 from onnxq.passes.rounding import samples as sampling
 from onnxq.pipeline.prepared import load_state
+from tests.passes.rounding.kit import ALL
 from tests.pipeline.models import images, residual
-
-ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
 
 
 def test_weights_of_few_bits_get_more_of_large_samples() -> None:

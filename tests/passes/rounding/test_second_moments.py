@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from onnxq.passes.rounding.gptq_core import (
-    may_refit,
-)
-from onnxq.passes.rounding.im2col import (
-    Geometry,
-    window_means,
-)
-from onnxq.passes.rounding.second_moments import Accumulator, merge_moments
+from onnxq.passes.rounding.im2col import Geometry, window_means
+from onnxq.passes.rounding.second_moments import Accumulator, Workspace, merge_moments
+from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, StatisticsSource, gather_statistics
+from onnxq.sites import TensorId
+
+Array = NDArray[Any]
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 99))
@@ -77,15 +80,6 @@ def test_many_rows_in_one_update_equal_many_updates() -> None:
     np.testing.assert_allclose(whole.make_moments().h, parts.make_moments().h, rtol=1e-4, atol=1e-4)
 
 
-def test_without_second_moments_only_means_are_kept() -> None:
-    sums = Accumulator(1, 1000, second=False)
-    sums.add_samples(np.ones((1, 1000, 4), np.float32), np.zeros((1, 1000, 4), np.float32))
-    found = sums.make_moments()
-    assert found.h.size == 0
-    assert found.mean_x.tolist() == [[1.0] * 1000]
-    assert not may_refit(found)
-
-
 def test_moments_of_two_halves_are_those_of_all() -> None:
     rng = np.random.default_rng(7)
     x = (rng.standard_normal((2, 3, 900)) + 5).astype(np.float32)
@@ -101,3 +95,56 @@ def test_moments_of_two_halves_are_those_of_all() -> None:
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-5)
     alone = merge_moments(wanted, Accumulator(2, 3).make_moments())
     np.testing.assert_allclose(alone.h, wanted.h)
+
+
+# ---- Samples that count in second moments alone.
+
+
+@dataclass(frozen=True)
+class Given(StatisticsSource):
+    """Tensors as they are."""
+
+    values: Array
+
+    @property
+    def feeds(self) -> list[dict[str, Array]]:
+        return [{} for _ in self.values]
+
+    def iterate_tensors(self, wanted: MomentsRequest) -> list[tuple[dict[str, Array], Array, Array]]:
+        return [({}, one, one) for one in self.values]
+
+
+def gather(real: Array, others: Array) -> OperatorStatistics:
+    wanted = MomentsRequest("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    return gather_statistics(Given(real), Given(others), wanted, Workspace())
+
+
+@pytest.mark.parametrize("rows", [4, 2000])
+def test_others_count_where_positions_are_few_and_in_second_moments_alone(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    real, other = (rng.standard_normal((6, rows, 8)).astype(np.float32) * scale for scale in (1, 3))
+    plain, both = gather(real, real[:0]), gather(real, other)
+    assert np.array_equal(plain.moments.mean_x, both.moments.mean_x)
+    assert plain.moments.weight == both.moments.weight == 6 * rows
+    grown = float(np.trace(both.moments.h[0]) / np.trace(plain.moments.h[0]))
+    assert grown == 1 if rows == 2000 else 3 < grown < 9
+
+
+def test_others_go_with_the_half_of_their_sample() -> None:
+    real = np.zeros((3, 2, 8), np.float32)
+    real[0::2, 0], real[1::2, 1] = 1, 1
+    plain, both = gather(real, real[:0]), gather(real, np.concatenate([real] * 3))
+    assert plain.halves is not None
+    assert both.halves is not None
+    for one, other in zip(plain.halves, both.halves, strict=True):
+        np.testing.assert_allclose(one.h, other.h, atol=1e-12)
+
+
+def test_others_are_left_out_where_a_half_has_no_samples_and_where_they_overflow() -> None:
+    assert gather(np.zeros((2, 0, 8), np.float32), np.ones((2, 2, 8), np.float32)).moments.count == 0
+    real = np.random.default_rng(0).standard_normal((4, 4, 8)).astype(np.float32)
+    other = real.copy()
+    other[1, 2, 3], other[2, 0, 0] = np.nan, np.inf
+    found = gather(real, other).moments
+    assert found.count == 6 * 4
+    assert np.isfinite(found.h).all()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.config import Config, TensorConfig
@@ -19,6 +19,7 @@ from onnxq.plan import from_json, to_json
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.passes.kit import parse
 from tests.passes.rounding.kit import ALL, FOUR, calibrated
 from tests.pipeline.models import images, residual
 
@@ -33,28 +34,21 @@ def done() -> onnxq.Result:
     return onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
 
 
-def test_four_bit_weights_lose_less(done: onnxq.Result) -> None:
-    plain = onnxq.quantize(
-        residual(), images(32), FOUR.model_copy(update={"effort": "fast"}), overrides={"latency": False}
-    )
+def test_four_bit_weights_lose_less_and_a_plan_repeats_them_without_data(done: onnxq.Result, tmp_path: Path) -> None:
+    plain = onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False, "effort": "fast"})
     fresh = images(64, seed=9)
     assert error(done.model, residual(), fresh) < 0.5 * error(plain.model, residual(), fresh)
     assert any(line.startswith("rounding: ") and "rounded by moments" in line for line in done.report.accounts)
     weights = [site for site in done.plan.sites if site.role is Role.WEIGHT]
     assert all(site.values is not None and abs(site.values).max() <= 7 for site in weights)
-
-
-def test_apply_repeats_it_without_data(done: onnxq.Result, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(done.plan_json())
-    again = onnxq.apply(residual(), path)
-    assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
-    assert from_json(path.read_text()) == done.plan
-
-
-def test_the_same_samples_give_the_same_bytes(done: onnxq.Result) -> None:
+    (tmp_path / "plan.json").write_text(done.plan_json())
+    applied = onnxq.apply(residual(), tmp_path / "plan.json")
     again = onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
-    assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+    # The same samples give the same bytes.
+    assert {one.model.SerializeToString(deterministic=True) for one in (applied, again, done)} == {
+        done.model.SerializeToString(deterministic=True)
+    }
+    assert from_json((tmp_path / "plan.json").read_text()) == done.plan
 
 
 def test_other_weights_are_not_given_the_old_ones_levels(done: onnxq.Result) -> None:
@@ -73,32 +67,27 @@ def test_values_that_do_not_fit_are_refused(done: onnxq.Result) -> None:
             onnxq.apply(residual(), replace(done.plan, sites=sites))
 
 
-def test_fast_skip_and_made_up_samples_leave_the_plan(done: onnxq.Result) -> None:
-    for config, data in (
-        (FOUR.model_copy(update={"effort": "fast"}), images()),
-        (FOUR.model_copy(update={"skip": ("cross_layer_equalization", "smoothquant", "rounding")}), images()),
-        (FOUR, None),
-    ):
-        found = onnxq.quantize(residual(), data, config, overrides={"latency": False})
-        assert all(site.values is None for site in found.plan.sites)
-        assert not any(line.startswith("rounding: ") for line in found.report.accounts)
+@pytest.mark.parametrize(
+    ("overrides", "data"), [({"effort": "fast"}, images()), ({"skip": (*FOUR.skip, "rounding")}, images()), ({}, None)]
+)
+def test_fast_skip_and_made_up_samples_leave_the_plan(overrides: dict[str, Any], data: Any) -> None:
+    found = onnxq.quantize(residual(), data, FOUR, overrides={"latency": False, **overrides})
+    assert all(site.values is None for site in found.plan.sites)
+    assert not any(line.startswith("rounding: ") for line in found.report.accounts)
 
 
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {
-    a = MatMul(x, w0)
-    b = Add(a, b0)
-    c = Relu(b)
-    d = MatMul(c, w1)
-    y = Relu(d)
+    a = MatMul(x, w0) b = Add(a, b0) c = Relu(b) d = MatMul(c, w1) y = Relu(d)
 }"""
 
 
+def draw(seed: int, scale: float, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) / scale for name, shape in shapes.items()}
+
+
 def matmuls() -> onnx.ModelProto:
-    rng = np.random.default_rng(0)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{MATMULS}')
-    for name, shape in (("w0", (32, 48)), ("b0", (48,)), ("w1", (48, 16))):
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 5, name))
-    return proto
+    return parse(MATMULS, **draw(0, 5, w0=(32, 48), b0=(48,), w1=(48, 16)))
 
 
 def tokens(count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -142,14 +131,10 @@ def test_the_add_behind_a_matmul_takes_the_correction_and_other_readers_do_not()
 
 
 def test_a_convolution_without_bias_gets_one() -> None:
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\ng (float[N,16,9,9] x) => (float[N,16,4,4] y) '
-        "{ a = Conv <group=4, strides=[2,2]>(x, w) \n y = Conv <group=16, pads=[1,1,1,1]>(a, v) }"
-    )
-    rng = np.random.default_rng(1)
-    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 4, 3, 3)).astype(np.float32), "w"))
-    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 1, 3, 3)).astype(np.float32), "v"))
-    feeds = {"x": rng.standard_normal((24, 16, 9, 9)).astype(np.float32) + 1}
+    text = """g (float[N,16,9,9] x) => (float[N,16,4,4] y) {
+        a = Conv <group=4, strides=[2,2]>(x, w) y = Conv <group=16, pads=[1,1,1,1]>(a, v) }"""
+    proto = parse(text, **draw(1, 1, w=(16, 4, 3, 3), v=(16, 1, 3, 3)))
+    feeds = {"x": np.random.default_rng(2).standard_normal((24, 16, 9, 9)).astype(np.float32) + 1}
     config = FOUR.model_copy(update={"weights": TensorConfig(granularity="channel", bits=4)})
     prepared, plan, samples = calibrated(proto, feeds, config)
     found = round_sequentially(prepared.model, plan, samples, progress=silent)
@@ -161,8 +146,7 @@ def test_a_convolution_without_bias_gets_one() -> None:
 
 def branching() -> onnx.ModelProto:
     """Two convolutions in one branch of an If."""
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (bool on, float[N,32,8,8] x) => (float[N,32,8,8] y) {
+    text = """g (bool on, float[N,32,8,8] x) => (float[N,32,8,8] y) {
         h = Relu(x)
         y = If (on) <
             then_branch = t () => (float[N,32,8,8] ty) { ta = Conv <pads=[1,1,1,1]>(h, w, b)
@@ -170,12 +154,7 @@ def branching() -> onnx.ModelProto:
               ty = Conv <pads=[1,1,1,1]>(tr, v, b) },
             else_branch = e () => (float[N,32,8,8] ey) { ey = Neg(h) }>
     }"""
-    proto = parser.parse_model(text)
-    rng = np.random.default_rng(2)
-    for name, shape in (("w", (32, 32, 3, 3)), ("v", (32, 32, 3, 3)), ("b", (32,))):
-        values = rng.standard_normal(shape).astype(np.float32) / 12
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    return proto
+    return parse(text, **draw(2, 12, w=(32, 32, 3, 3), v=(32, 32, 3, 3), b=(32,)))
 
 
 def flags() -> list[dict[str, np.ndarray]]:

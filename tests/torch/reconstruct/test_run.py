@@ -12,7 +12,7 @@ from onnxq.sites import Role
 from tests.torch.reconstruct.kit import QLinear, plain_net, rows, values
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import AdaRound, create_quantizer, quantizers_of
-from torch_frontend.reconstruct import Progress, Settings, reconstruct
+from torch_frontend.reconstruct import LearningProgress, Settings, reconstruct
 
 QUICK = Settings(iterations=80, batch=16, samples=64, lr=0.03)
 
@@ -150,7 +150,7 @@ def test_a_second_run_starts_anew() -> None:
 
 
 def test_progress() -> None:
-    told: list[Progress] = []
+    told: list[LearningProgress] = []
     reconstruct(
         plain_net(), [rows()], settings=Settings(iterations=230, samples=32), progress=told.append
     )  # fmt: skip
