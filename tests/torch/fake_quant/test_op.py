@@ -8,13 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.torch.fake_quant.kit import make_qparams, make_x
-from torch_frontend.fake_quant import available, fake_quantize
+from torch_frontend.fake_quant import fake_quantize
 
 # Dynamo and inductor warn about their own parts.
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-
-
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
 @quiet
@@ -38,12 +35,15 @@ def test_opcheck(
 
 
 @quiet
-def test_opcheck_of_other_strides() -> None:
-    scale, zero = (t.requires_grad_() for t in make_qparams((4,)))
-    base = make_x(2, 4, 3, 5)
-    for x in (base.contiguous(memory_format=torch.channels_last), base[:, :, ::2], base[:, :, :, :0]):
-        x = x.detach().requires_grad_()
-        torch.library.opcheck(torch.ops.onnxq.fake_quantize.default, (x, scale, zero, -8, 7, 1))
+@pytest.mark.parametrize("layout", ["channels_last", "sliced", "empty"])
+def test_opcheck_of_other_strides(layout: str) -> None:
+    x = {
+        "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+        "sliced": lambda t: t[:, :, ::2],
+        "empty": lambda t: t[:, :, :, :0],
+    }[layout](make_x(2, 4, 3, 5))
+    leaves = [t.detach().requires_grad_() for t in (x, *make_qparams((4,)))]
+    torch.library.opcheck(torch.ops.onnxq.fake_quantize.default, (*leaves, -8, 7, 1))
 
 
 class _Block(torch.nn.Module):
@@ -62,15 +62,14 @@ class _Block(torch.nn.Module):
 
 
 @quiet
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_as_one_graph_with_equal_gradients(dynamic: bool) -> None:
+def test_compiles_as_one_graph_with_equal_gradients() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     block, x = _Block(), make_x(2, 3, 8, 8)
     explained = torch._dynamo.explain(block)(x)
     assert explained.graph_break_count == 0
     results = []
-    for call in (block, torch.compile(block, fullgraph=True, dynamic=dynamic, backend="aot_eager")):
+    for call in (block, torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")):
         block.zero_grad()
         y = call(x)
         y.square().sum().backward()
@@ -120,17 +119,14 @@ def test_autocast_keeps_dtypes(dtype: Any) -> None:
     assert scale.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "axis"), [((0,), None), ((0, 3), 1), ((3, 0), 1), ((2, 3, 0), 1), ((0,), 0)])
-def test_empty_tensors(dtype: Any, shape: tuple[int, ...], axis: int | None) -> None:
-    x = torch.empty(shape, dtype=dtype, requires_grad=True)
+@pytest.mark.parametrize(("shape", "axis"), [((0,), None), ((3, 0), 1), ((2, 3, 0), 1), ((0,), 0)])
+def test_empty_tensors_have_empty_results_and_no_gradient(shape: tuple[int, ...], axis: int | None) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, requires_grad=True)
     scale, zero = (t.requires_grad_() for t in make_qparams(() if axis is None else (shape[axis],)))
     y = fake_quantize(x, scale, zero, qmin=-8, qmax=7, axis=axis)
     y.sum().backward()
-    assert y.shape == x.shape
-    assert y.dtype == dtype
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
     for leaf in (x, scale, zero):
-        assert leaf.grad is not None
         assert leaf.grad.shape == leaf.shape
         assert not leaf.grad.any()
 
@@ -152,16 +148,3 @@ def test_second_derivatives_are_refused() -> None:
     (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
-
-
-def test_meta_tensors_have_shapes_only() -> None:
-    x = torch.empty(1 << 20, 1 << 20, device="meta")
-    y = fake_quantize(x, torch.empty((), device="meta"), torch.empty((), device="meta"), qmin=-8, qmax=7)
-    assert y.shape == x.shape
-    assert y.is_meta
-
-
-def test_available_names_both_devices() -> None:
-    assert set(available()) == {"cpu", "cuda"}
-    for state in available().values():
-        assert state.startswith(("compiled", "reference: "))
