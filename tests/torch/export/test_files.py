@@ -217,6 +217,9 @@ def test_the_line_says_how_near_the_file_is_in_decibels_as_other_reports_do() ->
         "of quantization itself 38.0 dB"
     )
     assert str(ExportCheck(not_run="no session")) == "was not compared with torch: no session"
+    # Levels that rounding crosses may come near the noise of quantization, not beyond it.
+    assert not ExportCheck(50.0, 50.0, 0.1, 38.0).beyond_rounding
+    assert ExportCheck(50.0, 34.0, 0.1, 38.0).beyond_rounding
 
 
 def test_another_network_is_a_warning(tmp_path: Path) -> None:
