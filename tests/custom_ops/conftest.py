@@ -35,10 +35,15 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_library("swell_plugin.cpp", tmp_path_factory.mktemp("plugins"), "c++", "g++", "clang++")
 
 
+def fill_folder(folder: Path) -> Path:
+    """model.onnx, which uses the operator, and samples.npz."""
+    onnx.save(network(), folder / "model.onnx")
+    images = np.random.default_rng(1).standard_normal((16, 3, 16, 16)).astype(np.float32)
+    np.savez(folder / "samples.npz", x=images)
+    return folder
+
+
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder with model.onnx, which uses the operator, and samples.npz."""
-    onnx.save(network(), tmp_path / "model.onnx")
-    images = np.random.default_rng(1).standard_normal((16, 3, 16, 16)).astype(np.float32)
-    np.savez(tmp_path / "samples.npz", x=images)
-    return tmp_path
+    """A folder of model and samples."""
+    return fill_folder(tmp_path)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import onnxq
 from onnxq.cli import cli
+from tests.custom_ops.conftest import fill_folder
 from tests.custom_ops.models import network
 
 FORCED = "rules:\n  - op: Conv\n    set: {quantize: true}\n"
@@ -25,65 +26,62 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.node)
 
 
-@pytest.fixture
-def quantized(work: Path, library: Path) -> Path:
-    """`work` with model.q.onnx and plan.json."""
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
+    """A folder of model and samples with model.q.onnx, plan.json and lib.yaml, which names the library."""
+    work = fill_folder(tmp_path_factory.mktemp("quantized"))
     (work / "my.yaml").write_text(FORCED)
-    done = run(
-        "quantize", work / "model.onnx", "--data", work / "samples.npz", "--config", work / "my.yaml", "--effort",
-        "fast", "--no-latency", "--plan", work / "plan.json", "--ort-library", library,
-    )  # fmt: skip
+    (work / "lib.yaml").write_text(f"runtime: {{libraries: {library}}}\n{FORCED}")
+    options = ("--config", work / "my.yaml", "--effort", "fast", "--no-latency", "--plan", work / "plan.json")
+    done = run("quantize", work / "model.onnx", "--data", work / "samples.npz", *options, "--ort-library", library)
     assert done.exit_code == 0, done.stderr
     return work
 
 
-def test_quantize_runs_the_operator_and_quantizes_around_it(quantized: Path) -> None:
+def test_quantize_runs_the_operator_and_apply_writes_the_same(quantized: Path, library: Path, tmp_path: Path) -> None:
     made = operators(onnx.load(quantized / "model.q.onnx"))
     assert made["Swell"] == 2
     assert made["QuantizeLinear"] >= 2  # in front of both convolutions, the second behind the custom operator
-
-
-def test_all_of_the_accuracy_passes_run_with_it(work: Path, library: Path) -> None:
-    result = onnxq.quantize(
-        work / "model.onnx",
-        work / "samples.npz",
-        overrides={"effort": "high", "latency": False, "ort_library": library},
-    )
-    assert all(check.sqnr_db[1] > 20 for check in result.report.checks)
-    assert operators(result.model)["Swell"] == 2
-
-
-def test_plan_and_apply(quantized: Path, library: Path) -> None:
-    (quantized / "lib.yaml").write_text(f"runtime: {{libraries: {library}}}\n{FORCED}")
-    trust = ("--trust", quantized / "lib.yaml")
-    planned = run("plan", quantized / "model.onnx", "--config", quantized / "lib.yaml", *trust)
+    configured = ("--config", quantized / "lib.yaml", "--trust", quantized / "lib.yaml")
+    planned = run("plan", quantized / "model.onnx", *configured)
     assert planned.exit_code == 0, planned.stderr
-    again = quantized / "again.onnx"
-    done = run(
-        "apply", quantized / "model.onnx", quantized / "plan.json", "--data", quantized / "samples.npz", "--no-latency",
-        "--ort-library", library, "-o", again,
-    )  # fmt: skip
+    files = (quantized / "model.onnx", quantized / "plan.json", "--data", quantized / "samples.npz")
+    done = run("apply", *files, "--no-latency", "--ort-library", library, "-o", tmp_path / "again.onnx")
     assert done.exit_code == 0, done.stderr
     assert "SQNR" in done.stdout
-    assert again.read_bytes() == (quantized / "model.q.onnx").read_bytes()
+    assert (tmp_path / "again.onnx").read_bytes() == (quantized / "model.q.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("section", [False, True])
+def test_the_accuracy_passes_run_with_it_and_the_answers_are_those_of_the_operator(work: Path, library: Path) -> None:
+    """Float and quantized file side by side, run by ONNX Runtime itself."""
+    import onnxruntime
+
+    overrides = {"effort": "high", "latency": False, "ort_library": library}
+    result = onnxq.quantize(work / "model.onnx", work / "samples.npz", overrides=overrides)
+    assert all(check.sqnr_db[1] > 20 for check in result.report.checks)
+    assert operators(result.model)["Swell"] == 2
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(library))
+    x = np.load(work / "samples.npz")["x"]
+    before, after = (
+        onnxruntime.InferenceSession(m, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (str(work / "model.onnx"), result.model.SerializeToString())
+    )
+    assert np.linalg.norm(after - before) < 0.1 * np.linalg.norm(before)
+
+
 @pytest.mark.parametrize("command", ["diff", "profile"])
-def test_diff_and_profile(quantized: Path, library: Path, command: str, section: bool) -> None:
-    (quantized / "lib.yaml").write_text(f"runtime: {{libraries: [{library}]}}\n")
-    trusted = ("--config", quantized / "lib.yaml", "--trust", quantized / "lib.yaml")
-    given = trusted if section else ("--ort-library", library)
+def test_diff_and_profile(quantized: Path, library: Path, command: str, tmp_path: Path) -> None:
+    (tmp_path / "lib.yaml").write_text(f"runtime: {{libraries: [{library}]}}\n")
     models = (quantized / "model.onnx", quantized / "model.q.onnx")
-    done = run(command, *models, "--data", quantized / "samples.npz", "--samples", 2, *given)
-    assert done.exit_code == 0, done.stderr
-
-
-def test_diff_looks_inside(quantized: Path, library: Path) -> None:
+    trusted = ("--config", tmp_path / "lib.yaml", "--trust", tmp_path / "lib.yaml")
+    for given in (trusted, ("--ort-library", library)):
+        done = run(command, *models, "--data", quantized / "samples.npz", "--samples", 2, *given)
+        assert done.exit_code == 0, done.stderr
     inside = {"engines": ("ort",), "layers": True, "bisect": True, "samples": 2, "ort_library": [library]}
-    models = (quantized / "model.onnx", quantized / "model.q.onnx")
-    found = onnxq.diff(*models, quantized / "samples.npz", overrides=inside)
-    assert "s" in {layer.name for layer in found.layers}
+    if command == "diff":
+        found = onnxq.diff(*models, quantized / "samples.npz", overrides=inside)
+        assert "s" in {layer.name for layer in found.layers}
 
 
 def test_prove_hands_the_library_to_the_process_that_builds(quantized: Path, library: Path) -> None:
@@ -94,9 +92,8 @@ def test_prove_hands_the_library_to_the_process_that_builds(quantized: Path, lib
     without = run("prove", model, "--engine", "ort")
     assert without.exit_code == 1
     assert "operator 'Swell' of domain 'example.ops'" in without.stderr
-    assert (
-        run("prove", model, "--engine", "tensorrt-rtx", "--ort-library", library).exit_code == 1
-    )  # TensorRT has no use for it
+    # TensorRT has no use for it.
+    assert run("prove", model, "--engine", "tensorrt-rtx", "--ort-library", library).exit_code == 1
 
 
 def test_a_calibration_cache_is_imported_with_it(work: Path, library: Path) -> None:
@@ -171,22 +168,3 @@ def test_a_missing_library_leaves_nothing_behind(work: Path) -> None:
     assert done.exit_code == 1
     assert f"operator library {work / 'no.so'}: there is no such file" in done.stderr
     assert sorted(path.name for path in work.iterdir()) == ["model.onnx", "samples.npz"]
-
-
-def test_the_answers_are_those_of_the_operator(work: Path, library: Path) -> None:
-    """Float and quantized file side by side, run by ONNX Runtime itself."""
-    import onnxruntime
-
-    result = onnxq.quantize(
-        work / "model.onnx",
-        work / "samples.npz",
-        overrides={"effort": "fast", "latency": False, "ort_library": library},
-    )
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(library))
-    x = np.load(work / "samples.npz")["x"]
-    before, after = (
-        onnxruntime.InferenceSession(m, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-        for m in (str(work / "model.onnx"), result.model.SerializeToString())
-    )
-    assert np.linalg.norm(after - before) < 0.1 * np.linalg.norm(before)

@@ -39,19 +39,13 @@ def test_models_made_from_one_with_libraries_have_them_too(library: Path) -> Non
     assert list_libraries(network()) == ()
 
 
-def test_a_file_is_run_with_libraries_that_are_given(library: Path, work: Path) -> None:
-    Session(work / "model.onnx", libraries=[str(library)])
-
-
 def test_the_error_names_the_operator_its_domain_and_what_to_give() -> None:
     with pytest.raises(ModelError) as caught:
         Session(network())
     assert caught.value.subject == "operator 'Swell' of domain 'example.ops'"
     assert "`ort_library`" in caught.value.fix
     assert "weights only" in caught.value.fix
-
-
-def test_a_package_that_has_the_operators_is_named() -> None:
+    # A package that has the operators is named.
     proto = network()
     for node in proto.graph.node:
         node.domain = node.domain and "ai.onnx.contrib"
@@ -61,7 +55,10 @@ def test_a_package_that_has_the_operators_is_named() -> None:
     assert "pip install onnxruntime-extensions" in caught.value.fix
 
 
-def test_a_bare_file_name_is_one_in_the_working_directory(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_run_with_libraries_and_a_bare_name_is_one_in_the_working_directory(
+    library: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Session(work / "model.onnx", libraries=[str(library)])
     monkeypatch.chdir(library.parent)
     assert check_libraries([library.name]) == (str(library),)
 

@@ -98,7 +98,7 @@ def cpu(library: ctypes.CDLL) -> Machine:
     return on_cpu(library)
 
 
-@pytest.fixture(params=["cpu", "grid"])
+@pytest.fixture(params=["cpu", "grid"], scope="session")
 def machine(request: pytest.FixtureRequest) -> Machine:
     """Both: the CPU twin, and the CUDA kernels under emulation."""
     return request.getfixturevalue(request.param)

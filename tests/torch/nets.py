@@ -33,11 +33,11 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """Stem, two blocks, functional pooling, classifier. Input [N, 3, 16, 16]."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.stem, self.bn = nn.Conv2d(3, 8, 3, 1, 1), nn.BatchNorm2d(8)
-        self.layer1 = nn.Sequential(Block(8, 8), Block(8, 16, 2))
-        self.fc = nn.Linear(16, 5)
+        self.stem, self.bn = nn.Conv2d(3, width, 3, 1, 1), nn.BatchNorm2d(width)
+        self.layer1 = nn.Sequential(Block(width, width), Block(width, 2 * width, 2))
+        self.fc = nn.Linear(2 * width, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.max_pool2d(functional.relu(self.bn(self.stem(x))), 2)
@@ -65,12 +65,11 @@ class Inverted(nn.Module):
 class Mobile(nn.Module):
     """Depthwise convolutions. Input [N, 3, 16, 16]."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU6(), Inverted(8, 8, 1), Inverted(8, 16, 2), Inverted(16, 16, 1)
-        )
-        self.pool, self.drop, self.fc = nn.AdaptiveAvgPool2d(1), nn.Dropout(0.2), nn.Linear(16, 5)
+        blocks = Inverted(width, width, 1), Inverted(width, 2 * width, 2), Inverted(2 * width, 2 * width, 1)
+        self.features = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1), nn.ReLU6(), *blocks)
+        self.pool, self.drop, self.fc = nn.AdaptiveAvgPool2d(1), nn.Dropout(0.2), nn.Linear(2 * width, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.drop(torch.flatten(self.pool(self.features(x)), 1)))
@@ -79,10 +78,11 @@ class Mobile(nn.Module):
 class Dense(nn.Module):
     """Two branches joined by a concat. Input [N, 3, 16, 16]."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, 1, 1), nn.Conv2d(8, 8, 3, 1, 1), nn.Conv2d(16, 8, 3, 1, 1)
-        self.fc = nn.Linear(8, 5)
+        inputs = (3, width, 2 * width)
+        self.a, self.b, self.c = (nn.Conv2d(size, width, 3, 1, 1) for size in inputs)
+        self.fc = nn.Linear(width, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.relu(self.a(x))

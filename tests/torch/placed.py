@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,89 +24,17 @@ from onnxq.planner.sums import read_constant
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from tests.passes.kit import rewrite_model
+from tests.torch.exporting import Encoder
+from tests.torch.nets import Dense, Mobile, ResNet
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import Quantizer
 
 
-class Convs(nn.Module):
+def make_convs() -> nn.Module:
     """Convolutions with batch norms and activations, a stem among them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32)
-        self.a, self.b = nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.Conv2d(64, 64, 1)
-        self.norm_a = nn.BatchNorm2d(64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.relu(self.norm(self.stem(x)))
-        return self.b(functional.relu6(self.norm_a(self.a(x))))
-
-
-class Residual(nn.Module):
-    """Two residual blocks, one with a projection, then pooling and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 32, 3, padding=1)
-        self.a, self.b = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-        self.c, self.d = nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(64, 64, 3, padding=1)
-        self.down, self.relu = nn.Conv2d(32, 64, 1, 2), nn.ReLU(inplace=True)
-        self.pool, self.drop, self.fc = nn.AdaptiveAvgPool2d(1), nn.Dropout(0.1), nn.Linear(64, 100)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.max_pool2d(self.relu(self.stem(x)), 2)
-        x = self.relu(x + self.b(self.relu(self.a(x))))
-        x = self.relu(self.down(x) + self.d(self.relu(self.c(x))))
-        return self.fc(self.drop(torch.flatten(self.pool(x), 1)))
-
-
-class Dense(nn.Module):
-    """Concats of what other layers read too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-        self.c, self.d = nn.Conv2d(64, 32, 1), nn.Conv2d(96, 32, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = functional.relu(self.a(x))
-        b = functional.relu(self.b(a))
-        c = functional.relu(self.c(torch.cat([a, b], 1)))
-        return self.d(torch.cat([a, b, c], 1))
-
-
-class Mobile(nn.Module):
-    """Inverted residual blocks with depthwise convolutions, and the mean over the map."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(24, 96, 1, bias=False), nn.BatchNorm2d(96), nn.ReLU6(),
-                nn.Conv2d(96, 96, 3, 1, 1, groups=96, bias=False), nn.BatchNorm2d(96), nn.ReLU6(),
-                nn.Conv2d(96, 24, 1, bias=False), nn.BatchNorm2d(24),
-            )
-            for _ in range(2)
-        )  # fmt: skip
-        self.head, self.fc = nn.Conv2d(24, 128, 1), nn.Linear(128, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return self.fc(functional.relu6(self.head(x)).mean((2, 3)))
-
-
-class Attention(nn.Module):
-    """Attention written out, with one weight for query, key and value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        weights = torch.softmax(q @ k.transpose(-2, -1) * 0.25, -1)
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
+    stem = nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU()
+    inner = nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU6()
+    return nn.Sequential(*stem, *inner, nn.Conv2d(64, 64, 1))
 
 
 class Transformer(nn.Module):
@@ -229,13 +157,14 @@ class Branches(nn.Module):
         return self.c(gate) + torch.stack([x, 2.0 * x]).sum(0)
 
 
-NETS: Mapping[str, tuple[type[nn.Module], tuple[int, ...]]] = {
-    "convs": (Convs, (1, 3, 32, 32)),
-    "residual": (Residual, (1, 3, 32, 32)),
-    "dense": (Dense, (1, 16, 16, 16)),
-    "mobile": (Mobile, (1, 24, 14, 14)),
-    "attention": (Attention, (1, 20, 64)),
+NETS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "convs": (make_convs, (1, 3, 32, 32)),
+    "residual": (partial(ResNet, 32), (1, 3, 32, 32)),
+    "dense": (partial(Dense, 32), (1, 3, 16, 16)),
+    "mobile": (partial(Mobile, 24), (1, 3, 28, 28)),
+    "attention": (partial(Encoder, 64, 4), (1, 20, 64)),
     "transformer": (Transformer, (1, 20, 64)),
+    "encoder": (partial(nn.TransformerEncoderLayer, 64, 4, 128, batch_first=True), (1, 20, 64)),
     "shared": (Shared, (1, 32, 12, 12)),
     "functional": (Functional, (1, 16, 16, 16)),
     "squeeze_excite": (SqueezeExcite, (1, 24, 14, 14)),
@@ -260,11 +189,11 @@ class Zoo(nn.Module):
 
     def forward(
         self, convs: Tensor, residual: Tensor, dense: Tensor, mobile: Tensor, attention: Tensor, transformer: Tensor,
-        shared: Tensor, functional: Tensor, squeeze_excite: Tensor, pooled: Tensor, decoder: Tensor,
+        encoder: Tensor, shared: Tensor, functional: Tensor, squeeze_excite: Tensor, pooled: Tensor, decoder: Tensor,
         spectrogram: Tensor, branches: Tensor,
     ) -> list[Tensor]:  # fmt: skip
-        given = (convs, residual, dense, mobile, attention, transformer, shared, functional, squeeze_excite, pooled,
-                 decoder, spectrogram, branches)  # fmt: skip
+        given = (convs, residual, dense, mobile, attention, transformer, encoder, shared, functional, squeeze_excite,
+                 pooled, decoder, spectrogram, branches)  # fmt: skip
         return [net(x) for net, x in zip(self.nets.values(), given, strict=True)]
 
 

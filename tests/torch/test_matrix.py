@@ -60,15 +60,6 @@ class Attention(nn.Module):
         return self.down(F.gelu(self.up((weights @ v).transpose(1, 2).flatten(2))))
 
 
-class Gelu(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(F.gelu(self.a(x)))
-
-
 # An export's time is that of its nodes, so that patterns share what leads from one to the next.
 PATTERNS: dict[str, Any] = {
     "conv_relu_relu6_add": Convs,
@@ -256,30 +247,27 @@ def _check_sums(kind: str) -> None:
     assert not made.exported.plan.warnings
 
 
-REFUSED = {
-    "signed activations of DoReFa": ("virtual", "activations", "dorefa", "values down to -"),
-    "a type with a sign for DoReFa": ("trt", "activations", "dorefa", r"lie in \[0, 1\]"),
-    "8-bit weights of DoReFa": ("virtual", "weights", "dorefa", "9-bit integers"),
-    "a clipping level of a weight": ("ort", "weights", "pact", "activations and outputs only"),
-    "roundings of an activation": ("ort", "activations", "adaround", "weights only"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_makes_no_sense_is_refused_with_the_site(name: str) -> None:
-    target, kind, quantizer, sentence = REFUSED[name]
-    config = {"target": target, "torch": {kind: {"quantizer": quantizer}}, "rules": [EVERYTHING]}
-    with pytest.raises((ConfigError, CalibrationError), match=rf"^(input:x|a\.weight|gelu\.out).*{sentence}"):
-        calibrate(config, torch.randn(4, 8))
-
-
-def calibrate(config: dict[str, Any], x: Tensor) -> None:
-    model = QuantModel(Gelu(), config, example_inputs=x)
+def observe(net: nn.Module, config: dict[str, Any], x: Tensor) -> None:
+    model = QuantModel(net, config, example_inputs=x)
     with qat.observing(model):
         model(x)
 
 
-def test_a_clipping_level_needs_values_above_zero() -> None:
-    config = {"target": "virtual", "torch": {"activations": {"quantizer": "pact"}}}
-    with pytest.raises(CalibrationError, match=r"^input:x: no value above zero was seen"):
-        calibrate(config, -torch.ones(4, 8))
+@pytest.mark.parametrize(
+    ("target", "kind", "quantizer", "sentence"),
+    [
+        # Values below 0, a type with a sign, and bits.
+        ("virtual", "activations", "dorefa", "values down to -"),
+        ("trt", "activations", "dorefa", r"lie in \[0, 1\]"),
+        ("virtual", "weights", "dorefa", "9-bit integers"),
+        ("ort", "weights", "pact", "activations and outputs only"),
+        ("ort", "activations", "adaround", "weights only"),
+        ("virtual", "activations", "pact", "no value above zero was seen"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_site(target: str, kind: str, quantizer: str, sentence: str) -> None:
+    config = {"target": target, "torch": {kind: {"quantizer": quantizer}}, "rules": [EVERYTHING]}
+    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    x = -torch.ones(4, 8) if quantizer == "pact" else torch.randn(4, 8)
+    with pytest.raises((ConfigError, CalibrationError), match=rf"^(input:input|0\.weight|1\.out).*{sentence}"):
+        observe(net, config, x)

@@ -1,4 +1,4 @@
-"""The whole way on scikit-learn's digits: float, few bits, training, export, and the answers in ONNX Runtime."""
+"""The whole way on scikit-learn's digits: float, few bits, training or rounding that learns, export, ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -10,61 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onnxq
 from onnxq.runtime import Session
+from tests.torch.digits import Digits, Residuals, fit, load_digits, score, train_digits
 from torch_frontend import qat
 from torch_frontend.export import export_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import quantizers_of
-
-Digits = tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
-        self.a, self.b = nn.Conv2d(12, 12, 3, padding=1), nn.Conv2d(12, 12, 3, padding=1)
-        self.head = nn.Linear(12, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(self.stem(x), 2)
-        x = torch.relu(x + self.b(torch.relu(self.a(x))))
-        return self.head(x.mean((2, 3)))
-
-
-@pytest.fixture(scope="module")
-def digits() -> Digits:
-    """A trained net, 1200 images with labels, and those it did not see."""
-    data = pytest.importorskip("sklearn.datasets").load_digits()
-    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-    x, y = torch.tensor(data.images, dtype=torch.float32)[order, None] / 16, torch.tensor(data.target)[order]
-    torch.manual_seed(0)
-    net = Net()
-    fit(net, torch.optim.Adam(net.parameters(), lr=5e-3), x[:1200], y[:1200], epochs=25)
-    return net.eval(), x[:1200], y[:1200], x[1200:], y[1200:]
-
-
-def fit(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, *, epochs: int, pacer=None) -> None:
-    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(epochs):
-        net.train()
-        for rows in torch.randperm(len(x), generator=generator).split(64):
-            if pacer is not None:
-                pacer.step()
-            loss = F.cross_entropy(net(x[rows]), y[rows]) + qat.penalty(net)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        rate.step()
-
-
-def score(answers: Tensor, y: Tensor) -> float:
-    return 100 * float((answers.argmax(1) == y).double().mean())
+from torch_frontend.reconstruct import Settings, reconstruct
 
 
 def quantized(net: nn.Module, x: Tensor, kind: str, bits: int) -> QuantModel:
@@ -82,34 +37,34 @@ def quantized(net: nn.Module, x: Tensor, kind: str, bits: int) -> QuantModel:
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("lsq", 2), ("lsq+", 4), ("pact", 4)])
-def test_training_brings_back_what_rounding_lost(digits: Digits, kind: str, bits: int, tmp_path: Path) -> None:
-    net, x, y, unseen, labels = digits
-    with torch.no_grad():
-        full = score(net(unseen), labels)
-        rounded = score(quantized(net, x, "uniform", bits)(unseen), labels)
+def test_training_brings_back_what_rounding_lost(kind: str, bits: int, tmp_path: Path) -> None:
+    net, (x, y, unseen, labels) = train_digits(Digits, 5e-3, 25), load_digits()
+    full = score(net, unseen, labels)
+    rounded = score(quantized(net, x, "uniform", bits), unseen, labels)
     model = quantized(net, x, kind, bits).init_qat()
+    before = {q.site: q.qparams().scale.copy() for q in quantizers_of(model) if q.active}
     optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.02), momentum=0.9)
     pacer = qat.Pacer(model, qat.Schedule(freeze_batch_norms=60))
     pacer.attach(optimizer)
     fit(model, optimizer, x, y, epochs=8, pacer=pacer)
     model.freeze()
-    with torch.no_grad():
-        answers = model(unseen)
     assert full > 95
-    assert score(answers, labels) > max(rounded, full - 1.5)
+    assert score(model, unseen, labels) > max(rounded, full - 1.5)
+    assert all((q.qparams().scale != before[q.site]).any() for q in quantizers_of(model) if q.active)
 
     exported = export_onnx(model, tmp_path / "net.onnx", x[:2], dynamic_batch=True)
     assert len(exported.plan.sites) == len([q for q in quantizers_of(model) if q.active])
     (said,) = Session(tmp_path / "net.onnx", optimize=False).run({"x": unseen.numpy()}).values()
-    assert np.abs(said - answers.numpy()).max() < 1e-4
+    with torch.no_grad():
+        assert np.abs(said - model(unseen).numpy()).max() < 1e-4
     again = onnxq.apply(tmp_path / "net.float.onnx", exported.plan, overrides={"latency": False}).model
     (repeated,) = Session(again, optimize=False).run({"x": unseen.numpy()}).values()
     assert (repeated == said).all()
 
 
-def test_a_teacher_alone_is_enough(digits: Digits) -> None:
+def test_a_teacher_alone_is_enough() -> None:
     """Distillation without a label."""
-    net, x, _, unseen, labels = digits
+    net, (x, _, unseen, labels) = train_digits(Digits, 5e-3, 25), load_digits()
     model = quantized(net, x, "lsq", 2).init_qat()
     distiller = qat.Distiller(net, alpha=1.0)
     optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.01), momentum=0.9)
@@ -118,5 +73,36 @@ def test_a_teacher_alone_is_enough(digits: Digits) -> None:
         optimizer.zero_grad()
         distiller.loss(model(x[rows]), distiller.answers(x[rows]), torch.zeros(())).backward()
         optimizer.step()
-    with torch.no_grad():
-        assert score(model.eval()(unseen), labels) > score(before(unseen), labels)
+    assert score(model.eval(), unseen, labels) > score(before, unseen, labels)
+
+
+def make_residuals() -> nn.Module:
+    return Residuals(12, norm=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "qdrop"), [("adaround", 4, 0.0), ("brecq", 4, 0.5), ("adaround", 2, 0.0), ("brecq", 2, 0.0)]
+)
+def test_rounding_that_learns_keeps_the_accuracy(method: str, bits: int, qdrop: float) -> None:
+    """At W4A8 within half a point of float; at W2A8 most of what rounding to nearest loses, half of all, is back.
+
+    The network is trained here, so that each kind of CPU has its own: 3 to 6 points are missing at 2 bits.
+    """
+    net, (seen, _, x, y) = train_digits(make_residuals, 3e-3, 12), load_digits()
+    weights = {"bits": bits, "granularity": "channel"}
+    config = {"target": "virtual", "weights": weights, "activations": {"bits": 8}}
+    model = QuantModel(net, config, example_inputs=x[:2]).eval()
+    with qat.observing(model), torch.no_grad():
+        model(seen[:256])
+    model.set_quant()
+    nearest = score(model, x, y)
+    settings = Settings(iterations=150 if bits == 2 else 80, lr=0.03, samples=256)
+    done = reconstruct(model, [seen[:256]], method, qdrop=qdrop, settings=settings)
+    assert all(unit.kept for unit in done.units)
+    learned, full = score(model, x, y), score(net, x, y)
+    assert full > 95
+    if bits == 4:
+        assert learned >= full - 0.5
+    else:
+        assert nearest < full - 10
+        assert learned >= full - 8

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 from onnxq.sites import Role
 from tests.cpus.kernels import cpu_saturates
 from tests.torch.exporting import (
-    SHAPES,
     Depthwise,
     Encoder,
     Residual,
@@ -24,8 +23,6 @@ from tests.torch.exporting import (
 from torch_frontend.export import Exported, to_onnx
 from torch_frontend.quant_model import Follower, QuantModel
 
-NETS = list(SHAPES)
-
 
 # Both granularities with every width and on every network, each with two widths.
 @pytest.mark.parametrize(
@@ -37,8 +34,12 @@ NETS = list(SHAPES)
 )  # fmt: skip
 def test_every_level_is_the_same(net: type, grain: str, bits: int) -> None:
     model, x = quantized(net, wish(bits, grain))
+    before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     exported = to_onnx(model, x, optimize=bits != 4, dynamic_batch=bits == 8)
     assert_same(model, exported, x)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any("marked" in name for name, _ in model.named_buffers())
     weights = [site.spec for site in exported.plan.sites if site.role is Role.WEIGHT]
     assert {spec.storage for spec in weights} == {"int8" if bits == 8 else "int4"}
     assert {site.spec.bits for site in exported.plan.sites} == {bits}
@@ -55,18 +56,13 @@ def assert_close_when_optimized(model: QuantModel, exported: Exported, x: torch.
     np.testing.assert_allclose(fast, wanted, atol=2 * step_at_outputs(active, wanted))
 
 
-@pytest.mark.parametrize("net", NETS)
-def test_onnx_runtime_s_own_placement(net: type) -> None:
-    model, x = quantized(net, wish(8, "channel", "ort"))
+# Of convolutions: tests/torch/quant_model/test_sums.py. All kinds of quantizers: tests/torch/test_matrix.py.
+def test_onnx_runtime_s_own_placement() -> None:
+    model, x = quantized(Encoder, wish(8, "channel", "ort"))
     assert model.traced
     exported = to_onnx(model, x)
     assert_same(model, exported, x)
     assert_close_when_optimized(model, exported, x)
-
-
-def test_tensorrt_s_own_numbers() -> None:
-    model, x = quantized(Residual, "trt-int8")
-    assert_same(model, to_onnx(model, x), x)
 
 
 def test_inputs_that_share_numbers_are_sites_of_their_own() -> None:
@@ -100,27 +96,3 @@ def test_half_precision_computes_on_the_same_levels() -> None:
     active = {q.site: q for q in model.quantizers.values() if q.active}
     np.testing.assert_allclose(found, wanted, atol=step_at_outputs(active, wanted))
     np.testing.assert_array_equal(outputs["x/dequantized"], seen["input:x"][0])
-
-
-# All of them, in 8 bits: tests/torch/test_matrix.py.
-@pytest.mark.parametrize(("weights", "activations"), [("dorefa", "pact"), ("adaround", "lsq+")])
-def test_quantizers_of_four_bits_export_what_they_trained(weights: str, activations: str) -> None:
-    config = wish(
-        4,
-        "tensor" if weights == "dorefa" else "channel",
-        weights={"quantizer": weights},
-        activations={"quantizer": activations},
-    )
-    model, x = quantized(Residual, config)
-    rng = torch.Generator().manual_seed(1)
-    for quantizer in model.quantizers.values():
-        if weights == "adaround" and quantizer.role is Role.WEIGHT:
-            quantizer.start_learning(model.weights()[quantizer.site])
-            quantizer.v.data.copy_(torch.randn(quantizer.v.shape, generator=rng))
-            quantizer.stop_learning()
-    before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    exported = to_onnx(model, x)
-    assert_same(model, exported, x)
-    after = model.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert not any("marked" in name for name, _ in model.named_buffers())

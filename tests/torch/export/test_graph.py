@@ -1,25 +1,42 @@
-"""torch.onnx.export with markers, and its errors."""
+"""torch.onnx.export with markers: quantizers by hand are found again; those that leave no marker are named."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+
+from onnxq.sites import Role
+from onnxq.spec import QuantSpec
+from torch_frontend.quantizers import Uniform
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 from torch.nn import functional
 
 import onnxq
-from onnxq.errors import ModelError
-from onnxq.sites import Role, TensorId
-from onnxq.spec import PerChannel, QuantSpec
-from tests.torch.export.kit import uniform
+from onnxq.errors import CalibrationError, ModelError, PlanError
+from onnxq.sites import TensorId
+from onnxq.spec import PerChannel
 from tests.torch.exporting import (
+    Depthwise,
     assert_same,
     ort_run,
+    quantized,
+    wish,
 )
 from torch_frontend.export import to_onnx
-from torch_frontend.quantizers import Quantizer, Uniform, quantizers_of
+from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.quantizers.specs import mark_tensor
+
+ACT = QuantSpec(bits=8, signed=False, symmetric=False)
+
+
+def uniform(site: str, lo: Any = -2.0, hi: Any = 2.0, spec: QuantSpec = ACT, role: Role = Role.ACTIVATION) -> Uniform:
+    made = Uniform(spec, site=site, role=role)
+    made.calc_qparams_with_minmax(lo, hi)
+    return made
 
 
 def weighted(site: str, weight: Tensor, bits: int = 8, axis: int = 0) -> Uniform:
@@ -40,16 +57,11 @@ class ByHand(nn.Module):
         self.conv = nn.Conv2d(3, 3, 3, padding=1)
         self.table = nn.Parameter(torch.randn(6, 3))
         self.wq = weighted("conv.weight", self.conv.weight)
-        self.tied_rows, self.tied_whole = (
-            weighted("table.rows", self.table),
-            weighted("table.columns", self.table, axis=1),
-        )
+        self.tied_rows = weighted("table.rows", self.table)
+        self.tied_whole = weighted("table.columns", self.table, axis=1)
         self.x, self.inner = uniform("input:x"), uniform("conv.in", -4, 4)
-        self.left, self.right, self.sum = (
-            uniform("add.left", -3, 3),
-            uniform("add.right", -5, 5),
-            uniform("add.out", -8, 8),
-        )
+        self.left, self.right = uniform("add.left", -3, 3), uniform("add.right", -5, 5)
+        self.sum = uniform("add.out", -8, 8)
         self.y = uniform("output:y", -9, 9)
         self.unused = uniform("unused")
         self.unused.disabled_reason = "for the test"
@@ -115,3 +127,52 @@ def test_what_torch_cannot_export_is_said_in_its_words() -> None:
     with pytest.raises(ModelError, match=r"Flowing: torch\.onnx\.export failed"):
         to_onnx(model, torch.randn(2, 3))
     assert all(isinstance(q, Quantizer) and "marked_scale" not in q._buffers for q in quantizers_of(model))
+
+
+def test_an_uncalibrated_quantizer_by_hand() -> None:
+    net = nn.Sequential(Uniform(ACT, site="input:x"), nn.ReLU())
+    with pytest.raises(CalibrationError, match="input:x: has no scale"):
+        to_onnx(net, torch.randn(2, 3))
+
+
+def test_quantizers_that_are_all_off() -> None:
+    model, x = quantized(Depthwise, wish())
+    model.set_quant(False, False)
+    with pytest.raises(PlanError, match="none of its quantizers is switched on"):
+        to_onnx(model, x)
+
+
+class Lost(nn.Module):
+    """Two of its quantizers take no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.never, self.idle = uniform("input:x"), uniform("never.out"), uniform("idle.out")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.x(x)
+        self.idle(x + 1)
+        return torch.relu(x)
+
+
+def test_a_quantizer_that_the_graph_lost_and_two_with_one_site_are_named() -> None:
+    for optimize in (True, False):
+        with pytest.raises(ModelError, match=r"never\.out: quantizes nothing .* holds for idle\.out"):
+            to_onnx(Lost(), torch.randn(2, 3), optimize=optimize)
+    net = nn.Sequential(uniform("same"), nn.ReLU(), uniform("same"))
+    with pytest.raises(ModelError, match="same: two quantizers have this site"):
+        to_onnx(net, torch.randn(2, 3))
+
+
+class Doubling(Uniform):
+    """A user's quantizer that leaves a second marker, with a site nobody knows."""
+
+    def marked(self, x: Tensor) -> Tensor:
+        return mark_tensor(super().marked(x), *self._read_qparams(), self.spec, site="somewhere", role=self.role)
+
+
+def test_a_marker_whose_site_is_unknown() -> None:
+    strange = Doubling(ACT, site="input:x")
+    strange.calc_qparams_with_minmax(-1, 1)
+    with pytest.raises(ModelError, match="somewhere: is marked in the graph, and the model has no such quantizer"):
+        to_onnx(nn.Sequential(strange, nn.ReLU()), torch.randn(2, 3))

@@ -1,4 +1,4 @@
-"""fake_quantize among torch's own machinery: opcheck, compile, autocast, empty tensors."""
+"""fake_quantize among torch's own machinery: opcheck, compile, vmap, autocast, empty tensors, and wrong calls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from onnxq.errors import ConfigError
 from tests.torch.fake_quant.kit import make_qparams, make_x
-from torch_frontend.fake_quant import available, fake_quantize
+from torch_frontend.fake_quant import fake_quantize, op
+from torch_frontend.fake_quant.kernels import ReferenceKernels
 
 # Dynamo and inductor warn about their own parts.
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-
-
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
 @quiet
@@ -38,12 +37,15 @@ def test_opcheck(
 
 
 @quiet
-def test_opcheck_of_other_strides() -> None:
-    scale, zero = (t.requires_grad_() for t in make_qparams((4,)))
-    base = make_x(2, 4, 3, 5)
-    for x in (base.contiguous(memory_format=torch.channels_last), base[:, :, ::2], base[:, :, :, :0]):
-        x = x.detach().requires_grad_()
-        torch.library.opcheck(torch.ops.onnxq.fake_quantize.default, (x, scale, zero, -8, 7, 1))
+@pytest.mark.parametrize("layout", ["channels_last", "sliced", "empty"])
+def test_opcheck_of_other_strides(layout: str) -> None:
+    x = {
+        "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+        "sliced": lambda t: t[:, :, ::2],
+        "empty": lambda t: t[:, :, :, :0],
+    }[layout](make_x(2, 4, 3, 5))
+    leaves = [t.detach().requires_grad_() for t in (x, *make_qparams((4,)))]
+    torch.library.opcheck(torch.ops.onnxq.fake_quantize.default, (*leaves, -8, 7, 1))
 
 
 class _Block(torch.nn.Module):
@@ -62,15 +64,14 @@ class _Block(torch.nn.Module):
 
 
 @quiet
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_as_one_graph_with_equal_gradients(dynamic: bool) -> None:
+def test_compiles_as_one_graph_with_equal_gradients() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     block, x = _Block(), make_x(2, 3, 8, 8)
     explained = torch._dynamo.explain(block)(x)
     assert explained.graph_break_count == 0
     results = []
-    for call in (block, torch.compile(block, fullgraph=True, dynamic=dynamic, backend="aot_eager")):
+    for call in (block, torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")):
         block.zero_grad()
         y = call(x)
         y.square().sum().backward()
@@ -120,17 +121,14 @@ def test_autocast_keeps_dtypes(dtype: Any) -> None:
     assert scale.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "axis"), [((0,), None), ((0, 3), 1), ((3, 0), 1), ((2, 3, 0), 1), ((0,), 0)])
-def test_empty_tensors(dtype: Any, shape: tuple[int, ...], axis: int | None) -> None:
-    x = torch.empty(shape, dtype=dtype, requires_grad=True)
+@pytest.mark.parametrize(("shape", "axis"), [((0,), None), ((3, 0), 1), ((2, 3, 0), 1), ((0,), 0)])
+def test_empty_tensors_have_empty_results_and_no_gradient(shape: tuple[int, ...], axis: int | None) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, requires_grad=True)
     scale, zero = (t.requires_grad_() for t in make_qparams(() if axis is None else (shape[axis],)))
     y = fake_quantize(x, scale, zero, qmin=-8, qmax=7, axis=axis)
     y.sum().backward()
-    assert y.shape == x.shape
-    assert y.dtype == dtype
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
     for leaf in (x, scale, zero):
-        assert leaf.grad is not None
         assert leaf.grad.shape == leaf.shape
         assert not leaf.grad.any()
 
@@ -154,14 +152,68 @@ def test_second_derivatives_are_refused() -> None:
         dx.sum().backward()
 
 
-def test_meta_tensors_have_shapes_only() -> None:
-    x = torch.empty(1 << 20, 1 << 20, device="meta")
-    y = fake_quantize(x, torch.empty((), device="meta"), torch.empty((), device="meta"), qmin=-8, qmax=7)
-    assert y.shape == x.shape
-    assert y.is_meta
+@pytest.mark.parametrize(("shape", "axis", "block"), [((), None, 0), ((4,), 0, 0), ((5,), -1, 0), ((4, 3), 1, 2)])
+def test_vmap_is_a_loop(shape: tuple[int, ...], axis: int | None, block: int) -> None:
+    scale, zero = make_qparams((3, *shape))
+    x = make_x(3, 4, 5)
+
+    def call(x: Any, scale: Any, zero: Any) -> Any:
+        return fake_quantize(x, scale, zero, qmin=-8, qmax=7, axis=axis, block_size=block)
+
+    looped = torch.stack([call(*one) for one in zip(x, scale, zero, strict=True)])
+    assert torch.equal(torch.vmap(call)(x, scale, zero), looped)
+    shared = torch.stack([call(one, scale[0], zero[0]) for one in x])
+    assert torch.equal(torch.vmap(call, in_dims=(0, None, None))(x, scale[0], zero[0]), shared)
+    last = torch.vmap(call, in_dims=(2, 0, 0))(x.movedim(0, 2), scale, zero)
+    assert torch.equal(last, looped)
 
 
-def test_available_names_both_devices() -> None:
-    assert set(available()) == {"cpu", "cuda"}
-    for state in available().values():
-        assert state.startswith(("compiled", "reference: "))
+@pytest.mark.parametrize(("shape", "axis", "block"), [((), None, 0), ((5,), 1, 0), ((4, 3), 1, 2)])
+def test_batched_gradients_are_a_loop(shape: tuple[int, ...], axis: int | None, block: int) -> None:
+    x = make_x(4, 5).requires_grad_()
+    leaves = [x, *(t.requires_grad_() for t in make_qparams(shape))]
+    y = fake_quantize(*leaves, qmin=-8, qmax=7, axis=axis, block_size=block)
+    dy = make_x(3, 4, 5)
+    batched = torch.autograd.grad(y, leaves, dy, retain_graph=True, is_grads_batched=True)
+    for k in range(3):
+        for one, other in zip(torch.autograd.grad(y, leaves, dy[k], retain_graph=True), batched, strict=True):
+            torch.testing.assert_close(one, other[k])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.zeros(3, 4, dtype=torch.int32)}, r"x is torch\.int32"),
+        ({"scale": torch.zeros(4, dtype=torch.int8)}, r"scale is torch\.int8"),
+        ({"axis": 0}, r"scales of shape \(4,\) where a tensor of shape \(3, 4\) needs \(3,\)"),
+        ({"axis": None}, "4 scales for a tensor quantized as a whole"),
+        ({"axis": 2}, r"axis 2 is outside a tensor of shape \(3, 4\)"),
+        ({"axis": -3}, "axis -3"),
+        ({"zero_point": torch.zeros(3)}, r"zero_point \(3,\)"),
+        ({"qmin": 7}, "qmin 7, qmax 7"),
+        ({"qmax": 1 << 20}, "qmax 1048576"),
+        ({"block_size": -1}, "block_size -1"),
+        ({"block_size": 2}, r"needs \(3, 2\)"),
+        ({"block_size": 2, "axis": None}, "block_size 2"),
+        ({"edge": "floor"}, "edge 'floor'"),
+        ({"scale": torch.zeros(4, device="meta")}, "scale on meta"),
+        ({"scale": torch.tensor([1.0, 0.0, 1.0, 1.0])}, "scale 0 is not above 0"),
+        ({"scale": torch.tensor([1.0, 1.0, 1.0, -0.5])}, r"scale -0\.5 is not above 0"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(change: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {"x": make_x(3, 4), "scale": torch.ones(4), "zero_point": torch.zeros(4)}
+    call |= {"qmin": -8, "qmax": 7, "axis": 1, **change}
+    with pytest.raises(ConfigError, match=message):
+        fake_quantize(call.pop("x"), call.pop("scale"), call.pop("zero_point"), **call)
+
+
+def test_a_scale_that_is_not_above_zero_is_an_error_without_compiled_kernels_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(op, "choose_kernels", lambda _: ReferenceKernels("asked for"))
+    for scale in (0.0, -1.0):
+        with pytest.raises(ConfigError, match="is not above 0"):
+            fake_quantize(make_x(3), torch.tensor(scale), torch.tensor(0.0), qmin=-8, qmax=7)
+    nan = fake_quantize(make_x(3), torch.tensor(float("nan")), torch.tensor(0.0), qmin=-8, qmax=7)
+    assert nan.isnan().all()

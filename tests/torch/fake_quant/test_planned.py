@@ -126,29 +126,17 @@ def test_equals_the_reference(
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_channels_last_runs_without_a_copy(kernels: _Emulated, dtype: Any) -> None:
+def test_channels_last_runs_without_a_copy(kernels: _Emulated) -> None:
     grid = Grid(-8, 7, 1)
-    x, scale, zero, dy = _data((3, 20, 6, 7), grid, dtype)
-    plain = kernels.backward(dy, x, scale, zero, grid, (True, True, True))
+    x, scale, zero, dy = _data((3, 20, 6, 7), grid, torch.float16)
     last, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
     y = kernels.forward(last, scale, zero, grid)
-    found = kernels.backward(dy, last, scale, zero, grid, (True, True, True))
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(y, reference.compute_forward(x, scale, zero, grid))
-    assert torch.equal(found[0], plain[0])
-    for one, other in zip(found[1:], plain[1:], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-
-
-def test_an_address_that_is_not_aligned(kernels: _Emulated) -> None:
-    grid = Grid(-8, 7)
-    x, scale, zero, dy = _data((1001,), grid, torch.float16)
-    odd = torch.cat([x.new_zeros(1), x])[1:]
-    assert torch.equal(kernels.forward(odd, scale, zero, grid), kernels.forward(x, scale, zero, grid))
-    found = kernels.backward(dy, odd, scale, zero, grid, (True, True, True))
-    for one, other in zip(found, kernels.backward(dy, x, scale, zero, grid, (True, True, True)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    found = kernels.backward(dy, last, scale, zero, grid, (True, True, True))
+    wanted = reference.compute_backward(dy, x, scale, zero, grid, (True, True, True))
+    assert torch.equal(found[0], wanted[0])
+    torch.testing.assert_close(found[1:], wanted[1:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("shape", "axis", "block"), [((9000,), None, 0), ((200, 33), 1, 0), ((3, 37, 6), 1, 8)])
@@ -168,13 +156,6 @@ def test_a_scale_that_is_not_above_zero_makes_nan_of_its_values(
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
-def test_same_bits_again(kernels: _Emulated) -> None:
-    grid = Grid(-8, 7, 1)
-    x, scale, zero, dy = _data((9, 5, 40, 10), grid, torch.float32)
-    runs = [kernels.backward(dy, x, scale, zero, grid, (True, True, True)) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_a_driver_that_refuses_is_quoted(kernels: _Emulated) -> None:

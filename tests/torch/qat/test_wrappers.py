@@ -183,15 +183,17 @@ def test_a_compiled_model_computes_and_learns_the_same() -> None:
     compare(eager, other)
 
 
-def test_autocast_rounds_in_float32() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_rounds_in_float32(dtype: torch.dtype) -> None:
     model, plain = make_model(), make_model()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", dtype):
         answers = model(make_batch(1))
-    assert answers.dtype == torch.bfloat16
+    assert answers.dtype == dtype
     F.cross_entropy(answers.float(), torch.arange(6) % 3).backward()
     for found in quantizers_of(model):
         for slot in found.learned if found.active else ():
             assert getattr(found, slot).grad.dtype == torch.float32
+            assert getattr(found, slot).grad.isfinite().all()
     torch.testing.assert_close(answers.float(), plain(make_batch(1)), rtol=0.05, atol=0.05)
 
 

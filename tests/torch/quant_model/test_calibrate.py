@@ -14,13 +14,10 @@ from tests.torch.quant_model.kit import W4A4, calibrated, model
 from torch_frontend.quant_model import QuantModel
 
 
-def test_calibration_that_reaches_nothing_names_the_sites() -> None:
+def test_calibration_that_reaches_nothing_or_nan_names_the_sites() -> None:
     made = model().prepare_calibration()
     with pytest.raises(CalibrationError, match=r"input:x, max_pool2d\.out.*no batch reached it"):
         made.calc_qparams()
-
-
-def test_nan_while_calibrating_names_the_site() -> None:
     made = model().prepare_calibration()
     with pytest.raises(CalibrationError, match=r"^input:x: 1 NaN"):
         made(images().index_fill(0, torch.tensor([0]), 0.0).put_(torch.tensor([3]), torch.tensor([float("nan")])))
@@ -109,14 +106,11 @@ def test_asym_feeds_each_site_what_its_quantized_predecessors_give(weights: bool
     assert torch.allclose(wanted["b.out"], plain["b.out"], rtol=1e-6) is not (weights or activations)
 
 
-def test_asym_without_kept_batches_says_so() -> None:
+def test_asym_needs_kept_batches_which_their_owner_does_not_change() -> None:
     made = model().prepare_calibration(keep_inputs=False)
     made(images())
     with pytest.raises(PlanError, match="no batch was kept"):
         made.calc_qparams(asym=True)
-
-
-def test_kept_batches_are_not_changed_by_their_owner() -> None:
     made, x = model().prepare_calibration(), images()
     made(x)
     x.zero_()

@@ -1,4 +1,4 @@
-"""QuantModel: training, compilation, copies, pickles, state dicts and repr."""
+"""QuantModel: its states and switches, copies and state dicts, its diagram, and errors by layer."""
 
 from __future__ import annotations
 
@@ -6,48 +6,107 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch import nn
+from torch import Tensor, nn
 
+from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
+from onnxq.evaluation.accumulator import measure_error
 from onnxq.sites import Role
-from tests.torch.nets import Around, Branching, Dense, ResNet, images
-from tests.torch.quant_model.kit import W4A4, calibrated, model
-from torch_frontend.quant_model import Follower, State
+from tests.torch.nets import Around, Branching, Dense, ResNet, images, settled
+from tests.torch.quant_model.kit import W4A4, calibrated, make_seeded, model
+from torch_frontend.quant_model import Follower, QuantModel, State
 
 
-def test_training_moves_weights_and_learned_scales() -> None:
-    made = calibrated({**W4A4, "torch": {"weights": {"quantizer": "lsq"}, "activations": {"quantizer": "lsq"}}})
-    made.init_qat()
-    before = {name: p.detach().clone() for name, p in made.named_parameters()}
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
-    target, losses = torch.tensor([0, 1, 2, 3]), []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(made(images()), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    moved = {name for name, p in made.named_parameters() if not torch.equal(p, before[name])}
-    assert {"model.stem.weight", "model.stem.weight_quantizer.scale", "model.quantizers.input:x.scale"} <= moved
+def test_the_states_follow_one_another() -> None:
+    made = model()
+    assert made.state is State.FLOAT
+    assert made.prepare_calibration().state is State.OBSERVING
+    made(images())
+    assert made.calc_qparams().state is State.CALIBRATED
+    assert made.set_quant().state is State.QUANTIZED
+    assert made.init_qat().state is State.QUANTIZED
+    assert made.training
+    assert made.freeze().state is State.FROZEN
+    assert not made.training
+    made.mark_exported()
+    assert made.state is State.EXPORTED
 
 
-def test_a_compiled_model_computes_the_same() -> None:
-    made, x = calibrated().set_quant().eval(), images()
-    compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), made(x), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(
+    ("steps", "wrong"),
+    [
+        ((), "calc_qparams"),
+        ((), "set_quant"),
+        ((), "init_qat"),
+        ((), "freeze"),
+        ((), "begin_export"),
+        (("prepare_calibration",), "set_quant"),
+        (("prepare_calibration", "run", "calc_qparams"), "calc_qparams"),
+        (("prepare_calibration", "run", "calc_qparams", "freeze"), "prepare_calibration"),
+        (("prepare_calibration", "run", "calc_qparams", "freeze"), "init_qat"),
+        (("prepare_calibration", "run", "calc_qparams", "freeze", "mark_exported"), "init_qat"),
+    ],
+)
+def test_a_step_out_of_turn_says_what_comes_first(steps: tuple[str, ...], wrong: str) -> None:
+    made = model()
+    for step in steps:
+        made(images()) if step == "run" else getattr(made, step)()
+    with pytest.raises(PlanError, match=r"the model is \w+ \[Q409\]\n  fix: "):
+        getattr(made, wrong)()
 
 
-NETS = {"resnet": (ResNet, images()), "dense": (Dense, images()), "around": (Around, torch.ones(3, 16)),
-        "branching": (Branching, torch.ones(3, 16))}  # fmt: skip
+def test_nothing_is_quantized_but_what_is_switched_on() -> None:
+    made, x = calibrated(), images()
+    plain = settled(make_seeded(ResNet))(x)
+    torch.testing.assert_close(made(x), plain, rtol=1e-4, atol=1e-5)
+    for weights, activations in ((True, True), (True, False), (False, True)):
+        made.set_quant(weights, activations)
+        for q in made.quantizers.values():
+            assert q.enabled is (weights if q.role is Role.WEIGHT else activations)
+        assert not torch.allclose(made(x), plain, rtol=1e-4, atol=1e-5)
+    made.set_quant(False, False)
+    torch.testing.assert_close(made(x), plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("target", ["ort", "virtual"])
-def test_copies_pickles_and_state_dicts_compute_the_same(name: str, target: str) -> None:
-    net, x = NETS[name]
+def test_disable_holds_whatever_the_switches_say_and_enable_undoes_it() -> None:
+    made = calibrated()
+    assert set(made.disable("layer1.0.*", "too sensitive")) >= {"layer1.0.relu.out", "layer1.0.conv1.weight"}
+    made.set_quant()
+    assert not made.quantizers["layer1.0.conv1.weight"].active
+    assert "disabled: by hand: too sensitive" in repr(made.quantizers["layer1.0.conv1.weight"])
+    made.enable("layer1.0.conv*.weight")
+    assert made.quantizers["layer1.0.conv1.weight"].active
+    assert not made.quantizers["layer1.0.relu.out"].active
+    with pytest.raises(ConfigError, match="did you mean"):
+        made.disable("fc.wieght")
+
+
+def test_a_pass_decision_outlives_every_switch_but_force() -> None:
+    made = calibrated().set_quant()
+    assert not made.quantizers["stem.out"].active
+    made.enable("*")
+    assert not made.quantizers["stem.out"].active
+    with pytest.raises(PlanError, match="one kernel"):
+        made.enable("stem.out")
+    made.enable("stem.out", force=True)
+    assert made.quantizers["stem.out"].active
+    with pytest.raises(CalibrationError, match=r"stem\.out"):
+        made.check()
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "target"),
+    [
+        (ResNet, images(), "ort"),
+        (Dense, images(), "virtual"),
+        (Around, torch.ones(3, 16), "virtual"),
+        (Branching, torch.ones(3, 16), "ort"),
+    ],
+)
+def test_copies_pickles_and_state_dicts_compute_the_same(net: type[nn.Module], x: Tensor, target: str) -> None:
     config = {"target": target, "torch": {"weights": {"quantizer": "lsq"}}}
     made = model(config, net).prepare_calibration()
     made(x)
@@ -71,17 +130,80 @@ def test_copies_pickles_and_state_dicts_compute_the_same(name: str, target: str)
     assert torch.equal(made(x), expected)
 
 
-def test_a_pickle_can_be_calibrated_again() -> None:
-    made = pickle.loads(pickle.dumps(model())).prepare_calibration()
-    made(images())
-    made.calc_qparams(asym=True).set_quant()
-    again = calibrated().set_quant()
-    assert made.quantization_error(images()).keys() == again.quantization_error(images()).keys()
+def test_the_diagram_shows_every_layer_and_every_quantizer() -> None:
+    made = calibrated()
+    text = made.mermaid()
+    assert text.startswith("graph TD\n")
+    for site, quantizer in made.quantizers.items():
+        assert quantizer.role is Role.WEIGHT or f"{site} uint4" in text
+    assert "weight int4 symmetric" in text
+    assert "off: conv and relu run as one kernel" in text
+    assert "Linear" in QuantModel(Branching(), W4A4).mermaid()
 
 
-def test_the_repr_shows_bits_scheme_and_numbers_when_on() -> None:
-    made = calibrated().set_quant()
-    text = repr(made.quantizers["input:x"])
-    for word in ("4 bits", "asymmetric", "scale=", "zero_point="):
-        assert word in text
-    assert "scale=" not in repr(model().quantizers["input:x"])
+def test_isolated_error_is_that_of_the_layer_alone() -> None:
+    made, x = calibrated().set_quant(), images(2, seed=5)
+    found = made.quantization_error([x], mode="isolated")
+    layer = made.model.get_submodule("stem")
+    with torch.no_grad():
+        wanted = nn.functional.conv2d(x, layer.weight, layer.bias, padding=1)
+        got = layer(made.quantizers["input:x"](x))
+    assert found["stem"] == pytest.approx(measure_error(wanted.numpy(), got.numpy()).sqnr_db, rel=1e-6)
+    assert "output" not in found
+    assert list(found)[-1] == "fc"
+
+
+def test_cumulative_error_grows_and_ends_at_the_output() -> None:
+    made, x = calibrated().set_quant(), images(2, seed=5)
+    alone, together = (made.quantization_error([x], mode=mode) for mode in ("isolated", "cumulative"))
+    assert together["layer1.1.conv2"] < alone["layer1.1.conv2"]
+    made.set_quant(False, False)
+    plain = made(x)
+    made.set_quant()
+    wanted = measure_error(plain.detach().numpy(), made(x).detach().numpy()).sqnr_db
+    assert together["output"] == pytest.approx(wanted, rel=1e-6)
+    assert together["fc"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_metrics_do_not_depend_on_how_data_are_cut_and_may_be_the_users_own() -> None:
+    made, x = calibrated().set_quant(), images(4, seed=5)
+    for metric in ("mse", "cosine", "max_abs"):
+        parts = made.quantization_error([x[:3], x[3:]], metric)
+        assert made.quantization_error(x, metric) == pytest.approx(parts, rel=1e-4), metric
+    found = made.quantization_error(images(), lambda a, b: float(np.abs(a - b).sum()))
+    assert all(value > 0 for value in found.values())
+
+
+def test_measuring_changes_nothing() -> None:
+    made, x = calibrated().init_qat(), images()
+    before = copy.deepcopy(made.state_dict())
+    made.quantization_error(x, mode="cumulative")
+    assert made.training
+    after = made.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before if isinstance(before[k], Tensor))
+    assert all(q.enabled for q in made.quantizers.values())
+
+
+def test_an_untraced_model_is_measured_by_its_layers() -> None:
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    made = model(W4A4, Branching).prepare_calibration()
+    made(x)
+    made.calc_qparams().set_quant()
+    alone, together = (made.quantization_error(x, mode=mode) for mode in ("isolated", "cumulative"))
+    assert list(alone) == ["first", "second", "third"]
+    assert list(together) == ["first", "second", "third", "output"]
+    assert together["first"] == pytest.approx(alone["first"])
+    assert together["third"] < alone["third"]
+
+
+def test_wrong_measurements_say_what_is_wrong() -> None:
+    made = calibrated()
+    with pytest.raises(PlanError, match="no quantizer is on"):
+        made.quantization_error(images())
+    made.set_quant()
+    with pytest.raises(ConfigError, match="sqnr"):
+        made.quantization_error(images(), "snr")
+    with pytest.raises(ConfigError, match="isolated or cumulative"):
+        made.quantization_error(images(), mode="both")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no batch"):
+        made.quantization_error([])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
 from typing import Any
 
 import pytest
@@ -13,129 +10,120 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn
 
-from onnxq import graph
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
-from onnxq.planner.build import state_placement
 from onnxq.sites import Role
 from onnxq.spec import PerBlock
-from tests.passes.kit import rewrite_model
 from tests.torch.exporting import PRODUCTS
-from tests.torch.nets import Branching, Dense, Encoder, Mobile, ResNet, images, settled
+from tests.torch.nets import Branching, Encoder, ResNet, images, settled
 from torch_frontend.quant_model import Follower, QuantModel
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
-CASES: dict[str, tuple[type[nn.Module], Tensor]] = {
-    "resnet": (ResNet, images(2)),
-    "mobile": (Mobile, images(2)),
-    "dense": (Dense, images(2)),
-    "encoder": (Encoder, TOKENS),
-}
 
 
-def active(model: QuantModel, role: Role) -> list[str]:
-    return [site for site, q in model.quantizers.items() if q.role is role and q.disabled_reason is None]
-
-
-def engine_sites(model: nn.Module, x: Tensor, config: Any) -> dict[Role, int]:
-    """How many sites of each role the engine plans for the float model's export, by weights' readers."""
-    logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        buffer = io.BytesIO()
-        torch.onnx.export(model, (x,), buffer, dynamo=True, verbose=False)
-    logging.disable(logging.NOTSET)
-    buffer.seek(0)
-    import onnx
-
-    ready = rewrite_model(graph.name_nodes(onnx.load(buffer)), target=config.target)
-    plan = state_placement(ready.proto, config).default(attention=config.attention == "quantized")
-    found = {Role.ACTIVATION: 0, Role.WEIGHT: 0}
-    for site in plan.sites:
-        role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
-        if role in found:
-            found[role] += 1
-    return found
-
-
-@pytest.mark.parametrize("name", ["resnet", "mobile", "dense", "encoder"])
-def test_for_tensorrt_training_places_the_pairs_the_engine_would(name: str) -> None:
-    make, x = CASES[name]
-    torch.manual_seed(0)
-    model, config = settled(make()), load_config("trt-int8")
-    quantized = QuantModel(model, config, example_inputs=x)
-    theirs = engine_sites(model, x, config)
-    assert len(active(quantized, Role.ACTIVATION)) == theirs[Role.ACTIVATION]
-    # Embeddings stay float there; the head reads the same tensor.
-    assert len(active(quantized, Role.WEIGHT)) == theirs[Role.WEIGHT]
-
-
-def test_attention_asked_for_is_placed_as_the_engine_places_it() -> None:
-    torch.manual_seed(0)
-    model, config = Encoder().eval(), load_config("trt-int8", {"attention": "quantized"})
-    quantized = QuantModel(model, config, example_inputs=TOKENS)
-    assert len(active(quantized, Role.ACTIVATION)) == engine_sites(model, TOKENS, config)[Role.ACTIVATION]
-
-
-# Layers this small do not pay in int8, by size alone.
-ALL_SIZES = {"extends": "ort-int8", "rules": [PRODUCTS]}
+def place(config: Any, net: nn.Module | None = None, x: Tensor | None = None, **how: Any) -> QuantModel:
+    return QuantModel(settled(net or ResNet()), config, example_inputs=images() if x is None else x, **how)
 
 
 def test_for_onnx_runtime_what_does_not_pay_at_the_example_s_size_stays_float() -> None:
-    quantized = QuantModel(settled(ResNet()), "ort-int8", example_inputs=images())
+    quantized = place("ort-int8")
     assert not quantized.quantizers
     assert {r.rule for r in quantized.left_float} == {"stem", "size"}
     unsized = QuantModel(settled(ResNet()), "ort-int8")
-    assert len(active(unsized, Role.WEIGHT)) == 6
+    assert len([q for q in unsized.quantizers.values() if q.role is Role.WEIGHT]) == 6
 
 
-def test_for_onnx_runtime_pairs_stand_behind_activations_and_the_stem_stays_float() -> None:
-    quantized = QuantModel(settled(ResNet()), ALL_SIZES, example_inputs=images())
-    assert active(quantized, Role.ACTIVATION) == [
-        "max_pool2d.out", "layer1.0.relu.out", "layer1.0.conv2.out", "layer1.0.relu@1.out", "layer1.1.relu.out",
-        "layer1.1.conv2.out", "layer1.1.down.0.out", "layer1.1.relu@1.out", "adaptive_avg_pool2d.out", "flatten.out",
-    ]  # fmt: skip
+def test_for_onnx_runtime_pairs_stand_behind_activations_and_what_moves_values_shares_their_scale() -> None:
+    quantized = place({"extends": "ort-int8", "rules": [PRODUCTS]})
+    found = {site: q for site, q in quantized.quantizers.items() if q.role is Role.ACTIVATION and not q.disabled_reason}
+    block = ["layer1.{}.relu.out", "layer1.{}.conv2.out", "layer1.1.down.0.out", "layer1.{}.relu@1.out"]
+    wanted = ["max_pool2d.out", *(site.format(0) for site in block if "down" not in site)]
+    wanted += [*(site.format(1) for site in block), "adaptive_avg_pool2d.out", "flatten.out"]
+    assert list(found) == wanted
     assert not quantized.refusals
     assert [(r.subject, r.rule) for r in quantized.left_float] == [("stem", "stem")]
     assert not [d for d in quantized.decisions if d.rule != "fuse-bn"]
-
-
-def test_what_moves_values_shares_their_scale_on_onnx_runtime() -> None:
-    quantized = QuantModel(settled(ResNet()), ALL_SIZES, example_inputs=images())
-    assert {site for site, q in quantized.quantizers.items() if isinstance(q, Follower)} == {"flatten.out"}
     quantized.prepare_calibration()
     quantized(images())
     quantized.calc_qparams()
+    assert [site for site, q in found.items() if isinstance(q, Follower)] == ["flatten.out"]
     pooled, flat = (quantized.quantizers[name] for name in ("adaptive_avg_pool2d.out", "flatten.out"))
     assert flat.scale is pooled.scale
     assert flat.qparams().scale == pooled.qparams().scale
 
 
-def test_a_rule_forces_the_stem() -> None:
-    config = {"extends": "ort-int8", "rules": [{"node": "stem", "set": {"quantize": True, "bits": 8}}]}
-    quantized = QuantModel(settled(ResNet()), config, example_inputs=images())
-    assert "stem.weight" in quantized.quantizers
-    assert not quantized.refusals
-
-
-def test_only_the_skip_branch_of_a_residual_sum_is_quantized_for_tensorrt() -> None:
-    quantized = QuantModel(settled(ResNet()), "trt-int8", example_inputs=images())
-    assert "layer1.1.down.0.out" in quantized.quantizers
-    assert "layer1.1.conv2.out" not in quantized.quantizers
-
-
 def test_attention_is_quantized_for_tensorrt_when_asked_for() -> None:
-    model = Encoder().eval()
-    left = QuantModel(model, "trt-int8", example_inputs=TOKENS)
+    model, tokens = Encoder().eval(), torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
+    left = place("trt-int8", model, tokens)
     assert [r.rule for r in left.left_float] == ["attention", "attention"]
-    asked = QuantModel(model, {"extends": "trt-int8", "attention": "quantized"}, example_inputs=TOKENS)
+    asked = place({"extends": "trt-int8", "attention": "quantized"}, model, tokens)
     assert not asked.refusals
-    more = [site.rpartition(".")[0] for site in active(asked, Role.ACTIVATION) if site not in left.quantizers]
-    assert [site.removeprefix("encoder.layers.0.self_attn.") for site in more[:5]] == [
-        "transpose_2", "mul", "transpose_3", "softmax", "matmul_1",
-    ]  # fmt: skip
-    assert len(more) == 10
-    torch.testing.assert_close(asked(TOKENS), model(TOKENS), rtol=1e-5, atol=1e-5)
+    assert len(set(asked.quantizers) - set(left.quantizers)) == 10
+    torch.testing.assert_close(asked(tokens), model(tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_what_runs_as_one_kernel_is_not_cut_by_a_quantizer() -> None:
+    quantized = place({"target": "virtual"})
+    decided = {d.subject: d.reason for d in quantized.decisions if d.rule == "disable-redundant"}
+    assert decided["stem.out"] == "conv and relu run as one kernel"
+    assert decided["layer1.0.add.out"] == "add and relu run as one kernel"
+    assert all(quantized.quantizers[site].disabled_reason == reason for site, reason in decided.items())
+    whole = place({"target": "virtual", "torch": {"disable_redundant": False}})
+    assert not any(q.disabled_reason for q in whole.quantizers.values())
+
+
+def test_rules_match_modules_operators_in_both_tongues_sites_and_stretches() -> None:
+    rules = [
+        {"node": "fc", "role": "weight", "set": {"bits": 2}},
+        {"between": ["layer1.0.conv1", "layer1.0.add"], "set": {"float": True}},
+        {"op": "Conv", "role": "weight", "set": {"bits": 3, "quantizer": "lsq"}},
+        {"op": "conv", "role": "activation", "set": {"bits": 5}},
+        {"tensor": "flatten.out", "set": {"bits": 7, "scheme": "symmetric"}},
+        {"node": "layer1.1.*", "set": {"float": True}},
+    ]
+    found = place({"target": "virtual", "rules": rules}).quantizers
+    assert found["fc.weight"].spec.bits == 2
+    assert "layer1.0.conv1.weight" not in found
+    assert (found["stem.weight"].spec.bits, found["stem.weight"].name) == (3, "lsq")
+    assert found["input:x"].spec.bits == 5
+    assert (found["flatten.out"].spec.bits, found["flatten.out"].spec.symmetric) == (7, True)
+    # Conv rules come first, so the last one leaves float what is no convolution.
+    assert "layer1.1.conv1.weight" in found
+    assert "layer1.1.down.0.out" not in found
+
+
+@pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
+def test_a_target_brings_the_defaults_of_its_preset(target: str) -> None:
+    net, preset = nn.Linear(3, 2), f"{target}-int8"
+    keys = ((None, target), ({"target": target}, None), ({"mode": "static"}, target), ({"extends": preset}, None))
+    for config, name in keys:
+        how = {} if name is None else {"target": name}
+        made = QuantModel(net, **how) if config is None else QuantModel(net, config, **how)
+        assert made.quant_config.model_dump() == load_config(preset).model_dump()
+
+
+def test_a_target_that_cannot_hold_what_is_asked_says_so_at_once() -> None:
+    with pytest.raises(ConfigError, match="asymmetric"):
+        QuantModel(ResNet(), "ort-int8", target="trt")
+    with pytest.raises(ConfigError, match="no configuration"):
+        QuantModel(ResNet(), 3)  # type: ignore[arg-type]
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor, shift: Tensor) -> Tensor:
+        return self.fc(self.table(ids + shift))
+
+
+def test_integers_found_in_the_first_batch_are_left_alone() -> None:
+    quantized, ids = QuantModel(Counts(), target="virtual").prepare_calibration(), torch.tensor([[1, 2]])
+    quantized(ids, ids)
+    quantized.calc_qparams()
+    off = {site for site, q in quantized.quantizers.items() if q.disabled_reason == "integers flow here"}
+    assert off == {"input:ids", "input:shift"} == {d.subject for d in quantized.decisions if d.rule == "integers"}
 
 
 def test_a_product_of_two_activations_is_forced_by_a_rule() -> None:
@@ -146,17 +134,6 @@ def test_a_product_of_two_activations_is_forced_by_a_rule() -> None:
     assert [r.rule for r in QuantModel(Product(), "trt-int8").left_float] == ["product"]
     force = {"extends": "trt-int8", "rules": [{"op": "MatMul", "set": {"quantize": True}}]}
     assert list(QuantModel(Product(), force).quantizers) == ["input:x", "input:y"]
-
-
-def test_what_runs_as_one_kernel_is_not_cut_by_a_quantizer() -> None:
-    model = settled(ResNet())
-    quantized = QuantModel(model, target="virtual", example_inputs=images())
-    decided = {d.subject: d.reason for d in quantized.decisions if d.rule == "disable-redundant"}
-    assert decided["stem.out"] == "conv and relu run as one kernel"
-    assert decided["layer1.0.add.out"] == "add and relu run as one kernel"
-    assert all(quantized.quantizers[site].disabled_reason == reason for site, reason in decided.items())
-    whole = QuantModel(model, {"target": "virtual", "torch": {"disable_redundant": False}}, example_inputs=images())
-    assert not any(q.disabled_reason for q in whole.quantizers.values())
 
 
 class _Joins(nn.Module):
@@ -214,36 +191,6 @@ def test_policies_name_known_operators_and_inputs() -> None:
         policies(add={"follow": 2})
 
 
-def test_rules_match_modules_operators_in_both_tongues_and_sites() -> None:
-    config = {
-        "target": "virtual",
-        "rules": [
-            {"node": "fc", "role": "weight", "set": {"bits": 2}},
-            {"op": "Conv", "role": "weight", "set": {"bits": 3, "quantizer": "lsq"}},
-            {"op": "conv", "role": "activation", "set": {"bits": 5}},
-            {"tensor": "flatten.out", "set": {"bits": 7, "scheme": "symmetric"}},
-            {"node": "layer1.1.*", "set": {"float": True}},
-        ],
-    }
-    found = QuantModel(settled(ResNet()), config, example_inputs=images()).quantizers
-    assert found["fc.weight"].spec.bits == 2
-    assert (found["stem.weight"].spec.bits, found["stem.weight"].name) == (3, "lsq")
-    assert found["input:x"].spec.bits == 5
-    assert (found["flatten.out"].spec.bits, found["flatten.out"].spec.symmetric) == (7, True)
-    # Conv rules come first, so the last one leaves float what is no convolution.
-    assert "layer1.1.conv1.weight" in found
-    assert "layer1.1.down.0.out" not in found
-
-
-def test_between_selects_a_stretch() -> None:
-    config = {
-        "target": "virtual", "rules": [{"between": ["layer1.0.conv1", "layer1.0.add"], "set": {"float": True}}]
-    }  # fmt: skip
-    found = QuantModel(settled(ResNet()), config, example_inputs=images()).quantizers
-    assert "layer1.0.conv1.weight" not in found
-    assert "layer1.1.conv1.weight" in found
-
-
 @pytest.mark.parametrize(
     ("rule", "hint"),
     [
@@ -260,51 +207,11 @@ def test_a_rule_that_matches_nothing_is_an_error_with_the_nearest_name(rule: dic
     assert hint in str(error.value)
 
 
-def test_a_target_that_cannot_hold_what_is_asked_says_so_at_once() -> None:
-    with pytest.raises(ConfigError, match="asymmetric"):
-        QuantModel(ResNet(), "ort-int8", target="trt")
-    with pytest.raises(ConfigError, match="no configuration"):
-        QuantModel(ResNet(), 3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
-def test_a_target_brings_the_defaults_of_its_preset(target: str) -> None:
-    preset, net = load_config(f"{target}-int8"), nn.Linear(3, 2)
-    alone, keys = QuantModel(net, target=target), QuantModel(net, {"target": target})
-    both, named = QuantModel(net, {"mode": "static"}, target=target), QuantModel(net, {"extends": f"{target}-int8"})
-    for model in (alone, keys, both, named):
-        assert model.quant_config.model_dump() == preset.model_dump()
-
-
 def test_transposed_convolutions_are_refused_for_engines_without_a_kernel() -> None:
     model = nn.Sequential(nn.ConvTranspose2d(3, 4, 2))
     for preset in ("ort-int8", "trt-int8"):
         assert [(r.subject, r.rule) for r in QuantModel(model, preset).refusals] == [("0", "no-kernel")]
     assert QuantModel(model, target="virtual").quantizers["0.weight"].spec.granularity.axis == 1
-
-
-def test_weight_only_leaves_activations_alone() -> None:
-    quantized = QuantModel(settled(ResNet()), {"target": "virtual", "mode": "weight-only"}, example_inputs=images())
-    assert {q.role for q in quantized.quantizers.values()} == {Role.WEIGHT}
-
-
-def test_integers_found_in_the_first_batch_are_left_alone() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.fc = nn.Embedding(9, 4), nn.Linear(4, 2)
-
-        def forward(self, ids: Tensor, shift: Tensor) -> Tensor:
-            return self.fc(self.table(ids + shift))
-
-    ids = torch.tensor([[1, 2]])
-    quantized = QuantModel(Counts(), target="virtual")
-    quantized.prepare_calibration()
-    quantized(ids, ids)
-    quantized.calc_qparams()
-    off = {site for site, q in quantized.quantizers.items() if q.disabled_reason == "integers flow here"}
-    assert off == {"input:ids", "input:shift"}
-    assert off == {d.subject for d in quantized.decisions if d.rule == "integers"}
 
 
 def test_layers_that_cannot_be_traced_have_blocks_of_weights() -> None:

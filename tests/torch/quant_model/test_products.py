@@ -24,92 +24,64 @@ class Product(nn.Module):
         return self.compute(self, x)
 
 
-QUANTIZED = {
-    "linear": (lambda m, x: functional.linear(x, m.weight, m.bias), (5, 4)),
-    "matmul": (lambda m, x: x @ m.weight, (4, 5)),
-    "mm": (lambda m, x: torch.mm(x.flatten(0, 1), m.weight), (4, 5)),
-    "addmm": (lambda m, x: torch.addmm(m.bias, x.view(-1, 4), m.weight), (4, 5)),
-    "addmm method": (lambda m, x: m.bias.addmm(x.view(-1, 4), m.weight), (4, 5)),
-    "einsum": (lambda m, x: torch.einsum("bsd,df->bsf", x, m.weight), (4, 5)),
-    "einsum of the transpose": (lambda m, x: torch.einsum("bsd,fd->bsf", x, m.weight), (5, 4)),
-    "einsum with the weight first": (lambda m, x: torch.einsum("fd,bsd->bsf", m.weight, x), (5, 4)),
-    "einsum of any rank": (lambda m, x: torch.einsum("...d,df->...f", x, m.weight), (4, 5)),
-    "conv": (lambda m, x: functional.conv1d(x, m.weight, m.bias), (5, 3, 2)),
-    "conv_transpose": (lambda m, x: functional.conv_transpose1d(x, m.weight, m.bias), (3, 5, 2)),
-}
-REFUSED = {
+# name: (the product, shape of the parameter, whether it is quantized)
+PRODUCTS = {
+    "linear": (lambda m, x: functional.linear(x, m.weight, m.bias), (5, 4), True),
+    "matmul": (lambda m, x: x @ m.weight, (4, 5), True),
+    "mm": (lambda m, x: torch.mm(x.flatten(0, 1), m.weight), (4, 5), True),
+    "addmm": (lambda m, x: torch.addmm(m.bias, x.view(-1, 4), m.weight), (4, 5), True),
+    "addmm method": (lambda m, x: m.bias.addmm(x.view(-1, 4), m.weight), (4, 5), True),
+    "einsum": (lambda m, x: torch.einsum("bsd,df->bsf", x, m.weight), (4, 5), True),
+    "einsum of the transpose": (lambda m, x: torch.einsum("bsd,fd->bsf", x, m.weight), (5, 4), True),
+    "einsum with the weight first": (lambda m, x: torch.einsum("fd,bsd->bsf", m.weight, x), (5, 4), True),
+    "einsum of any rank": (lambda m, x: torch.einsum("...d,df->...f", x, m.weight), (4, 5), True),
+    "conv": (lambda m, x: functional.conv1d(x, m.weight, m.bias), (5, 3, 2), True),
+    "conv_transpose": (lambda m, x: functional.conv_transpose1d(x, m.weight, m.bias), (3, 5, 2), True),
     # A weight of its own for every sample has no quantized kernel.
-    "bmm": (lambda m, x: torch.bmm(x, m.weight), (2, 4, 5)),
-    "baddbmm": (lambda m, x: torch.baddbmm(m.bias, x, m.weight), (2, 4, 5)),
-    "einsum of batches": (lambda m, x: torch.einsum("bsd,bdf->bsf", x, m.weight), (2, 4, 5)),
-    "einsum over two axes": (lambda m, x: torch.einsum("bsd,sdf->bf", x, m.weight), (3, 4, 5)),
-    "scaled addmm": (lambda m, x: torch.addmm(m.bias, x.view(-1, 4), m.weight, beta=0.5), (4, 5)),
-    "tensordot": (lambda m, x: torch.tensordot(x, m.weight, 1), (4, 5)),
+    "bmm": (lambda m, x: torch.bmm(x, m.weight), (2, 4, 5), False),
+    "baddbmm": (lambda m, x: torch.baddbmm(m.bias, x, m.weight), (2, 4, 5), False),
+    "einsum of batches": (lambda m, x: torch.einsum("bsd,bdf->bsf", x, m.weight), (2, 4, 5), False),
+    "einsum over two axes": (lambda m, x: torch.einsum("bsd,sdf->bf", x, m.weight), (3, 4, 5), False),
+    "scaled addmm": (lambda m, x: torch.addmm(m.bias, x.view(-1, 4), m.weight, beta=0.5), (4, 5), False),
+    "tensordot": (lambda m, x: torch.tensordot(x, m.weight, 1), (4, 5), False),
 }
 
 
-def prepare(compute, shape: tuple[int, ...]) -> tuple[QuantModel, Tensor]:
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_with_a_parameter_is_quantized_or_refused_by_name(name: str) -> None:
+    compute, shape, quantized = PRODUCTS[name]
     torch.manual_seed(0)
     net, x = Product(compute, *shape).eval(), torch.randn(2, 3, 4)
     model = QuantModel(net, target="virtual", example_inputs=x)
     torch.testing.assert_close(model(x), net(x))
-    return model, x
-
-
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_a_product_with_a_parameter_is_quantized(name):
-    model, _ = prepare(*QUANTIZED[name])
     (product,) = model.products
-    assert product.reason is None
-    assert product.weight == "weight" or name.startswith("einsum of the")
-    assert any(site == product.weight for site in model.quantizers)
+    if quantized:
+        assert product.reason is None
+        assert product.weight == "weight" or name.startswith("einsum of the")
+        assert product.weight in model.quantizers
+    else:
+        assert product.reason.subject == product.subject
+        assert product.reason.reason
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_another_product_is_refused_by_name(name):
-    model, _ = prepare(*REFUSED[name])
-    (product,) = model.products
-    assert product.reason is not None
-    assert product.reason.subject == product.subject
-    assert not model.quantizers or product.reason.reason
+class Branching(nn.Module):
+    """Layers that a forward with control flow on values calls."""
+
+    def __init__(self, layer: nn.Module, then=lambda m, x: x) -> None:
+        super().__init__()
+        self.layer, self.weight, self.then = layer, nn.Parameter(torch.randn(4, 4)), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.layer(x if x.sum() > 0 else -x))
 
 
-def make_stand_in() -> type[nn.Module]:
-    """A class of the name and form of transformers' Conv1D."""
-
-    class Conv1D(nn.Module):
-        def __init__(self, nf: int, nx: int) -> None:
-            super().__init__()
-            self.nf = nf
-            self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
-
-        def forward(self, x: Tensor) -> Tensor:
-            made = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
-            return made.view((*x.size()[:-1], self.nf))
-
-    Conv1D.__module__, Conv1D.__qualname__ = "transformers.pytorch_utils", "Conv1D"
-    return Conv1D
-
-
-def find_real() -> type[nn.Module]:
-    return pytest.importorskip("transformers.pytorch_utils", reason="transformers is not installed").Conv1D
-
-
-@pytest.mark.parametrize("find", [make_stand_in, find_real], ids=["stand-in", "transformers"])
 @pytest.mark.parametrize(
     ("config", "scales"), [("virtual-int8", 8), ("ort-int8", 8), ("ort-int4-weights", 24), ("ort-dynamic", 8)]
 )
-def test_a_layer_of_transformers_with_a_turned_weight_is_quantized_where_nothing_can_be_traced(find, config, scales):
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = find()(8, 96)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) if x.sum() > 0 else self.layer(-x)
-
+def test_a_layer_of_transformers_with_a_turned_weight_is_quantized_where_nothing_can_be_traced(config, scales):
+    layers = pytest.importorskip("transformers.pytorch_utils", reason="transformers is not installed")
     torch.manual_seed(0)
-    net, x = Branching().eval(), torch.rand(2, 3, 96)
+    net, x = Branching(layers.Conv1D(8, 96)).eval(), torch.rand(2, 3, 96)
     model = QuantModel(net, config, example_inputs=x)
     assert not model.traced
     assert torch.equal(model(x), net(x))
@@ -122,34 +94,16 @@ def test_a_layer_of_transformers_with_a_turned_weight_is_quantized_where_nothing
     with torch.no_grad():
         assert 0 < float((model(x) - net(x)).abs().max()) < 2
     if config == "ort-int8":
-        exported = to_onnx(Straight(model.model.get_submodule("layer")), x, target="ort")
+        exported = to_onnx(nn.Sequential(model.model.get_submodule("layer")), x, target="ort")
         assert "layer.weight" in exported.sites
 
 
-class Straight(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
 def test_products_of_a_model_that_cannot_be_traced_are_listed():
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
+    def then(m: nn.Module, x: Tensor) -> Tensor:
+        x = torch.einsum("bi,io->bo", x, m.weight)
+        return torch.addmm(x, x @ m.weight, m.weight)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.einsum("bi,io->bo", self.layer(x if x.sum() > 0 else -x), self.weight)
-            return torch.addmm(x, x @ self.weight, self.weight)
-
-    model = QuantModel(Branching().eval(), target="virtual", example_inputs=torch.ones(2, 4))
-    assert [(one.subject, one.reason is None) for one in model.products] == [
-        ("layer", True),
-        ("einsum", False),
-        ("matmul", False),
-        ("addmm", False),
-    ]
+    model = QuantModel(Branching(nn.Linear(4, 4), then).eval(), target="virtual", example_inputs=torch.ones(2, 4))
+    wanted = [("layer", True), ("einsum", False), ("matmul", False), ("addmm", False)]
+    assert [(one.subject, one.reason is None) for one in model.products] == wanted
     assert {"einsum", "addmm"} <= {one.subject for one in model.refusals}

@@ -1,4 +1,4 @@
-"""The contract of every quantizer: qparams, switches, state, messages."""
+"""The contract of every quantizer: names, qparams, switches, state, upkeep, limits, messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from onnxq import numerics
-from onnxq.errors import CalibrationError, ConfigError
+from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.sites import Role
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
-from tests.torch.quantizers.kit import ACTIVATIONS, NAMES, UINT8, calibrated, weight
-from torch_frontend.quantizers import (
-    Quantizer,
-    create_quantizer,
+from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from tests.torch.quantizers.kit import (
+    ACTIVATIONS,
+    NAMES,
+    UINT8,
+    calibrated,
+    four_bits,
+    quantizer,
+    role_of,
+    unsigned,
+    weight,
 )
+from torch_frontend.quantizers import PostStep, Quantizer, create_quantizer, penalty, register_quantizer
+from torch_frontend.quantizers.registry import _REGISTRY
 
 WEIGHTS = ("adaround", "dorefa", "lsq", "lsq+", "uniform")
 
@@ -61,9 +69,9 @@ def test_activations_equal_numerics_bit_for_bit(name: str, shift: float, scheme:
         return
     if name == "dorefa" and shift:
         with pytest.raises(CalibrationError, match=r"conv\.weight.*values down to -0\.(5|49)"):
-            calibrated(name, spec, x, Role.ACTIVATION)
+            calibrated(name, spec, x, role=Role.ACTIVATION)
         return
-    quantizer = calibrated(name, spec, x, Role.ACTIVATION)
+    quantizer = calibrated(name, spec, x, role=Role.ACTIVATION)
     assert torch.equal(quantizer(x), reference(quantizer, x))
     zero = quantizer.qparams().zero_point
     assert zero.dtype == np.int32
@@ -74,8 +82,7 @@ def test_activations_equal_numerics_bit_for_bit(name: str, shift: float, scheme:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_half_keeps_its_type_and_the_numbers_stay_float32(name: str, dtype: torch.dtype) -> None:
-    role = Role.ACTIVATION if name == "pact" else Role.WEIGHT
-    quantizer = calibrated(name, QuantSpec(bits=4), weight(), role)
+    quantizer = four_bits(name)
     before = quantizer.qparams()
     quantizer.to(dtype)
     assert quantizer.qparams() == before
@@ -124,9 +131,9 @@ def test_repr_tells_how_and_with_what() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_loads_both_ways(name: str) -> None:
-    role = Role.ACTIVATION if name == "pact" else Role.WEIGHT
+    role = role_of(name)
     spec, w = QuantSpec(bits=4, granularity=PerTensor() if name == "pact" else PerChannel(0)), weight()
-    full = calibrated(name, spec, w, role)
+    full = calibrated(name, spec, w, role=role)
     empty = create_quantizer(name, spec, site="conv.weight", role=role)
     blank = empty.state_dict()
     assert not blank
@@ -150,7 +157,7 @@ def test_state_loads_both_ways(name: str) -> None:
 
 
 def test_loading_keeps_the_parameter_an_optimizer_holds() -> None:
-    one, other = (calibrated("lsq", QuantSpec(bits=4), weight(seed=k)) for k in (1, 2))
+    one, other = (four_bits("lsq", seed=k) for k in (1, 2))
     held = one.scale
     one.load_state_dict(other.state_dict())
     one.load_qparams(QParams(np.float32(0.5), np.int32(0)))
@@ -160,9 +167,8 @@ def test_loading_keeps_the_parameter_an_optimizer_holds() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_copies_and_pickles(name: str) -> None:
-    role = Role.ACTIVATION if name == "pact" else Role.WEIGHT
-    full = calibrated(name, QuantSpec(bits=4), weight(), role)
-    observing = create_quantizer(name, QuantSpec(bits=4), site="a", role=role)
+    full = four_bits(name)
+    observing = create_quantizer(name, QuantSpec(bits=4), site="a", role=full.role)
     observing.observe(weight())
     for again in (copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))):
         twin = again(full)
@@ -175,7 +181,7 @@ def test_copies_and_pickles(name: str) -> None:
 
 
 def test_freezing_stops_the_numbers_only() -> None:
-    quantizer = calibrated("lsq", QuantSpec(bits=4), weight())
+    quantizer = four_bits("lsq")
     quantizer.freeze()
     w = weight().requires_grad_()
     quantizer(w).sum().backward()
@@ -188,8 +194,7 @@ def test_freezing_stops_the_numbers_only() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_without_a_graph_break(name: str) -> None:
-    role = Role.ACTIVATION if name == "pact" else Role.WEIGHT
-    quantizer = calibrated(name, QuantSpec(bits=4), weight(), role)
+    quantizer = four_bits(name)
     graph = torch.compile(quantizer, backend="aot_eager", fullgraph=True)
     w, twin = weight().requires_grad_(), weight().requires_grad_()
     graph(w).square().sum().backward()
@@ -207,3 +212,116 @@ def test_a_scale_that_training_made_illegal_is_an_error_that_names_the_site(name
         quantizer(x)
     quantizer.keep_legal()
     assert quantizer(x).isfinite().all()
+
+
+def test_your_own_quantizer() -> None:
+    try:
+
+        @register_quantizer("power-of-two")
+        class PowerOfTwo(Quantizer):
+            """Scales rounded to powers of two."""
+
+            def make_slots(self, scale: torch.Tensor, zero_point: torch.Tensor) -> dict[str, torch.Tensor]:
+                return {"scale": scale.log2().ceil().exp2(), "zero_point": zero_point}
+
+        assert "power-of-two" in _REGISTRY
+        quantizer = calibrated("power-of-two", QuantSpec(bits=4, granularity=PerChannel(0)), weight())
+        assert torch.equal(quantizer.scale.log2(), quantizer.scale.log2().round())
+        with pytest.raises(ConfigError, match="registered already"):
+            register_quantizer("power-of-two")(PowerOfTwo)
+        with pytest.raises(TypeError, match="not a subclass"):
+            register_quantizer("other")(torch.nn.Linear)
+    finally:
+        _REGISTRY.pop("power-of-two", None)
+
+
+@pytest.mark.parametrize("name", ["lsq", "lsq+", "pact"])
+def test_scales_stay_positive_whatever_the_optimizer_does_and_nan_names_its_site(name: str) -> None:
+    net = torch.nn.ModuleDict({k: quantizer(name, unsigned(4), 0.1, role=Role.ACTIVATION).float() for k in ("a", "b")})
+    net["b"].site = "layer1.relu.out"
+    optimizer, upkeep = torch.optim.SGD(net.parameters(), lr=1e6), PostStep(net)
+    handle = upkeep.attach(optimizer)
+    net["a"](torch.full((2, 3), 50.0)).sum().backward()
+    optimizer.step()
+    assert np.all(net["a"].qparams().scale > 0)
+    assert bool(net["a"](torch.ones(2, 3)).isfinite().all())
+    handle.remove()
+    next(net["b"].parameters()).data.fill_(float("nan"))
+    with pytest.raises(CalibrationError, match=r"(?s)layer1\.relu\.out: .*no longer a finite number.*learning rate"):
+        upkeep()
+    with pytest.raises(CalibrationError, match=r"layer1\.relu\.out"):
+        net["b"].qparams()
+
+
+def test_nothing_to_keep_up_is_fine() -> None:
+    net = torch.nn.ModuleDict({"a": create_quantizer("lsq", QuantSpec(), site="s")})
+    PostStep(net)()
+    assert penalty(net) == 0.0
+
+
+def test_target_is_an_argument_and_knows_its_limits() -> None:
+    for spec in (UINT8, QuantSpec(signed=False), QuantSpec(symmetric=False)):
+        with pytest.raises(ConfigError, match=r"relu\.out: trt holds no zero point"):
+            create_quantizer("uniform", spec, site="relu.out", target="trt")
+        create_quantizer("uniform", spec, site="relu.out", target="ort")
+    with pytest.raises(ConfigError, match="there is none of this name"):
+        create_quantizer("uniform", UINT8, site="relu.out", target="tensorrt")
+    quantizer = create_quantizer("uniform", QuantSpec(), site="relu.out", target="trt")
+    with pytest.raises(CalibrationError, match=r"relu\.out: zero point 3, and trt holds only 0"):
+        quantizer.load_qparams(QParams(np.float32(0.1), np.int32(3)))
+    donor = create_quantizer("uniform", QuantSpec(symmetric=False), site="relu.out")
+    donor.calc_qparams_with_minmax(0, 1)
+    with pytest.raises(CalibrationError, match="trt holds only 0"):
+        quantizer.load_state_dict(donor.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (QParams(np.float32(0.0), np.int32(0)), "not a positive number"),
+        (QParams(np.float32(np.nan), np.int32(0)), "not a positive number"),
+        (QParams(np.float32(1.0), np.int32(1)), "symmetric scheme has 0"),
+        (QParams(np.float32([1.0]), np.int32(0)), "same shape|shape"),
+    ],
+)
+def test_impossible_numbers_name_the_site(numbers: QParams, message: str) -> None:
+    quantizer = create_quantizer("uniform", QuantSpec(), site="add.out")
+    with pytest.raises(CalibrationError, match=rf"add\.out: .*{message}"):
+        quantizer.load_qparams(numbers)
+    free = create_quantizer("uniform", UINT8, site="add.out")
+    with pytest.raises(CalibrationError, match="outside the range"):
+        free.load_qparams(QParams(np.float32(1.0), np.int32(256)))
+
+
+def test_wrong_wishes() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'lsq'"):
+        create_quantizer("lsqq", QuantSpec(), site="a")
+    with pytest.raises(ConfigError, match=r"a: .*fake-quantized training"):
+        create_quantizer("uniform", QuantSpec(storage=FLOAT8), site="a")
+    with pytest.raises(ConfigError, match="weights only"):
+        create_quantizer("adaround", QuantSpec(), site="a")
+    with pytest.raises(ConfigError, match=r"a: lsq has no option 'int'.*\n.*init"):
+        create_quantizer("lsq", QuantSpec(), site="a", options={"int": "paper"})
+    with pytest.raises(ConfigError, match="init='papers'"):
+        create_quantizer("lsq", QuantSpec(), site="a", options={"init": "papers"})
+    with pytest.raises(ConfigError, match="not a float"):
+        create_quantizer("pact", UINT8, site="a", options={"alpha": "10"})
+    with pytest.raises(ConfigError, match="not positive"):
+        create_quantizer("pact", UINT8, site="a", options={"alpha": -1.0})
+    with pytest.raises(ConfigError, match="one clipping level"):
+        create_quantizer("pact", QuantSpec(granularity=PerChannel(1)), site="a")
+    with pytest.raises(ConfigError, match="symmetrically"):
+        create_quantizer("lsq+", UINT8, site="a", role=Role.WEIGHT)
+
+
+def test_a_tensor_that_does_not_fit_names_the_site() -> None:
+    fitted = calibrated("uniform", QuantSpec(granularity=PerChannel(0)), weight())
+    with pytest.raises(PlanError, match=r"conv\.weight: scales of shape \(8,\).*needs \(4,\)"):
+        fitted(weight(4, 6))
+    for name, spec, role in (
+        ("uniform", QuantSpec(), Role.WEIGHT),
+        ("uniform", UINT8, Role.ACTIVATION),
+        ("lsq", UINT8, Role.ACTIVATION),
+    ):
+        with pytest.raises(CalibrationError, match=r"conv\.weight: .*NaN"):
+            calibrated(name, spec, torch.tensor([1.0, float("nan")]), role=role)

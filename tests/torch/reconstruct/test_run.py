@@ -1,6 +1,8 @@
-"""Learned roundings: lower error, and nothing else of the model touched."""
+"""Learned roundings: lower error, the same bits for the same seed, and nothing else of the model touched."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 
@@ -9,10 +11,12 @@ from torch import nn
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, ModelError, PlanError
 from onnxq.sites import Role
+from tests.torch.digits import Residuals
 from tests.torch.reconstruct.kit import QLinear, plain_net, rows, values
 from torch_frontend.quant_model import QuantModel
-from torch_frontend.quantizers import AdaRound, create_quantizer, quantizers_of
+from torch_frontend.quantizers import AdaRound, Quantizer, create_quantizer, quantizers_of
 from torch_frontend.reconstruct import LearningProgress, Settings, reconstruct
+from torch_frontend.reconstruct.cache import Record, UnitCache
 
 QUICK = Settings(iterations=80, batch=16, samples=64, lr=0.03)
 
@@ -26,34 +30,9 @@ def images(count: int = 64, side: int = 8) -> torch.Tensor:
     return smooth + 0.05 * values(count, 1, side, side)
 
 
-class Residual(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.relu(x + self.conv2(self.relu(self.bn1(self.conv1(x)))))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(1, 6, 3, padding=1)
-        self.layer1, self.layer2 = Residual(6), Residual(6)
-        self.pool = nn.MaxPool2d(2)
-        self.fc = nn.Linear(6 * 16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layer2(self.pool(self.layer1(torch.relu(self.stem(x)))))
-        return self.fc(x.view(x.size(0), -1))
-
-
 def quant_model(net: nn.Module | None = None, config: object = CONFIG) -> QuantModel:
     torch.manual_seed(1)
-    model = QuantModel((net or Net()).eval(), config, example_inputs=images(2)).eval()
+    model = QuantModel((net or Residuals()).eval(), config, example_inputs=images(2)).eval()
     model.prepare_calibration()
     with torch.no_grad():
         model(images())
@@ -199,7 +178,7 @@ def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(CalibrationError, match=r"a\.weight: has no scale"):
         reconstruct(blank, x)
     with pytest.raises(PlanError, match="the model is float"):
-        reconstruct(QuantModel(Net(), CONFIG), x)
+        reconstruct(QuantModel(Residuals(), CONFIG), x)
 
 
 def test_weights_that_do_not_round_to_nearest_are_refused_by_name() -> None:
@@ -229,3 +208,85 @@ def test_a_layer_used_twice_learns_once() -> None:
     done = reconstruct(quant_model(Twice()), [images()], settings=QUICK)
     assert [unit.name for unit in done.units] == ["conv"]
     assert [(r.subject, r.rule) for r in done.refusals] == [("conv.weight", "shared")]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
+    results = []
+    for seed in (0, 0, 1):
+        net = plain_net()
+        settings = Settings(iterations=80, batch=8, samples=64, seed=seed, activation_lr=1e-3, lr=0.03)
+        reconstruct(net, [rows()], qdrop=0.5, settings=settings)
+        results.append(torch.cat([found.v.flatten() for found in quantizers_of(net) if isinstance(found, AdaRound)]))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_activation_scales_learn_only_when_asked() -> None:
+    for rate, moves in ((0.0, False), (1e-3, True)):
+        net = plain_net()
+        start = [net[0].seen.scale.clone(), net[2].seen.scale.clone()]
+        reconstruct(net, [rows()], settings=Settings(iterations=40, samples=64, activation_lr=rate))
+        for layer, scale in zip((net[0], net[2]), start, strict=True):
+            assert torch.equal(layer.seen.scale, scale) != moves
+            assert not layer.seen.scale.requires_grad
+
+
+def test_what_does_not_help_is_put_back() -> None:
+    net = plain_net()
+    twin = copy.deepcopy(net)
+    result = reconstruct(net, [rows()], settings=Settings(iterations=3, lr=500.0, samples=64))
+    assert not any(unit.kept for unit in result.units)
+    assert all(unit.before == unit.after for unit in result.units)
+    with torch.no_grad():
+        assert torch.equal(net(rows(5)), twin(rows(5)))
+
+
+def test_qdrop_leaves_that_share_in_float() -> None:
+    net = plain_net()
+    shares = []
+
+    def look(module: Quantizer, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            shares.append(float((output == given[0]).double().mean()))
+
+    reconstruct_first = Settings(iterations=50, samples=64, batch=64)
+    handles = []
+    # Hooks run in order of registration: this one must come after the dropping, so it is put on when learning starts.
+    reconstruct(
+        net, [rows()], qdrop=0.25, settings=reconstruct_first,
+        progress=lambda _: handles.append(net[0].seen.register_forward_hook(look)) if not handles else None,
+    )  # fmt: skip
+    assert len(shares) > 20
+    assert sum(shares) / len(shares) == pytest.approx(0.25, abs=0.03)
+
+
+def test_a_small_memory_spills_and_changes_nothing() -> None:
+    results = []
+    for limit in (1 << 30, 2000, 1):
+        net = plain_net()
+        settings = Settings(iterations=60, batch=8, samples=64, cache_bytes=limit)
+        done = reconstruct(net, rows().split(10), qdrop=0.5, settings=settings)
+        results.append([found.v for found in quantizers_of(net) if isinstance(found, AdaRound)])
+        size = 4 * 64 * (12 + 12 + 16)
+        assert done.units[0].spilled == {1 << 30: 0, 1: size}.get(limit, done.units[0].spilled)
+        assert limit != 2000 or 0 < done.units[0].spilled < size
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_draws() -> None:
+    with UnitCache(1 << 20) as cache:
+        for seed in range(3):
+            x = values(5, 3, seed=seed)
+            cache.add_record(Record((x, torch.arange(4.0)), (), x.sum(1)))
+        assert cache.can_mix()
+        drawn = cache.draw_samples(15, torch.Generator().manual_seed(0), mixed=True)
+        torch.testing.assert_close(drawn.inputs[0].sum(1), drawn.target)  # rows stay together
+        assert drawn.target.unique().numel() == 15
+        assert torch.equal(drawn.inputs[1], torch.arange(4.0))  # what has no samples comes whole
+        few = cache.draw_samples(4, torch.Generator().manual_seed(0), mixed=False)
+        assert len(few.target) == 4
+        cache.add_record(Record((values(5, 3), torch.arange(1.0, 5.0)), (), values(5)))
+        assert not cache.can_mix()
+        with pytest.raises(DataError, match="without samples"):
+            cache.add_record(Record((), (), torch.zeros(0, 3)))

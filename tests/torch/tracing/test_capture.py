@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from dataclasses import dataclass
 
@@ -17,9 +16,8 @@ from onnxq.errors import CalibrationError, DataError, ModelError
 from onnxq.runtime import Session
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
-from torch_frontend.tracing.capture import capture_model, take_graph
-from torch_frontend.tracing.modules import Inputs
-from torch_frontend.tracing.tracer import GraphOrigin, Traced, Untraceable
+from torch_frontend.tracing.capture import take_graph
+from torch_frontend.tracing.tracer import GraphOrigin
 
 
 @dataclass
@@ -57,18 +55,6 @@ class Net(nn.Module):
         if "extra" in more:
             made = made + more["extra"]
         return Answer(self.out(made), (made,))
-
-
-class ReadsMode(nn.Module):
-    """Another forward in train mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(x, Tensor)
-        return self.inner(x) * 2 if self.training else self.inner(x)
 
 
 class NormsByFunction(nn.BatchNorm2d):
@@ -109,7 +95,7 @@ def model(net: Net) -> QuantModel:
     return QuantModel(net, target="virtual", example_inputs={"x": torch.randn(1, 6, 8), "mask": torch.ones(1, 6)})
 
 
-def test_the_graph_computes_the_same_for_other_sizes_and_gives_the_same_kind_of_result(net, model):
+def test_the_graph_computes_the_same_for_other_sizes_and_checks_its_arguments(net, model):
     x, mask = torch.randn(3, 9, 8), torch.ones(3, 9)
     mask[0, 5:] = 0
     expected, made = net(x, mask=mask), model(x=x, mask=mask)
@@ -117,26 +103,31 @@ def test_the_graph_computes_the_same_for_other_sizes_and_gives_the_same_kind_of_
     torch.testing.assert_close(made.logits, expected.logits)
     torch.testing.assert_close(made.hidden[0], expected.hidden[0])
     assert model.origin is GraphOrigin.EXPORTED
-
-
-def test_layers_keep_their_names_and_calls_get_those_of_their_scope(model):
+    # Layers keep their names, and calls get those of their scope.
     assert {"inner.weight", "out.weight", "weight", "input:x", "norm.out"} <= set(model.quantizers)
     assert all(product.reason is None for product in model.products)
     assert not [one for one in model.refusals if one.code in ("R108", "R109")]
     assert model.model.get_submodule("inner").weight.shape == (8, 8)
     assert isinstance(model.model.get_submodule("batch"), nn.BatchNorm1d)
+    with pytest.raises(DataError, match="scale"):
+        model(x, mask, scale=2.0)
+    with pytest.raises(DataError, match="mask"):
+        model(x)
 
 
-def test_dropout_and_batch_norm_follow_the_mode(model):
-    x, mask, model = torch.randn(3, 9, 8), torch.ones(3, 9), copy.deepcopy(model)
+@pytest.mark.parametrize("train", [False, True])
+def test_dropout_and_batch_norm_follow_the_mode(train: bool):
+    torch.manual_seed(0)
+    x = torch.randn(3, 9, 8)
+    model = QuantModel(Net().train(train), target="virtual", example_inputs=x[:2])
+    assert model.origin is GraphOrigin.EXPORTED
     before = model.model.get_submodule("batch").running_mean.clone()
     model.train()
-    assert not torch.equal(model(x, mask).logits, model(x, mask).logits)
+    assert not torch.equal(model(x).logits, model(x).logits)
     assert not torch.equal(model.model.get_submodule("batch").running_mean, before)
     model.eval()
-    torch.testing.assert_close(model(x, mask).logits, model(x, mask).logits, rtol=0, atol=0)
-    found = [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"]
-    assert found == [0.1]
+    torch.testing.assert_close(model(x).logits, model(x).logits, rtol=0, atol=0)
+    assert [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"] == [0.1]
 
 
 def test_batch_norms_in_functions_do_not_keep_a_graph_from_being_taken():
@@ -163,13 +154,6 @@ def test_a_weight_of_a_layer_and_of_functions_has_one_quantizer_and_inputs_stay_
     torch.testing.assert_close(torch.from_numpy(made), model(ids=ids + 1, other=ids), rtol=1e-4, atol=1e-5)
 
 
-def test_arguments_that_were_fixed_or_given_are_checked(model):
-    with pytest.raises(DataError, match="scale"):
-        model(torch.randn(2, 6, 8), torch.ones(2, 6), scale=2.0)
-    with pytest.raises(DataError, match="mask"):
-        model(torch.randn(2, 6, 8))
-
-
 def test_it_trains_pickles_and_exports_as_trained(model):
     model = pickle.loads(pickle.dumps(model))
     x, mask = torch.randn(3, 9, 8), torch.ones(3, 9)
@@ -182,18 +166,13 @@ def test_it_trains_pickles_and_exports_as_trained(model):
     assert {"inner.weight", "out.weight", "weight", "input:x"} <= set(exported.sites)
 
 
-def test_another_forward_in_train_mode_is_refused():
-    made = capture_model(ReadsMode().eval(), (), Inputs((torch.randn(2, 8),), {}))
-    assert isinstance(made, Traced)
-    assert [one.rule for one in made.refusals] == ["mode"]
-
-
 class Fixed(nn.Module):
     """Its graph holds for one number of rows, and with `whole` for one batch; any number of columns is fine."""
 
     def __init__(self, *, whole: bool = False) -> None:
         super().__init__()
         self.inner, self.whole = nn.Linear(1, 4), whole
+        self.eval()
 
     def forward(self, x: Tensor, more: dict[str, Tensor] | None = None) -> Tensor:
         assert isinstance(x, Tensor)
@@ -202,24 +181,28 @@ class Fixed(nn.Module):
 
 
 def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
-    net, x = Fixed().eval(), torch.randn(2, 6, 5)
+    net, x = Fixed(), torch.randn(2, 6, 5)
     model = QuantModel(net, target="virtual", example_inputs=x)
     assert model.origin is GraphOrigin.EXPORTED
-    other = torch.randn(3, 6, 7)
-    torch.testing.assert_close(model(other), net(other))
+    torch.testing.assert_close(model(other := torch.randn(3, 6, 7)), net(other))
     for wrong, text in (((2, 3, 10), "has 3 at dimension 1, and was captured with 6"), ((2, 6), "2 dimensions")):
         with pytest.raises(DataError, match=text) as caught:
             model(torch.randn(wrong))
         assert (caught.value.subject, caught.value.code) == ("input 'x'", "Q209")
         assert "example_inputs" in caught.value.fix
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for k in (2, 3, 4):
+        torch.testing.assert_close(compiled(torch.full((k, 6, 5), float(k))), model(torch.full((k, 6, 5), float(k))))
+    model.prepare_calibration()
+    model(x)
+    exported = to_onnx(model.calc_qparams().freeze(), x, dynamic_batch=True)
+    dims = exported.model.graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 6, 5]
 
 
 def test_sizes_are_checked_inside_of_arguments_and_before_anything_is_observed():
-    model = QuantModel(
-        Fixed().eval(),
-        target="virtual",
-        example_inputs={"x": torch.randn(2, 6, 5), "more": {"shift": torch.randn(2, 6, 1)}},
-    )
+    example = {"x": torch.randn(2, 6, 5), "more": {"shift": torch.randn(2, 6, 1)}}
+    model = QuantModel(Fixed(), target="virtual", example_inputs=example)
     with pytest.raises(DataError, match="dimension 2") as caught:
         model(torch.randn(2, 6, 5), {"shift": torch.randn(2, 6, 20)})
     assert caught.value.subject == """input "more['shift']\""""
@@ -231,7 +214,7 @@ def test_sizes_are_checked_inside_of_arguments_and_before_anything_is_observed()
 
 
 def test_a_batch_of_one_is_captured_where_the_batch_becomes_a_constant():
-    net, x = Fixed(whole=True).eval(), torch.randn(1, 6, 5)
+    net, x = Fixed(whole=True), torch.randn(1, 6, 5)
     model = QuantModel(net, target="virtual", example_inputs=x)
     assert model.origin is GraphOrigin.EXPORTED
     torch.testing.assert_close(model(x), net(x))
@@ -239,19 +222,22 @@ def test_a_batch_of_one_is_captured_where_the_batch_becomes_a_constant():
         model(torch.randn(2, 6, 5))
 
 
-def test_a_model_with_checked_sizes_compiles_without_a_break_and_exports_with_any_batch():
-    model, x = QuantModel(Fixed().eval(), target="virtual", example_inputs=torch.randn(2, 6, 5)), torch.randn(2, 6, 5)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    for k in (2, 3, 4):
-        torch.testing.assert_close(compiled(torch.randn(k, 6, 5).fill_(k)), model(torch.full((k, 6, 5), float(k))))
-    model.prepare_calibration()
-    model(x)
-    exported = to_onnx(model.calc_qparams().freeze(), x, dynamic_batch=True)
-    assert [dim.dim_param or dim.dim_value for dim in exported.model.graph.input[0].type.tensor_type.shape.dim] == [
-        "batch",
-        6,
-        5,
-    ]
+class ReadsMode(nn.Module):
+    """Another forward in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return self.inner(x) * 2 if self.training else self.inner(x)
+
+
+def test_another_forward_in_train_mode_is_refused():
+    model = QuantModel(ReadsMode().eval(), target="virtual", example_inputs=torch.randn(2, 8))
+    assert model.origin is GraphOrigin.EXPORTED
+    assert [one.rule for one in model.refusals] == ["mode"]
 
 
 class Cache:
@@ -275,16 +261,6 @@ def test_results_that_the_graph_cannot_return_are_told_by_name(keyed: bool, name
     assert [(one.subject, one.code) for one in told] == [(name, "R108")]
     assert "Cache" in told[0].reason
     assert len(model(torch.randn(2, 8))) == 2
-
-
-def test_control_flow_on_values_is_not_captured():
-    class Branching(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
-
-    made = capture_model(Branching().eval(), (), Inputs((torch.randn(2, 8),), {}))
-    assert isinstance(made, Untraceable)
-    assert made.reason
 
 
 def test_a_graph_module_keeps_its_graph(net):
@@ -315,26 +291,3 @@ def test_modules_without_a_forward_in_python_are_refused():
         QuantModel(torch._dynamo.OptimizedModule(plain, torch._dynamo.disable()))
     with pytest.warns(DeprecationWarning, match="script"), pytest.raises(ModelError, match="TorchScript"):
         QuantModel(torch.jit.script(plain))
-
-
-def test_what_torch_2_13_keeps_for_itself_is_still_there():
-    # Seen in torch 2.13: the flat form of an exported graph, regions without gradients, and the check of sizes.
-    class Regions(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                y = x * 2
-            return x + y
-
-    module = torch.export.export(Regions(), (torch.randn(2, 3),)).module(check_guards=False)
-    info = module.graph._codegen.pytree_info
-    assert info.orig_args[0] == "x"
-    assert info.in_spec.num_leaves == info.out_spec.num_leaves == 1
-    assert torch.ops.higher_order.wrap_with_set_grad_enabled in {node.target for node in module.graph.nodes}
-    assert hasattr(torch.ops.higher_order, "wrap_with_autocast")
-
-
-def test_dropout_of_attention_in_a_model_in_train_mode_is_captured():
-    torch.manual_seed(0)
-    model = QuantModel(Net().train(), target="virtual", example_inputs=torch.randn(2, 6, 8))
-    assert model.origin is GraphOrigin.EXPORTED
-    assert [one.dropout for one in model.modules() if type(one).__name__ == "AttentionDropout"] == [0.1]

@@ -1,6 +1,8 @@
-"""Tracing: skipped modules, modules that cannot be traced, and the two modes."""
+"""Tracing: names of sites, shapes and arguments by the example, parts that are skipped or not traced, modes, writes."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 
@@ -8,9 +10,86 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxq.errors import ConfigError
-from tests.torch.nets import Around, Block, ResNet, images, settled
+from onnxq.errors import ConfigError, DataError
+from tests.torch.nets import Around, Block, Branching, Dense, Encoder, Mobile, ResNet, images, settled
+from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import QuantModel
+
+
+@pytest.mark.parametrize("make", [ResNet, Mobile, Dense])
+@pytest.mark.parametrize("target", ["ort", "virtual"])
+def test_conversion_changes_no_value_and_no_module_of_the_users(make: type[nn.Module], target: str) -> None:
+    torch.manual_seed(0)
+    model, x = settled(make()), images()
+    before = copy.deepcopy(model.state_dict())
+    expected = model(x)
+    quantized = QuantModel(model, target=target, example_inputs=x)
+    torch.testing.assert_close(quantized(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(isinstance(module, WeightQuantized) for module in model.modules())
+
+
+def test_parameters_keep_their_names_and_with_copy_false_their_identity() -> None:
+    model = settled(ResNet())
+    quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
+    theirs = dict(quantized.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert theirs[name] is parameter
+    assert isinstance(quantized.model.get_submodule("layer1.0.conv1"), nn.Conv2d)
+
+
+def test_sites_are_named_after_modules_and_the_calls_of_one() -> None:
+    quantized = QuantModel(settled(ResNet()), target="virtual", example_inputs=images())
+    sites = list(quantized.quantizers)
+    assert sites[0] == "input:x"
+    assert {"layer1.0.relu.out", "layer1.0.relu@1.out", "layer1.0.add.out", "layer1.1.conv2.weight"} <= set(sites)
+    assert sites.index("fc.weight") == len(sites) - 1
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.again, self.other.weight = self.conv, self.conv.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.again(self.conv(x)))
+
+
+def test_shared_layers_and_tied_weights_have_one_quantizer_and_a_site_for_each_call() -> None:
+    quantized = QuantModel(_Twice(), target="virtual")
+    assert list(quantized.quantizers) == ["input:x", "conv.out", "conv@1.out", "conv.weight"]
+    assert len({id(m) for m in quantized.modules() if isinstance(m, WeightQuantized)}) == 2
+    one, other = quantized.model.get_submodule("conv"), quantized.model.get_submodule("other")
+    assert one.weight is other.weight
+    assert one.weight_quantizer is other.weight_quantizer
+
+
+def test_a_tied_embedding_shares_the_quantizer_of_the_head() -> None:
+    quantized = QuantModel(Encoder().eval(), target="virtual")
+    assert "embed.weight" in quantized.quantizers
+    assert "head.weight" not in quantized.quantizers
+    assert quantized.model.get_submodule("head").weight is quantized.model.get_submodule("embed").weight
+
+
+def test_parts_of_a_split_have_sites_of_their_own_and_constants_stay() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            p, q = self.a(x).chunk(2, 1)
+            r = functional.interpolate(self.b(p) + self.c(q) * torch.full((1,), 2.0), size=x.shape[2:], mode="bilinear")
+            return {"out": r, "q": q}
+
+    model, x = Parts().eval(), images()
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert {"chunk.out0", "chunk.out1"} <= set(quantized.quantizers)
+    assert not quantized.refusals
+    got, wanted = quantized(x), model(x)
+    assert all(torch.equal(got[name], wanted[name]) for name in ("out", "q"))
 
 
 def test_skipped_modules_stay_float_and_are_a_decision() -> None:
@@ -75,3 +154,124 @@ def test_a_forward_that_differs_between_train_and_eval_says_so() -> None:
     quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
     assert not quantized.refusals
     assert (model.training, model.bn.training, model.stem.training) == (False, True, False)
+
+
+class _Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+        x = self.fc(x) * scale
+        return x if mask is None else x * mask
+
+
+def test_an_argument_nobody_passes_keeps_its_default_and_says_so() -> None:
+    model, x, mask = _Masked(), torch.randn(2, 4), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert torch.equal(quantized(x), model(x))
+    assert torch.equal(quantized(x, None, scale=2.0), model(x))
+    assert [d.subject for d in quantized.decisions if d.rule == "arguments"] == ["mask", "scale"]
+    for given in ({"mask": mask}, {"scale": 3.0}):
+        with pytest.raises(DataError, match="fixed at its default"):
+            quantized(x, **given)
+    masked = QuantModel(model, target="virtual", example_inputs={"x": x, "mask": mask})
+    assert torch.equal(masked(x, mask), model(x, mask))
+
+
+def test_an_example_that_does_not_fit_says_so() -> None:
+    with pytest.raises(DataError, match="do not fit"):
+        QuantModel(_Masked(), target="virtual", example_inputs=(1, 2, 3, 4))
+    with pytest.raises(DataError, match="does not run"):
+        QuantModel(_Masked(), target="virtual", example_inputs=torch.randn(2, 5))
+
+
+class _Shapes(nn.Module):
+    """Usual code on shapes, types and tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        if x.dim() == 2 or len(x.shape) < 3:
+            x = x.unsqueeze(0)
+        assert x.shape[-1] == 8
+        split = x.size()[:-1] + (2, 4)  # noqa: RUF005 - as people write it
+        x = self.drop(self.fc(x)).view(*split)
+        parts = [part * 2.0 for part in x.unbind(-2)]
+        if x.dtype == torch.float16:
+            parts = parts[:1]
+        y = self.norm(torch.cat(parts, -1).transpose(1, 2)[:, :4].contiguous())
+        for other in more:
+            y = y + other
+        return y
+
+
+def test_control_flow_on_shapes_goes_the_examples_way_and_says_so() -> None:
+    torch.manual_seed(0)
+    model, x, other = _Shapes(), torch.randn(3, 5, 8), torch.randn(3, 4, 5)
+    before = copy.deepcopy(model.state_dict())
+    blind = QuantModel(copy.deepcopy(model).eval(), target="virtual")
+    assert [r.rule for r in blind.refusals] == ["tracing"]
+    for mode in (True, False):
+        quantized = QuantModel(model.train(mode), target="virtual", example_inputs=(x, other))
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not quantized.refusals
+    assert [d.subject for d in quantized.decisions if d.rule == "shapes"] == ["_Shapes"]
+    assert {"input:x", "fc.weight"} <= set(quantized.quantizers)
+    torch.testing.assert_close(quantized(x, other), model(x, other))
+    torch.testing.assert_close(quantized(x[:2], other[:2]), model(x[:2], other[:2]))
+
+
+def test_control_flow_on_values_is_not_decided_by_the_example() -> None:
+    for example in (None, torch.ones(3, 16)):
+        assert not QuantModel(Branching(), target="virtual", example_inputs=example).traced
+
+
+class _Writes(nn.Module):
+    """In-place activations whose input is read again, as pre-activation networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.conv = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        y = self.conv(self.relu(x))
+        z = functional.relu(y, inplace=True)
+        y = y + x
+        y.clamp_(max=1.0)
+        return y + z
+
+
+def test_what_an_in_place_call_wrote_is_what_later_readers_get() -> None:
+    model, x = _Writes(), images()
+    expected = model(x.clone())
+    given = x.clone()
+    quantized = QuantModel(model, target="virtual")
+    torch.testing.assert_close(quantized(given), expected, rtol=0, atol=0)
+    assert torch.equal(given, x)
+
+
+class _Drops(nn.Module):
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.fc, self.always = nn.Linear(16, 16), always
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.fc(x), 0.5, True if self.always else self.training)
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_a_functional_dropout_follows_the_mode(mode: bool) -> None:
+    x = torch.ones(8, 16)
+    quantized = QuantModel(_Drops(False).train(mode), target="virtual")
+    assert torch.equal(quantized.eval()(x), quantized(x))
+    assert (quantized.train()(x) == 0).any()
+
+
+def test_a_dropout_told_to_drop_always_does() -> None:
+    quantized = QuantModel(_Drops(True).eval(), target="virtual")
+    assert (quantized.eval()(torch.ones(8, 16)) == 0).any()

@@ -1,23 +1,80 @@
-"""Batch norms that train with the statistics of their batches and are folded at the end."""
+"""Batch norms that stay: tuned to the quantized model, or trained with the statistics of their batches, and folded."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from onnxq.errors import PlanError
 from onnxq.sites import Role
 from tests.torch.exporting import PRODUCTS, assert_same
-from tests.torch.nets import settled
-from tests.torch.tracing.test_batch_norms import NormAct
+from tests.torch.nets import ResNet, images, settled
+from tests.torch.quant_model.kit import W4A4, calibrated, make_seeded, model
+from tests.torch.tracing.test_fold import NormAct
 from torch_frontend import qat
 from torch_frontend.export import to_onnx
-from torch_frontend.quant_model import QuantModel
+from torch_frontend.quant_model import QuantModel, State
+
+
+def unfused(**weights: Any) -> QuantModel:
+    made = model({**W4A4, "weights": {"bits": 4, **weights}, "torch": {"fuse_bn": False}}).prepare_calibration()
+    made(images())
+    return made.calc_qparams()
+
+
+def test_tuned_batch_norms_fold_into_their_layers_and_scales_follow() -> None:
+    made, x = unfused(), images(8, seed=3)
+    norms = {n: m for n, m in made.model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    with torch.no_grad():
+        norms["bn"].weight[0] = -0.7
+    scale = made.quantizers["stem.weight"].scale.clone()
+    with made.batchnorm_tuning():
+        made(x[:4])
+        made(x[4:])
+        norm, stem = copy.deepcopy(norms["bn"]), made.model.get_submodule("stem")
+        # Statistics are the mean over the batches.
+        outs = [stem(made.quantizers["input:x"](part)).mean((0, 2, 3)) for part in (x[:4], x[4:])]
+        torch.testing.assert_close(norm.running_mean, sum(outs) / 2, rtol=1e-4, atol=1e-5)
+        unfolded = copy.deepcopy(made).eval()
+    made.eval()
+    torch.testing.assert_close(made(x), unfolded(x), rtol=1e-3, atol=1e-3)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in made.modules())
+    factor = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+    torch.testing.assert_close(made.quantizers["stem.weight"].scale, scale * factor.abs().detach())
+    assert [d.subject for d in made.decisions if d.rule == "batchnorm-tuning"] == list(norms)
+    assert made.state is State.QUANTIZED
+
+
+def test_tuning_refuses_weights_with_one_scale_and_a_model_without_batch_norms() -> None:
+    for made, why in (
+        (unfused(granularity="tensor"), r"^stem: its weight has one scale"),
+        (calibrated(), "fuse_bn: false"),
+    ):
+        with pytest.raises(PlanError, match=why), made.batchnorm_tuning():
+            pass
+
+
+def test_tuning_mends_statistics_that_are_off() -> None:
+    net, x = make_seeded(ResNet), images(8, seed=3)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+    net(x)
+    wanted = net.eval()(x)
+    net.bn.running_mean.add_(1.0)
+    made = QuantModel(net, {"target": "virtual", "torch": {"fuse_bn": False}}).prepare_calibration()
+    made(x)
+    made.calc_qparams().set_quant()
+    before = (made(x) - wanted).square().mean()
+    with made.batchnorm_tuning():
+        made(x)
+    assert (made.eval()(x) - wanted).square().mean() < 0.1 * before
 
 
 class Normed(nn.Module):
@@ -34,8 +91,8 @@ class Normed(nn.Module):
         return self.last(self.fc(x.mean((2, 3))))
 
 
-def images(seed: int) -> Tensor:
-    return torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+def draw(seed: int) -> Tensor:
+    return images(6, seed)[..., :8, :8]
 
 
 def make(target: str, kind: str, fuse: bool, **weights: Any) -> QuantModel:
@@ -49,9 +106,9 @@ def make(target: str, kind: str, fuse: bool, **weights: Any) -> QuantModel:
         "weights": weights,
         "torch": {"fuse_bn": fuse, "weights": {"quantizer": kind}},
     }
-    model = QuantModel(net, config, example_inputs=images(0))
+    model = QuantModel(net, config, example_inputs=draw(0))
     with qat.observing(model):
-        model(images(1))
+        model(draw(1))
     return model
 
 
@@ -72,13 +129,13 @@ def test_batch_norms_train_and_freeze_folds_them(target: str, kind: str) -> None
     qat.Pacer(model, qat.Schedule()).attach(optimizer)
     for seed in (2, 3):
         optimizer.zero_grad()
-        model(images(seed)).square().mean().backward()
+        model(draw(seed)).square().mean().backward()
         optimizer.step()
     assert all(
         not torch.equal(one, norm.running_var) for one, norm in zip(before, norms_of(model).values(), strict=True)
     )
 
-    x = images(4)
+    x = draw(4)
     with torch.no_grad():
         wanted = model.eval()(x)
         trained = {}
@@ -104,9 +161,9 @@ def test_batch_norms_train_and_freeze_folds_them(target: str, kind: str) -> None
 
 def test_a_weight_with_one_scale_keeps_its_batch_norm_and_says_why() -> None:
     model = make("virtual", "lsq", fuse=False, granularity="tensor")
-    wanted = model.set_quant().eval()(images(4))
+    wanted = model.set_quant().eval()(draw(4))
     model.freeze()
     assert len(norms_of(model)) == 3
     assert all("one scale" in d.reason for d in model.decisions if d.rule == "fuse-bn")
     assert [q.spec.granularity for q in model.quantizers.values() if q.role is Role.WEIGHT]
-    assert torch.equal(model(images(4)), wanted)
+    assert torch.equal(model(draw(4)), wanted)
