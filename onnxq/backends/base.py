@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.backends.costs import MachineCosts
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
@@ -188,6 +189,63 @@ class Capability:
     warning: str = ""
 
 
+class Operator(Protocol):
+    """A quantizable operator of the planner."""
+
+    @property
+    def name(self) -> str:
+        """The name of the node."""
+
+    @property
+    def node(self) -> NodeRef:
+        """The node without its activation."""
+
+    @property
+    def data(self) -> tuple[tuple[Any, TensorId], ...]:
+        """Its edges and the tensors on them that take pairs."""
+
+    @property
+    def rule(self) -> PlacementRule:
+        """The rule that places its pairs."""
+
+
+class Operators(Protocol):
+    """The quantizable operators of a model."""
+
+    @property
+    def index(self) -> Graph:
+        """The graph, without the pairs it came with."""
+
+    @property
+    def by_out(self) -> Mapping[TensorId, Any]:
+        """Each operator by the tensor that its closing pair stands on."""
+
+    def candidate(self, node: NodeRef) -> Candidate:
+        """The node with the facts that rules may ask for."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExclusionRule:
+    """name, and the test: reason text for an operator that stays float, else None."""
+
+    name: str
+    test: Callable[[Operators, Operator], str | None]
+
+
+def find_excluded(ops: Operators, target: Target) -> dict[str, LeftFloat]:
+    """Operator name -> the reason of the first rule of the target that keeps it float."""
+    excluded: dict[str, LeftFloat] = {}
+    for op in ops:
+        for rule in target.exclusions:
+            reason = rule.test(ops, op)
+            if reason is not None:
+                excluded[op.name] = LeftFloat(op.name, reason, rule.name, "F103")
+                break
+    return excluded
+
+
 def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:
     """ "": there is a kernel for every float type."""
     return ""
@@ -206,8 +264,9 @@ class Target:
     # In the order of precedence: the first that takes a node holds.
     rules: tuple[PlacementRule, ...]
     capabilities: tuple[Capability, ...]
-    # Nodes are chosen by a minimum cut on predicted times; else every compute node that a rule takes is quantized.
-    costs: bool = True
+    # By kind of CPU, the costs on which nodes are chosen by a minimum cut; without, every compute node that a rule
+    # takes is quantized.
+    costs: Mapping[str, MachineCosts] = field(default_factory=dict)
     # Activations are quantized at each run, so that no range is calibrated.
     dynamic: bool = False
     # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
@@ -216,17 +275,15 @@ class Target:
     # The engine reads negative scales of blocks of weights.
     signed_scales: bool = False
     # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.
-    quantizes_alone: bool = True
+    quantizes_alone: bool = False
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.
-    times_itself: bool = True
+    times_itself: bool = False
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.
     ideal: bool = False
-    # The library that builds and proves for the engine, of `engines.builder.library`; "" for none that onnxq knows.
-    library: str = ""
     # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.
     skips: tuple[str, ...] = ("activations", "layernorm", "residual", "prelu", "pool")
-    # Names of the exclusion rules (`planner.exclusions`) that hold for it.
-    exclusions: tuple[str, ...] = ()
+    # Operators that stay float whatever they would gain; the first rule that names a reason holds.
+    exclusions: tuple[ExclusionRule, ...] = ()
     # Operators that have no quantized kernel but one on scales of each run.
     dynamic_ops: tuple[str, ...] = ()
     # A remedy for an output that is lost, for people.

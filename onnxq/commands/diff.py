@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 
 import onnx
 
+from onnxq.backends import list_runnable
 from onnxq.config import Command
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
@@ -19,7 +20,6 @@ from onnxq.engines.diff.model import (
     FLOAT,
     OFF,
     ON,
-    TRT,
     Difference,
     Divergence,
     Error,
@@ -60,8 +60,6 @@ from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 REPORT = "diff.json"
-# Files that bisection may write for a run: a model and its inputs.
-_PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx_data", ".inputs.json"))
 # Layers in the summary without `verbose`.
 _WORST = 5
 
@@ -125,9 +123,15 @@ def _path(source: ModelSource) -> str:
     return "" if isinstance(source, onnx.ModelProto) else str(source)
 
 
+def _list_pieces() -> list[str]:
+    """The files that bisection may write for a run: a model and its inputs."""
+    runs = (OFF, ON, *list_runnable())
+    return [f"bisect-{run}{end}" for run in runs for end in (".onnx", ".onnx_data", ".inputs.json")]
+
+
 def _list_files(folder: Path, force: bool) -> list[str]:
     """The files that are written there. OutputError for a folder with earlier results, unless they may be replaced."""
-    names = [RESULTS, INPUTS, REPORT, *_PIECES]
+    names = [RESULTS, INPUTS, REPORT, *_list_pieces()]
     there = [name for name in names if os.path.lexists(folder / name)]
     if there and not force:
         cause = f"holds {', '.join(there)} already"
@@ -141,7 +145,7 @@ def _save(difference: Difference, result: DiffResult, folder: Path, progress: Pr
         files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
         # An earlier run may have found more places than this one.
-        for name in _PIECES:
+        for name in _list_pieces():
             (folder / name).unlink(missing_ok=True)
         for piece in result.pieces:
             stem = f"bisect-{piece.bisection.run}"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from onnxq.backends import list_backends
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import apply
-from onnxq.config import Command, Config, Rule, RuleSet
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.files import guard_outputs
 from onnxq.graph import GraphIndex
@@ -56,7 +57,7 @@ from onnxq.report.terminal import (
 from onnxq.sites import Caution, Refusal
 
 # The target where neither the configuration nor an option names one.
-USUAL = "trt"
+USUAL = next(backend.name for backend in list_backends() if backend.scales)
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -139,8 +140,10 @@ def import_and_apply(
 def _choose_target(overrides: Overrides) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
     options = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
-    # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
-    fitting = {"activations.scheme": "symmetric", "activations.signed": True} if options["target"] == "ort" else {}
+    # The default preset is asymmetric uint8, of which TensorRT's scales say nothing.
+    fitting = (
+        {"activations.scheme": "symmetric", "activations.signed": True} if options["target"] == DEFAULT_TARGET else {}
+    )
     return {**fitting, **options}
 
 

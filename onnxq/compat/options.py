@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnxq.backends import find_holder
 from onnxq.escapes import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution
@@ -48,8 +49,8 @@ _WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
     False: {"weights.scheme": "asymmetric"},
 }
 # The rest stays float32, as there: scales in float16, the target's own choice, vanish in ONNX Runtime's optimizations.
-_FLOAT8: Overrides = {"target": "trt", "high_precision": "float32"}
 _FLOAT8_STORAGE = "float8e4m3fn"
+_FLOAT8: Overrides = {"target": find_holder(_FLOAT8_STORAGE).name, "high_precision": "float32"}
 _ACTIVATIONS: Mapping[str, Overrides] = {
     # The unsigned type is ours: kernels drop a Relu in front of a pair only where 0 is the lowest level.
     "QUInt8": {},

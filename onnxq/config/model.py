@@ -23,7 +23,18 @@ from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConf
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
-from onnxq.config.values import Bits, Command, Files, HighPrecision, Seconds, Section, Words, option, wrap_single
+from onnxq.config.values import (
+    DEFAULT_TARGET,
+    Bits,
+    Command,
+    Files,
+    HighPrecision,
+    Seconds,
+    Section,
+    Words,
+    option,
+    wrap_single,
+)
 from onnxq.errors import ConfigError, Location
 
 
@@ -55,10 +66,11 @@ class Config(Section):
     )
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
-        "ort",
+        DEFAULT_TARGET,
         "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, or virtual for no engine.",
         _PLANNING | Command.PROFILE | Command.IMPORT,
-        metavar="[ort|trt|virtual]",
+        metavar="TARGET",
+        names="backends",
     )
     # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
     # only float types are chosen.

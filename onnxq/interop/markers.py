@@ -12,6 +12,7 @@ import onnx
 from onnxq.backends import Target
 from onnxq.backends import find_target as engine_of
 from onnxq.calibrate.contents import note_contents
+from onnxq.config import DEFAULT_TARGET
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
@@ -57,7 +58,7 @@ class Marked:
 def strip_markers(
     model: str | Path | onnx.ModelProto,
     *,
-    target: str = "ort",
+    target: str = DEFAULT_TARGET,
     mode: str = "static",
     quantizers: Iterable[str] | None = None,
     name: str = "",
@@ -65,7 +66,7 @@ def strip_markers(
 ) -> Marked:
     """Take the `ai.onnxq::FakeQuantize` markers out of a model, and make a plan with their numbers.
 
-    target: "ort", "trt" or "virtual": the engine that the plan is for. mode: the configuration's.
+    target: the backend that the plan is for. mode: the configuration's.
     quantizers: the sites that must be marked, no more and no fewer; None: any. name: the model's, for the plan.
     saturation: "allow" keeps weights that overflow 16-bit sums in the target's kernels.
     Quantized tensors get the names of their sites, weights are stored in their readers' order of axes, and weights of 4

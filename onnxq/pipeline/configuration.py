@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx
 
-from onnxq.backends import check_target
-from onnxq.config import Command, Config, check_limits, check_trust, expand_names, list_options, load_config
+from onnxq.backends import check_limits, check_target, load_config
+from onnxq.config import Command, Config, check_trust, expand_names, list_options
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
@@ -36,7 +36,7 @@ def make_config(config: Configuration, overrides: Overrides, command: Command, *
     """Make the configuration of a command: a preset, file or Config with the caller's options on top.
 
     None, and a file that names no target, start from the preset of the target in the options, as `trt-int8`; without
-    one from that of `usual`, by default `ort`.
+    one from that of `usual`, by default ONNX Runtime's.
     Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
     """
     settings = expand_names(overrides, command)

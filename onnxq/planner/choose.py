@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends.ort.costs import Cost, list_cpu_costs
+from onnxq.backends import list_costs
+from onnxq.backends.base import find_excluded
+from onnxq.backends.costs import Cost
 from onnxq.config import Rule
 from onnxq.planner.cut import ANY, CutProblem, find_balance
-from onnxq.planner.exclusions import find_excluded
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
 
@@ -54,7 +55,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in list_cpu_costs(problem.config.cpu)]
+    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in list_costs(problem.engine, problem.config.cpu)]
 
 
 def compare_times(before: list[float], after: list[float]) -> float:
@@ -81,7 +82,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     sides, reasons = decide_sides(problem)
     if not sized:
         sides = {**{op.name: True for op in ops if op.rule.compute}, **sides}
-    balance = find_balance(CutProblem(ops, problem.engine.dynamic, problem.apart), sides, cpu)
+    balance = find_balance(CutProblem(ops, problem.engine.dynamic, problem.apart), sides, cpu, problem.engine.costs)
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Group
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
+from onnxq.engines.saturation.measure import Cost, NodeCost, OutputCost
 from onnxq.report.sentences import explain_saturation, format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import View
 from onnxq.sites import Refusal

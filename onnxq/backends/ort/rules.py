@@ -13,6 +13,9 @@ from dataclasses import replace
 from functools import partial
 
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
+from onnxq.backends.exclusions import LOG_FRONT_END
+from onnxq.backends.ort.costs import CPU_COSTS
+from onnxq.backends.ort.exclusions import STEM, STEM_DEPTHWISE
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role
@@ -350,9 +353,11 @@ _BASE = Target(
     capabilities=CAPABILITIES,
     no_kernel=_NO_KERNEL,
     no_gain=_NO_GAIN,
-    library="ort",
+    costs=CPU_COSTS,
+    quantizes_alone=True,
+    times_itself=True,
     skips=(),
-    exclusions=("stem", "stem-depthwise", "log-front-end"),
+    exclusions=(STEM, STEM_DEPTHWISE, LOG_FRONT_END),
     dynamic_ops=("LSTM",),
     advice="try the presets ort-int8-mse and ort-int8-percentile",
 )

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
+from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
 from onnxq.report.document import Form, Values, pick_fields
@@ -138,7 +139,7 @@ def _describe_variant(result: Variants, variant: Variant) -> Values:
         "speedup": result.speedup(variant),
     }
     if not math.isnan(variant.worst_db):
-        values["sqnr_db"] = {"file": variant.sqnr_db[0], "ort": variant.sqnr_db[1]}
+        values["sqnr_db"] = {"file": variant.sqnr_db[0], find_reference().name: variant.sqnr_db[1]}
     if variant.latency is not None:
         values["latency"] = pick_fields(variant.latency, "median_ms threads")
     return values

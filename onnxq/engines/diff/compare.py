@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from onnxq.data import Dataset
-from onnxq.engines.diff.bisect import Piece, bisect_divergence
+from onnxq.engines.diff.bisect import Piece, bisect_divergence, check_kernels
 from onnxq.engines.diff.cause import find_saturating_weights
-from onnxq.engines.diff.isolated import check_kernels
 from onnxq.engines.diff.layers import (
+    Counterpart,
     DivergencePoint,
     Inner,
     LayerResults,
@@ -24,8 +24,7 @@ from onnxq.engines.diff.layers import (
     open_inner,
     read_optimized_tensor,
 )
-from onnxq.engines.diff.matching import Counterpart
-from onnxq.engines.diff.measure import SAME_DB, Tallies, diverges, find_unmet
+from onnxq.engines.diff.measure import SAME_DB, OutputSums, Tallies, diverges, find_output_step, find_unmet
 from onnxq.engines.diff.model import (
     FLOAT,
     OFF,
@@ -36,7 +35,6 @@ from onnxq.engines.diff.model import (
     Tolerances,
     label_run,
 )
-from onnxq.engines.diff.outputs import OutputSums, find_output_step
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
@@ -56,7 +54,7 @@ from onnxq.sites import Refusal, TensorId
 class DiffRequest:
     """The comparisons to make."""
 
-    # Of ENGINES; () takes ORT and, where it can run, TensorRT.
+    # Names of backends; () takes ONNX Runtime and, where they can run, others.
     engines: tuple[str, ...] = ()
     layers: bool = False
     bisect: bool = False
@@ -96,7 +94,7 @@ def compare_models(
     loaded: Sequence[LoadedRun] = (),
     progress: Progress = silent,
 ) -> DiffResult:
-    """Run float in ORT (optimizations off), quantized in ORT (off, on) and TensorRT, and sum up the differences.
+    """Run float in ORT (optimizations off), quantized in ORT (off, on) and other engines, and sum up the differences.
 
     What the float model chooses by computed values is given to all other runs.
     loaded: results of other runs on the same samples, compared like engines; one called "float" only proves that the

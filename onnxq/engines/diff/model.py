@@ -12,7 +12,9 @@ from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Refusal
 from onnxq.wording import abbreviate
 
-FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
+# The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
+# has the name of its backend.
+FLOAT, OFF, ON = "float", "ort-off", "ort-on"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
-from onnxq.backends.ort.sums import Data
+from onnxq.backends.sums import Data
 from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.sites import Refusal, TensorId
@@ -84,7 +84,7 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
         if reason:
             skipped.append(Refusal(name, reason, rule="saturation", code="R114"))
         else:
-            counters.append(replace(_Writer(editor, index, operand).write(), node=name))
+            counters.append(replace(_ExcessWriter(editor, index, operand).write(), node=name))
     seen = {one.node for one in counters} | {one.subject for one in skipped}
     skipped += [Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
@@ -108,7 +108,7 @@ def _find_scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | No
     return np.asarray(scale, np.float32).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
 
 
-class _Writer(NodeWriter):
+class _ExcessWriter(NodeWriter):
     """Writes the nodes of one product."""
 
     def __init__(self, editor: Editor[Any], index: GraphIndex, operand: Operand) -> None:

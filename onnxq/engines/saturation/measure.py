@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
-from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
@@ -21,6 +20,49 @@ from onnxq.runtime.tap import Probe
 from onnxq.sites import Refusal, TensorId
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCost:
+    """One node on the samples: how many of the sums it computed saturated."""
+
+    node: str
+    saturated: int
+    sums: int
+
+    @property
+    def share(self) -> float:
+        """Of all sums of the node, 0 to 1."""
+        return self.saturated / self.sums if self.sums else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCost:
+    """One output: the saturating model against the exact one."""
+
+    output: str
+    # inf where no sum of a sample saturated.
+    sqnr_db: float
+    max_abs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The errors that CPUs without VNNI make on samples."""
+
+    data: str = ""
+    samples: int = 0
+    synthetic: bool = False
+    # Those whose weights can overflow.
+    nodes: tuple[NodeCost, ...] = ()
+    outputs: tuple[OutputCost, ...] = ()
+    # Those of the nodes that could not be emulated.
+    skipped: tuple[Refusal, ...] = ()
+
+    @property
+    def saturated(self) -> int:
+        """Sums that saturated, of all nodes."""
+        return sum(one.saturated for one in self.nodes)
 
 
 def measure_saturation(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from onnxq.backends.ort.costs import list_cpu_costs
+from onnxq.backends import list_costs
 from onnxq.config import Rule
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import noise_to_db
@@ -144,7 +144,8 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, tuple[str, ...]]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     candidates: dict[TensorId, tuple[str, ...]] = {}
-    costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in list_cpu_costs(problem.config.cpu)]
+    kinds = list_costs(problem.engine, problem.config.cpu)
+    costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:
         tensor, edges = site.site, site.consumers
         if site.role is not Role.ACTIVATION or site.spec != _STATIC or not isinstance(tensor, TensorId) or not edges:

@@ -1,4 +1,4 @@
-"""Input and output of the cost model, and the constants that each kind of CPU gives it.
+"""The constants that each kind of CPU gives the cost model.
 
 Units, by the end of a name: `_us` and `_launch` microseconds, `_ns` nanoseconds per element, `_gmacs` multiplications
 per nanosecond.
@@ -6,39 +6,13 @@ per nanosecond.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-Shape = tuple[int, ...]
 # Values by size; see `interpolate` for sizes between.
 Table = Mapping[int, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpCase:
-    """One node as its cost depends on it; a shape that is not known is None."""
-
-    op_type: str
-    inputs: tuple[Shape | None, ...]
-    output: Shape | None
-    weight: Shape | None = None
-    group: int = 1
-    kernel: Shape = ()
-    strides: Shape = ()
-    # Operator of the activation behind, which the kernel computes as well; "" without one.
-    activation: str = ""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Microseconds of one node inside a float region and inside an int8 region."""
-
-    float_us: float
-    int8_us: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,23 +163,6 @@ class CpuCosts:
     # Mul of a map by one value per channel) and "unknown" (any other operator, without the pair around it). "Mul" is
     # nearly always x * sigmoid(x), one kernel in float.
     elements: Mapping[str, Moves]
-
-
-def parse_costs(text: str) -> CpuCosts:
-    """The table in a data file, as `benchmarks/op_costs.py fit` writes it."""
-    table = json.loads(text)
-    for name, kind in _GROUPS.items():
-        table[name] = kind(**{field: _parse_table(value) for field, value in table[name].items()})
-    table["elements"] = {op_type: Moves(**times) for op_type, times in table["elements"].items()}
-    return CpuCosts(**table)
-
-
-_GROUPS = {"pairs": PairCosts, "conv": ConvCosts, "depthwise": DepthwiseCosts, "linear": LinearCosts}
-
-
-def _parse_table(value: Any) -> Any:
-    # JSON has words for keys only, a table has sizes.
-    return {int(size): entry for size, entry in value.items()} if isinstance(value, dict) else value
 
 
 def round_up(n: int, multiple: int) -> int:

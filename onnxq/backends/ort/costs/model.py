@@ -11,9 +11,20 @@ MatMul is MatMulIntegerToFloat with its bias Add, the pair on its input not coun
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
-from onnxq.backends.ort.costs.base import Cost, CpuCosts, Moves, OpCase, interpolate
+from onnxq.backends.costs import Cost, OpCase
+from onnxq.backends.ort.costs.base import (
+    ConvCosts,
+    CpuCosts,
+    DepthwiseCosts,
+    LinearCosts,
+    Moves,
+    PairCosts,
+    interpolate,
+)
 from onnxq.backends.ort.costs.convs import INT8_BLOCK, conv_cost
 
 # Taken for sizes that are not known: small, so that int8 does not look cheap.
@@ -32,41 +43,60 @@ _FOLDED = ("Relu", "Clip")
 _NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
 
 
-def quantize_us(elements: int | None, cpu: CpuCosts, *, from_conv: bool = False, dynamic: bool = False) -> float:
-    """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
+class OrtCosts(CpuCosts):
+    """The costs of one kind of CPU."""
 
-    elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
-    """
-    n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
-    layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
-    scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
-    return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
+    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+        """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
+
+        elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
+        """
+        n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, self.pairs
+        layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
+        scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
+        return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
+
+    def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
+        """Microseconds from an int8 producer to float consumers: DequantizeLinear, and the change from NHWC to NCHWc.
+
+        elements: None where they are not known. to_conv: a consumer is a Conv.
+        """
+        n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, self.pairs
+        layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
+        return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
+
+    def predict_node(self, case: OpCase) -> Cost:
+        """Time of one node, float and int8.
+
+        Where sizes are unknown they are taken small. An operator without an int8 kernel costs its float time plus a
+        pair.
+        """
+        if case.op_type == "LSTM" and case.weight is not None and len(case.weight) == LSTM_RANK:
+            return _compute_lstm_cost(case, case.weight, self)
+        if case.op_type == "Conv" and case.weight is not None:
+            cost = conv_cost(case, case.weight, self)
+        elif case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1:
+            cost = _compute_linear_cost(case, case.weight, self)
+        else:
+            return _compute_moves_cost(case, self)
+        return Cost(cost.float_us, cost.int8_us * self.int8_network)
 
 
-def dequantize_us(elements: int | None, cpu: CpuCosts, *, to_conv: bool = False) -> float:
-    """Microseconds from an int8 producer to float consumers: DequantizeLinear, and the change from NHWC to NCHWc.
+def parse_costs(text: str) -> OrtCosts:
+    """The table in a data file, as `benchmarks/op_costs.py fit` writes it."""
+    table = json.loads(text)
+    for name, kind in _GROUPS.items():
+        table[name] = kind(**{field: _parse_table(value) for field, value in table[name].items()})
+    table["elements"] = {op_type: Moves(**times) for op_type, times in table["elements"].items()}
+    return OrtCosts(**table)
 
-    elements: None where they are not known. to_conv: a consumer is a Conv.
-    """
-    n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
-    layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
-    return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
+
+_GROUPS = {"pairs": PairCosts, "conv": ConvCosts, "depthwise": DepthwiseCosts, "linear": LinearCosts}
 
 
-def op_cost(case: OpCase, cpu: CpuCosts) -> Cost:
-    """Time of one node, float and int8.
-
-    Where sizes are unknown they are taken small. An operator without an int8 kernel costs its float time plus a pair.
-    """
-    if case.op_type == "LSTM" and case.weight is not None and len(case.weight) == LSTM_RANK:
-        return _compute_lstm_cost(case, case.weight, cpu)
-    if case.op_type == "Conv" and case.weight is not None:
-        cost = conv_cost(case, case.weight, cpu)
-    elif case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1:
-        cost = _compute_linear_cost(case, case.weight, cpu)
-    else:
-        return _compute_moves_cost(case, cpu)
-    return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
+def _parse_table(value: Any) -> Any:
+    # JSON has words for keys only, a table has sizes.
+    return {int(size): entry for size, entry in value.items()} if isinstance(value, dict) else value
 
 
 def _compute_linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
