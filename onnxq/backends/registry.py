@@ -33,6 +33,7 @@ class Backend:
     engines: its libraries, the one that `prove` takes first. sums: of its kernels that add in 16 bits. limits,
     rule_limits: of the configuration, checked when it is read. aliases: names that other tools have for it. reference:
     its engine is ONNX Runtime, which `onnxq.runtime` runs. scales: `import-calibration` reads files of its scales.
+    plugin_advice: a remedy for people, where ONNX Runtime does not have an operator; "" for none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Backend:
     aliases: tuple[str, ...] = ()
     reference: bool = False
     scales: bool = False
+    plugin_advice: str = ""
 
     @property
     def usual(self) -> Target:

@@ -304,7 +304,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
         return _drop_doubles(rules, wanted)
     sides, reasons = decide_sides(problem)
     cut = CutProblem(ops, apart=problem.apart)
-    balance = find_balance(cut, sides, problem.config.cpu)
+    balance = find_balance(cut, sides, problem.config.cpu, problem.engine.costs)
     # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.
     lasting = (BY_PERSON, "log-front-end", KEPT)
     decided = {

@@ -15,4 +15,5 @@ BACKEND = Backend(
     rule_limits=RULE_LIMITS,
     aliases=("tensorrt",),
     scales=True,
+    plugin_advice="where it is a plugin of TensorRT, give `target='trt'`, which keeps it and all behind it as they are",
 )
