@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from onnxq.backends.base import (
         Candidate,
         Capability,
-        ExclusionRule,
         Output,
         PlacementRule,
         Shape,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 # The names of each module, which is loaded with the first of them: the help of commands needs no engine.
 _NAMES = {
-    "base": "Candidate Capability ExclusionRule Output PlacementRule Shape Shapes Target describe_spec",
+    "base": "Candidate Capability Output PlacementRule Shape Shapes Target describe_spec",
     "checks": "check_limits check_target list_registered load_config",
     "engine": "Engine",
     "registry": "BACKENDS GROUP Backend find_backend find_engine find_holder find_ideal find_modes find_reference "
@@ -56,7 +55,6 @@ __all__ = [
     "Candidate",
     "Capability",
     "Engine",
-    "ExclusionRule",
     "Output",
     "PlacementRule",
     "Shape",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 from onnx import TensorProto
@@ -189,61 +189,9 @@ class Capability:
     warning: str = ""
 
 
-class Operator(Protocol):
-    """A quantizable operator of the planner."""
-
-    @property
-    def name(self) -> str:
-        """The name of the node."""
-
-    @property
-    def node(self) -> NodeRef:
-        """The node without its activation."""
-
-    @property
-    def data(self) -> tuple[tuple[Any, TensorId], ...]:
-        """Its edges and the tensors on them that take pairs."""
-
-    @property
-    def rule(self) -> PlacementRule:
-        """The rule that places its pairs."""
-
-
-class Operators(Protocol):
-    """The quantizable operators of a model."""
-
-    @property
-    def index(self) -> Graph:
-        """The graph, without the pairs it came with."""
-
-    @property
-    def by_out(self) -> Mapping[TensorId, Any]:
-        """Each operator by the tensor that its closing pair stands on."""
-
-    def candidate(self, node: NodeRef) -> Candidate:
-        """The node with the facts that rules may ask for."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExclusionRule:
-    """name, and the test: reason text for an operator that stays float, else None."""
-
-    name: str
-    test: Callable[[Operators, Operator], str | None]
-
-
-def find_excluded(ops: Operators, target: Target) -> dict[str, LeftFloat]:
-    """Operator name -> the reason of the first rule of the target that keeps it float."""
-    excluded: dict[str, LeftFloat] = {}
-    for op in ops:
-        for rule in target.exclusions:
-            reason = rule.test(ops, op)
-            if reason is not None:
-                excluded[op.name] = LeftFloat(op.name, reason, rule.name, "F103")
-                break
-    return excluded
+# Why an operator stays float whatever it would gain, given itself and the operator that makes its data, if one does;
+# None where it may be quantized.
+Exclusion = Callable[[Candidate, Candidate | None], str | None]
 
 
 def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:
@@ -282,8 +230,8 @@ class Target:
     ideal: bool = False
     # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.
     skips: tuple[str, ...] = ("activations", "layernorm", "residual", "prelu", "pool")
-    # Operators that stay float whatever they would gain; the first rule that names a reason holds.
-    exclusions: tuple[ExclusionRule, ...] = ()
+    # Rules for operators that stay float whatever they would gain, by name; the first that gives a reason holds.
+    exclusions: Mapping[str, Exclusion] = field(default_factory=dict)
     # Operators that have no quantized kernel but one on scales of each run.
     dynamic_ops: tuple[str, ...] = ()
     # A remedy for an output that is lost, for people.

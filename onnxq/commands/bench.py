@@ -8,8 +8,7 @@ from dataclasses import asdict
 from onnxq.backends import find_engine, list_engines
 from onnxq.backends.engine import Untimed
 from onnxq.config import Command
-from onnxq.engines.bench import Bench, BenchedModel, BenchRequest, bench_models
-from onnxq.engines.shapes import parse_shapes
+from onnxq.engines.bench import Bench, BenchedModel, bench_models
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, silent
@@ -71,20 +70,8 @@ def bench(
         if (overrides or {}).get("provider") and options.engine not in (*fitting, None):
             cause = "is of ONNX Runtime, and another engine was asked for"
             raise ConfigError("provider", cause, "leave it out", code="Q317")
-        request = BenchRequest(
-            engine=options.engine or (fitting[0] if provider else None),
-            capability=options.compute_capability,
-            shapes=parse_shapes(options.shapes),
-            batch=options.batch,
-            threads=chosen.verify.threads,
-            provider=provider,
-            libraries=chosen.runtime.libraries,
-            plugins=chosen.runtime.plugins,
-            seconds=options.seconds,
-            timeout=options.timeout,
-            progress=progress,
-        )
-        return bench_models(sources, data, chosen.data, request)
+        engine = options.engine or (fitting[0] if provider else None)
+        return bench_models(sources, data, chosen, engine, progress)
 
 
 def _describe_models(bench: Bench) -> Values:

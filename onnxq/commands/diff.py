@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath
 
@@ -15,7 +15,7 @@ import onnx
 from onnxq.backends import list_runnable
 from onnxq.config import Command
 from onnxq.data import load_data
-from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
+from onnxq.engines.diff.compare import DiffResult, compare_models
 from onnxq.engines.diff.model import (
     FLOAT,
     OFF,
@@ -24,7 +24,6 @@ from onnxq.engines.diff.model import (
     Divergence,
     Error,
     LayerDiff,
-    Tolerances,
     Unmet,
     explain_absence,
     label_run,
@@ -89,28 +88,16 @@ def diff(
     folder = name_folder(out)
     guarded = nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force))
     with guarded, open_run(model, config, overrides, Command.DIFF) as chosen:
-        options = chosen.diff
-        request = DiffRequest(
-            engines=options.engines,
-            layers=options.layers,
-            bisect=options.bisect,
-            top_k=options.top_k,
-            # In memory until they are written; without a folder they never are.
-            keep=options.keep if folder is not None else 0,
-            threads=chosen.verify.threads,
-            memory_limit=chosen.data.memory_limit or DiffRequest.memory_limit,
-            provider=chosen.runtime.provider,
-            plugins=chosen.runtime.plugins,
-            tolerances=Tolerances(**{field.name: getattr(options, field.name) for field in fields(Tolerances)}),
-        )
         with progress("reading the models"):
-            loaded = [run for path in options.load for run in load_results(path)]
+            loaded = [run for path in chosen.diff.load for run in load_results(path)]
             named = _load_named(model, chosen.runtime.libraries)
             other = _load_named(quantized, chosen.runtime.libraries)
         if data is None and loaded:
-            data = find_inputs_beside(options.load[0])
+            data = find_inputs_beside(chosen.diff.load[0])
         dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-        result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
+        # In memory until they are written; without a folder they never are.
+        keep = 0 if folder is None else chosen.diff.keep
+        result = compare_models(named, other, dataset, chosen, keep=keep, loaded=loaded, progress=progress)
         difference = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return difference if folder is None else _save(difference, result, folder, progress)
 

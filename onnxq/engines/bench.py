@@ -16,12 +16,12 @@ from onnxq.annotate import read_plan_note
 from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
-from onnxq.config import DataConfig
+from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.prove.proof import Proof
-from onnxq.engines.prove.prove import TIMEOUT, ProveRequest, choose_engine, prove_model
-from onnxq.engines.shapes import Sizes, find_sample_shapes, is_dynamic, make_profile
+from onnxq.engines.prove.prove import ProveRequest, choose_engine, prove_model
+from onnxq.engines.shapes import find_sample_shapes, is_dynamic, make_profile, parse_shapes
 from onnxq.errors import ConfigError, ModelError, VerificationError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, add_libraries, get_index, load_model, name_nodes
@@ -98,27 +98,6 @@ class Bench:
         return own.speedup(base) if base is not None and own is not None else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """The options of `pipeline.bench`. engine: None for the one that the first plan in the models is for.
-
-    shapes: (min, opt, max) of inputs of no fixed size; opt is timed. batch: samples in a run. threads, provider,
-    libraries: of ONNX Runtime. plugins: of TensorRT. seconds: of timing, in all; timeout: of one build.
-    """
-
-    engine: str | None = None
-    capability: str | None = None
-    shapes: Mapping[str, Sizes] = field(default_factory=dict)
-    batch: int = 1
-    threads: int = 1
-    provider: str = ""
-    libraries: tuple[str, ...] = ()
-    plugins: tuple[str, ...] = ()
-    seconds: float = 10.0
-    timeout: float = TIMEOUT
-    progress: Progress = silent
-
-
 @dataclass(frozen=True, eq=False)
 class _Entry:
     """One model to time, with its own feeds."""
@@ -129,28 +108,31 @@ class _Entry:
     feeds: Feeds = field(default_factory=dict)
 
 
-def bench_models(models: Sequence[Source], data: object, config: DataConfig, request: BenchRequest) -> Bench:
+def bench_models(
+    models: Sequence[Source], data: object, config: Config, named: str | None, progress: Progress = silent
+) -> Bench:
     """Build and time the models; the first is the one that the others are compared with.
 
-    data: samples of their inputs, None for made-up ones; the first is timed. A model whose engine is not built is
+    data: samples of their inputs, None for made-up ones; the first is timed. config: of which the sections `bench`,
+    `data`, `verify` and `runtime` are used. named: the engine; None for that of the first plan in the models. A model whose engine is not built is
     listed with the reason. Raises OnnxqError for options or data that do not fit, and for models with other inputs than
     the first.
     """
-    with request.progress("reading the models"):
-        entries = _read_models(models, request.libraries)
-        feeds, dataset, warnings = _make_feeds(entries[0].index, data, config, request)
+    with progress("reading the models"):
+        entries = _read_models(models, config.runtime.libraries)
+        feeds, dataset, warnings = _make_feeds(entries[0].index, data, config, progress)
         entries = [replace(one, feeds=fit_feeds(one.index.inputs, feeds)) for one in entries]
-    engine, chosen = _choose_engine(entries, request)
-    capability, untimed = engine.choose_device(request.capability)
+    engine, chosen = _choose_engine(entries, named, config.bench.compute_capability)
+    capability, untimed = engine.choose_device(config.bench.compute_capability)
     with ScratchFolder() as folder:
         benched: list[BenchedModel] = []
         for k, entry in enumerate(entries):
             (folder / str(k)).mkdir()
-            proof = _prove(entry, engine, capability, folder / str(k), request)
+            proof = _prove(entry, engine, capability, folder / str(k), config, progress)
             benched.append(BenchedModel(name=entry.name, proof=proof))
         built = {k: entries[k] for k, model in enumerate(benched) if model.built}
         untimed = untimed if built else Untimed.NOT_BUILT
-        times = EngineTimes() if untimed else _time_built(engine, built, folder, request)
+        times = EngineTimes() if untimed else _time_built(engine, built, folder, config, progress)
     return Bench(
         engine=engine.name,
         version=engine.describe_version(),
@@ -165,7 +147,7 @@ def bench_models(models: Sequence[Source], data: object, config: DataConfig, req
         ),
         chosen=chosen,
         device=times.device,
-        provider=request.provider if "provider" in engine.takes else "",
+        provider=config.runtime.provider if "provider" in engine.takes else "",
         untimed=untimed,
         shapes={name: tuple(value.shape) for name, value in feeds.items()},
         data=dataset.describe(),
@@ -192,21 +174,21 @@ def _read_models(models: Sequence[Source], libraries: tuple[str, ...]) -> list[_
 
 
 def _make_feeds(
-    index: GraphIndex, data: object, config: DataConfig, request: BenchRequest
+    index: GraphIndex, data: object, config: Config, progress: Progress
 ) -> tuple[Feeds, Dataset, tuple[Caution, ...]]:
     """The feeds of one run, the samples that they are from, and a warning where sizes were guessed."""
-    inputs = index.inputs
+    inputs, given = index.inputs, parse_shapes(config.bench.shapes)
     guessed: list[str] = []
     if data is None:
-        sizes, note = make_profile(index.model, index, request.shapes)
-        guessed = [name for name in sizes if note and name not in request.shapes]
+        sizes, note = make_profile(index.model, index, given)
+        guessed = [name for name in sizes if note and name not in given]
         inputs = tuple(
             replace(value, shape=sizes[value.name][1]) if value.name in sizes else value for value in index.inputs
         )
         dataset = make_synthetic(inputs, samples=1)
     else:
-        dataset = load_data(data, inputs, config, index.model, progress=request.progress)
-    feeds = _repeat_sample(dataset[0], index, request.batch)
+        dataset = load_data(data, inputs, config.data, index.model, progress=progress)
+    feeds = _repeat_sample(dataset[0], index, config.bench.batch)
     if not guessed:
         return feeds, dataset, ()
     listed = ", ".join(f"{name} {'x'.join(map(str, feeds[name].shape))}" for name in guessed)
@@ -227,19 +209,21 @@ def _repeat_sample(sample: Feeds, index: GraphIndex, batch: int) -> Feeds:
     return {**sample, **{name: np.concatenate([sample[name]] * batch) for name in free}}
 
 
-def _choose_engine(entries: Sequence[_Entry], request: BenchRequest) -> tuple[Engine, str]:
+def _choose_engine(entries: Sequence[_Entry], named: str | None, capability: str | None) -> tuple[Engine, str]:
     """The engine, and why where the caller names none; where there is a device, the one that is installed for it."""
-    if request.engine is not None:
-        return find_engine(request.engine), ""
+    if named is not None:
+        return find_engine(named), ""
     protos = [entry.index.proto for entry in entries]
     planned = next((proto for proto in protos if read_plan_note(proto) is not None), protos[0])
-    engine, reason = choose_engine(planned, request.capability)
-    return (engine.find_local() if request.capability is None else engine), reason
+    engine, reason = choose_engine(planned, capability)
+    return (engine.find_local() if capability is None else engine), reason
 
 
-def _prove(entry: _Entry, engine: Engine, capability: str | None, folder: Path, request: BenchRequest) -> Proof | None:
+def _prove(
+    entry: _Entry, engine: Engine, capability: str | None, folder: Path, config: Config, progress: Progress
+) -> Proof | None:
     """The build of one model and its kernels; its engine lies in `folder`."""
-    if request.provider:
+    if config.runtime.provider:
         return None
     dynamic = {value.name for value in entry.index.inputs if is_dynamic(value)}
     shapes = {name: sizes for name, sizes in find_sample_shapes(entry.index, [entry.feeds]).items() if name in dynamic}
@@ -247,24 +231,27 @@ def _prove(entry: _Entry, engine: Engine, capability: str | None, folder: Path, 
         engine=engine.name,
         capability=capability,
         shapes=shapes,
-        libraries=request.libraries,
-        plugins=request.plugins,
+        libraries=config.runtime.libraries,
+        plugins=config.runtime.plugins,
         save=folder,
-        timeout=request.timeout,
-        progress=request.progress,
+        timeout=config.bench.timeout,
+        progress=progress,
     )
     return prove_model(entry.source, options)
 
 
-def _time_built(engine: Engine, built: Mapping[int, _Entry], folder: Path, request: BenchRequest) -> EngineTimes:
+def _time_built(
+    engine: Engine, built: Mapping[int, _Entry], folder: Path, config: Config, progress: Progress
+) -> EngineTimes:
     """Time the models whose engines lie in folders of their numbers."""
-    with request.progress(f"timing {len(built)} models side by side, for {request.seconds:g} s"):
+    seconds, runtime = config.bench.seconds, config.runtime
+    with progress(f"timing {len(built)} models side by side, for {seconds:g} s"):
         file = engine.saved[ENGINE]
         models = {
             entry.name: TimedModel(entry.index.model, folder / str(k) / file, entry.feeds) for k, entry in built.items()
         }
         timing = Timing(
-            seconds=request.seconds, threads=request.threads, provider=request.provider, plugins=request.plugins
+            seconds=seconds, threads=config.verify.threads, provider=runtime.provider, plugins=runtime.plugins
         )
         return engine.time_models(models, timing)
 

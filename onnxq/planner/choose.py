@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.backends import list_costs
-from onnxq.backends.base import find_excluded
 from onnxq.backends.costs import Cost
 from onnxq.config import Rule
 from onnxq.planner.cut import ANY, CutProblem, find_balance
@@ -155,7 +154,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
 
 def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, Unquantized]]:
     """Operators whose side is given: those that rules and the person keep float, those that the person forces."""
-    reasons: dict[str, Unquantized] = dict(find_excluded(problem.ops, problem.engine))
+    reasons: dict[str, Unquantized] = {**_find_excluded(problem)}
     sides = dict.fromkeys(reasons, False)
     for op in problem.ops:
         decided = _decide_side(problem, op, sides)
@@ -164,6 +163,19 @@ def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, 
             reasons.pop(op.name, None)
             reasons |= {} if reason is None else {op.name: reason}
     return sides, reasons
+
+
+def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
+    """Operator name -> the reason of the first rule of the target that keeps it float."""
+    ops, excluded = problem.ops, dict[str, LeftFloat]()
+    for op in ops:
+        maker = ops.by_out.get(op.data[0][1]) if op.data else None
+        made = None if maker is None else ops.candidate(maker.node)
+        for name, explain in problem.engine.exclusions.items():
+            if reason := explain(ops.candidate(op.node), made):
+                excluded[op.name] = LeftFloat(op.name, reason, name, "F103")
+                break
+    return excluded
 
 
 def _decide_side(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.backends.base import ExclusionRule, Operator, Operators
-from onnxq.sites import TensorId
+from onnxq.backends.base import Candidate
 
 # What may stand between a graph input and the stem.
 _PREPROCESSING = frozenset(
@@ -17,42 +16,39 @@ _STEM_DEPTHWISE_PIXELS = 112 * 112
 _PREPROCESSED = 16
 
 
-def _explain_stem(ops: Operators, op: Operator) -> str | None:
-    if op.node.op_type != "Conv":
+# EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two rules.
+def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None:
+    """The first convolution of a network of pictures."""
+    if candidate.node.op_type != "Conv":
         return None
-    weight = ops.candidate(op.node).shape(1)
-    if weight is None or len(weight) != 4 or weight[1] > _STEM_CHANNELS or int(op.node.attrs.get("group", 1)) != 1:
+    weight = candidate.shape(1)
+    if weight is None or len(weight) != 4 or weight[1] > _STEM_CHANNELS or int(candidate.attr("group", 1)) != 1:
         return None
-    if not _reads_graph_input(ops, op.data[0][1]):
+    if not _reads_graph_input(candidate):
         return None
     return "the first convolution: slower in int8, and its noise reaches everything behind it"
 
 
-def _reads_graph_input(ops: Operators, tensor: TensorId) -> bool:
+def _reads_graph_input(candidate: Candidate) -> bool:
+    index, tensor = candidate.index, candidate.tensor(0)
     for _ in range(_PREPROCESSED):
-        producer = ops.index.producer(tensor)
-        if producer is None:
-            return tensor.scope == "" and any(value.name == tensor.name for value in ops.index.inputs)
-        source = ops.index.resolve(producer.inputs[0], producer.scope)
-        if producer.op_type not in _PREPROCESSING or source is None or ops.index.is_constant(source):
+        producer = None if tensor is None else index.producer(tensor)
+        if tensor is None or producer is None:
+            return tensor is not None and not tensor.scope and any(value.name == tensor.name for value in index.inputs)
+        tensor = index.resolve(producer.inputs[0], producer.scope)
+        if producer.op_type not in _PREPROCESSING or tensor is None or index.is_constant(tensor):
             return False
-        tensor = source
     return False
 
 
-def _explain_stem_depthwise(ops: Operators, op: Operator) -> str | None:
-    if op.node.op_type != "Conv":
+def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str | None:
+    """A depthwise convolution of a large map, with a stem in front of it."""
+    if candidate.node.op_type != "Conv":
         return None
-    weight, shape = ops.candidate(op.node).shape(1), ops.candidate(op.node).shape(0)
-    depthwise = weight is not None and weight[1] == 1 and int(op.node.attrs.get("group", 1)) > 1
-    producer = ops.by_out.get(op.data[0][1])
-    if not depthwise or producer is None or shape is None or len(shape) != 4:
+    weight, shape = candidate.shape(1), candidate.shape(0)
+    depthwise = weight is not None and weight[1] == 1 and int(candidate.attr("group", 1)) > 1
+    if not depthwise or maker is None or shape is None or len(shape) != 4:
         return None
-    if _explain_stem(ops, producer) is None or shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
+    if explain_stem(maker) is None or shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
         return None
     return "depthwise right behind a float stem, on a large map: int8 gains nothing and amplifies the noise"
-
-
-# EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two rules.
-STEM = ExclusionRule(name="stem", test=_explain_stem)
-STEM_DEPTHWISE = ExclusionRule(name="stem-depthwise", test=_explain_stem_depthwise)

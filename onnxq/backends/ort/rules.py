@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
-from onnxq.backends.exclusions import LOG_FRONT_END
+from onnxq.backends.exclusions import explain_log_front_end
 from onnxq.backends.ort.costs import CPU_COSTS
-from onnxq.backends.ort.exclusions import STEM, STEM_DEPTHWISE
+from onnxq.backends.ort.exclusions import explain_stem, explain_stem_depthwise
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role
@@ -357,7 +357,11 @@ _BASE = Target(
     quantizes_alone=True,
     times_itself=True,
     skips=(),
-    exclusions=(STEM, STEM_DEPTHWISE, LOG_FRONT_END),
+    exclusions={
+        "stem": explain_stem,
+        "stem-depthwise": explain_stem_depthwise,
+        "log-front-end": explain_log_front_end,
+    },
     dynamic_ops=("LSTM",),
     advice="try the presets ort-int8-mse and ort-int8-percentile",
 )

@@ -19,15 +19,12 @@ from onnxq.backends.base import (
     FUSED_PRODUCTS,
     Candidate,
     Capability,
-    ExclusionRule,
-    Operator,
-    Operators,
     Output,
     PlacementRule,
     Shape,
     Target,
 )
-from onnxq.backends.exclusions import LOG_FRONT_END
+from onnxq.backends.exclusions import explain_log_front_end
 from onnxq.backends.surroundings import (
     find_attention,
     find_attention_cut,
@@ -282,21 +279,22 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
 )
 
 
-def _explain_one_row(ops: Operators, op: Operator) -> str | None:
-    """A vector times a matrix, as the classifier behind a pooling is at batch 1."""
-    if op.rule.weight is None or op.node.op_type not in ("Gemm", "MatMul"):
+# From so many weights on, reading a byte each instead of two or four repays a launch (about 2 us).
+_ROW_WEIGHTS = 1 << 22
+
+
+def _explain_one_row(candidate: Candidate, _: Candidate | None) -> str | None:
+    """A vector times a matrix, as the classifier behind a pooling is at batch 1.
+
+    In float product, bias and activation are one kernel, in int8 two; NVIDIA leaves GEMV out as well.
+    """
+    if candidate.node.op_type not in ("Gemm", "MatMul") or not candidate.is_constant(1):
         return None
-    candidate = ops.candidate(op.node)
-    data, weight = candidate.shape(0), candidate.shape(op.rule.weight)
+    data, weight = candidate.shape(0), candidate.shape(1)
     if data is None or weight is None or math.prod(data[:-1]) != 1 or math.prod(weight) >= _ROW_WEIGHTS:
         return None
     return "a product with one row in the samples: int8 needs one more kernel, and so few weights do not repay it"
 
-
-# From so many weights on, reading a byte each instead of two or four repays a launch (about 2 us).
-_ROW_WEIGHTS = 1 << 22
-# In float product, bias and activation are one kernel, in int8 two; NVIDIA leaves GEMV out as well.
-_ONE_ROW = ExclusionRule(name="one-row", test=_explain_one_row)
 
 _NO_KERNEL = {
     **FUSED_PRODUCTS,
@@ -320,7 +318,7 @@ TRT = Target(
     refuse_float=refuse_float,
     strict=True,
     # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
-    exclusions=(LOG_FRONT_END, _ONE_ROW),
+    exclusions={"log-front-end": explain_log_front_end, "one-row": _explain_one_row},
     advice="try another observer (mse, minmax), or trt-fp8",
     no_kernel=_NO_KERNEL,
     no_gain=dict.fromkeys(ATTENTION, "attention in one node stays float: no pair can stand inside it"),

@@ -14,7 +14,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Tolerances, Unmet
+from onnxq.config.commands import DiffConfig
+from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import TensorId
@@ -190,7 +191,7 @@ def diverges(error: Error, accuracy_db: float = math.inf) -> bool:
     return error.sqnr_db < min(SAME_DB, accuracy_db - _TWICE_DB) and not error.levels <= ONE_LEVEL
 
 
-# (measure for people, field of Error, field of Tolerances).
+# (measure for people, field of Error, field of DiffConfig).
 _AGAINST_FLOAT = (
     ("SQNR in dB", "sqnr_db", "min_sqnr"),
     ("cosine", "cosine", "min_cosine"),
@@ -200,7 +201,7 @@ _AGAINST_FLOAT = (
 _AGAINST_FILE = ("SQNR in dB against what the file says", "sqnr_db", "min_engines")
 
 
-def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet, ...]:
+def find_unmet(outputs: Iterable[OutputDiff], tolerances: DiffConfig) -> tuple[Unmet, ...]:
     """Every tolerance that an output of a run does not meet; one that cannot be measured is not met."""
     found = []
     for output in outputs:

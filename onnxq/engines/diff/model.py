@@ -133,19 +133,6 @@ class Bisection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tolerances:
-    """Bounds that the quantized model must keep; None: not checked."""
-
-    # dB, like min_engines.
-    min_sqnr: float | None = None
-    min_cosine: float | None = None
-    max_abs: float | None = None
-    min_agreement: float | None = None
-    # Of each engine against ORT without optimizations; the others are against float.
-    min_engines: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Unmet:
     """A tolerance that an output, or part of it, does not meet in a run."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from onnxq.annotate import read_plan_note
 from onnxq.backends import Backend, find_backend, find_reference, list_backends
 from onnxq.backends.engine import Engine, Profile, Runner
+from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.diff.measure import Array
 from onnxq.engines.diff.model import FLOAT, OFF, ON, explain_absence
@@ -67,15 +68,9 @@ class Engines:
     float_index: GraphIndex
     index: GraphIndex
     dataset: Dataset
-    # Names of backends; () takes ONNX Runtime and, where they can run, others.
-    wanted: tuple[str, ...]
-    threads: int
+    config: Config
     folder: Path
     progress: Progress
-    # Of ONNX Runtime with optimizations, "" for the CPU. Without them, as the reference, it runs on the CPU.
-    provider: str = ""
-    # Paths of other engines' plugins.
-    plugins: tuple[str, ...] = ()
     # The runs that work, float first.
     names: list[str] = field(default_factory=list)
     # Engines that do not run, with the reason; those of them that had to run; and errors of those that were tried.
@@ -110,8 +105,8 @@ class Engines:
 
     def _list_backends(self) -> list[Backend]:
         """The reference first."""
-        if self.wanted:
-            backends = [find_backend(name) for name in self.wanted]
+        if wanted := self.config.diff.engines:
+            backends = [find_backend(name) for name in wanted]
         else:
             plan = read_plan_note(self.index.proto)
             planned = [] if plan is None else [find_backend(plan.target)]
@@ -137,8 +132,8 @@ class Engines:
         """True for an engine that was named, or where none was, for the one that the model was made for."""
         reference = find_reference().name
         backend = reference if run in (OFF, ON) else run
-        if self.wanted:
-            return backend in self.wanted
+        if wanted := self.config.diff.engines:
+            return backend in wanted
         plan = read_plan_note(self.index.proto)
         made_for = reference if plan is None or not find_backend(plan.target).engines else plan.target
         return backend == made_for
@@ -163,8 +158,9 @@ class Engines:
                 return self._open_engine(name, "outputs", stack)
         model = (self.float_index if name == FLOAT else self.index).model
         with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
-            provider = self.provider if name == ON else ""
-            return SessionRunner(name, Session(model, optimize=name == ON, threads=self.threads, provider=provider))
+            # Without optimizations, as the reference, it runs on the CPU.
+            provider, threads = self.config.runtime.provider if name == ON else "", self.config.verify.threads
+            return SessionRunner(name, Session(model, optimize=name == ON, threads=threads, provider=provider))
 
     def _open_engine(self, name: str, place: str, stack: ExitStack, *, inner: bool = False) -> Runner:
         """A backend's runner, of an engine built in a folder of this name."""
@@ -174,7 +170,7 @@ class Engines:
         folder = self.folder / name / place
         folder.mkdir(parents=True, exist_ok=True)
         runner = _find_local(name).open_runner(
-            name, self.index.model, self._shapes, folder, plugins=self.plugins, inner=inner
+            name, self.index.model, self._shapes, folder, plugins=self.config.runtime.plugins, inner=inner
         )
         return stack.enter_context(runner)
 
@@ -196,7 +192,7 @@ class Engines:
     def find_under_test(self, run: str) -> EngineUnderTest | None:
         """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
         if run == ON:
-            return EngineUnderTest(run, partial(run_optimized, provider=self.provider))
+            return EngineUnderTest(run, partial(run_optimized, provider=self.config.runtime.provider))
         if run in (FLOAT, OFF) or (run not in self.names and run not in self.failed):
             return None
         return EngineUnderTest(run, partial(self._run_part, run))
@@ -204,8 +200,8 @@ class Engines:
     def _run_part(self, name: str, proto: ModelLike, feeds: Feeds) -> Mapping[str, Array]:
         """The outputs of a part of the model in a backend's engine."""
         with ScratchFolder(self.folder) as folder:
-            shapes = find_sample_shapes(GraphIndex(proto), [feeds])
-            with _find_local(name).open_runner(name, proto, shapes, folder, plugins=self.plugins) as runner:
+            shapes, plugins = find_sample_shapes(GraphIndex(proto), [feeds]), self.config.runtime.plugins
+            with _find_local(name).open_runner(name, proto, shapes, folder, plugins=plugins) as runner:
                 # Copies: the runner's buffers are gone when it is closed.
                 return {output: np.array(value) for output, value in runner.infer(feeds).items()}
 
