@@ -6,37 +6,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxq.backends.base import (
-        Candidate,
-        Capability,
-        Output,
-        PlacementRule,
-        Shape,
-        Shapes,
-        Target,
-        describe_spec,
-    )
-    from onnxq.backends.checks import check_limits, check_target, list_registered, load_config
-    from onnxq.backends.engine import Engine
-    from onnxq.backends.registry import (
-        BACKENDS,
-        GROUP,
-        Backend,
-        find_backend,
-        find_engine,
-        find_holder,
-        find_ideal,
-        find_modes,
-        find_reference,
-        find_sums,
-        find_target,
-        find_usual_engine,
-        list_backends,
-        list_costs,
-        list_engines,
-        list_names,
-        list_runnable,
-    )
+    from onnxq.arrays import Shape as Shape
+    from onnxq.backends.base import Candidate as Candidate
+    from onnxq.backends.base import Capability as Capability
+    from onnxq.backends.base import Output as Output
+    from onnxq.backends.base import PlacementRule as PlacementRule
+    from onnxq.backends.base import Shapes as Shapes
+    from onnxq.backends.base import Target as Target
+    from onnxq.backends.base import describe_spec as describe_spec
+    from onnxq.backends.checks import check_limits as check_limits
+    from onnxq.backends.checks import check_target as check_target
+    from onnxq.backends.checks import list_registered as list_registered
+    from onnxq.backends.checks import load_config as load_config
+    from onnxq.backends.engine import Engine as Engine
+    from onnxq.backends.registry import BACKENDS as BACKENDS
+    from onnxq.backends.registry import GROUP as GROUP
+    from onnxq.backends.registry import Backend as Backend
+    from onnxq.backends.registry import find_backend as find_backend
+    from onnxq.backends.registry import find_engine as find_engine
+    from onnxq.backends.registry import find_holder as find_holder
+    from onnxq.backends.registry import find_ideal as find_ideal
+    from onnxq.backends.registry import find_modes as find_modes
+    from onnxq.backends.registry import find_reference as find_reference
+    from onnxq.backends.registry import find_sums as find_sums
+    from onnxq.backends.registry import find_target as find_target
+    from onnxq.backends.registry import find_usual_engine as find_usual_engine
+    from onnxq.backends.registry import list_backends as list_backends
+    from onnxq.backends.registry import list_costs as list_costs
+    from onnxq.backends.registry import list_engines as list_engines
+    from onnxq.backends.registry import list_names as list_names
+    from onnxq.backends.registry import list_runnable as list_runnable
 
 # The names of each module, which is loaded with the first of them: the help of commands needs no engine.
 _NAMES = {
@@ -48,38 +47,7 @@ _NAMES = {
 }
 _HOMES = {name: f"onnxq.backends.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "BACKENDS",
-    "GROUP",
-    "Backend",
-    "Candidate",
-    "Capability",
-    "Engine",
-    "Output",
-    "PlacementRule",
-    "Shape",
-    "Shapes",
-    "Target",
-    "check_limits",
-    "check_target",
-    "describe_spec",
-    "find_backend",
-    "find_engine",
-    "find_holder",
-    "find_ideal",
-    "find_modes",
-    "find_reference",
-    "find_sums",
-    "find_target",
-    "find_usual_engine",
-    "list_backends",
-    "list_costs",
-    "list_engines",
-    "list_names",
-    "list_registered",
-    "list_runnable",
-    "load_config",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array, Shape
 from onnxq.backends.costs import MachineCosts
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
@@ -32,7 +32,6 @@ _INTEGERS = frozenset(
         TensorProto.UINT64,
     }
 )
-Shape = tuple[int, ...]
 Shapes = Mapping[TensorId, Shape]
 
 # Attention of a network with caches, as one node.
@@ -72,7 +71,7 @@ class Candidate:
         found = self.tensor(k)
         return found is not None and self.index.is_constant(found)
 
-    def constant(self, k: int) -> NDArray[Any] | None:
+    def constant(self, k: int) -> Array | None:
         """The value of a constant input k."""
         found = self.tensor(k)
         return None if found is None else self.index.constant(found)
@@ -136,7 +135,7 @@ class PlacementRule:
     weight: int | None = None
     bias: int | None = None
     # Inputs of further constant weights.
-    more_weights: tuple[int, ...] = ()
+    more_weights: Shape = ()
     # The kernel quantizes its data at each run by itself, and takes no scale of the file.
     dynamic: bool = False
     # Input and output must have one scale.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-Shape = tuple[int, ...]
+from onnxq.arrays import Shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import onnx
 
+from onnxq.arrays import Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency
@@ -38,7 +39,7 @@ class Tensor:
     # onnxq's name (int8, float32 …), "" unknown.
     dtype: str
     # -1 for a dynamic axis.
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
     # In the engine's words.
     layout: str = ""
 

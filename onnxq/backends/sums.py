@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-from numpy.typing import NDArray
-
+from onnxq.arrays import Array, Shape
 from onnxq.graph import NodeRef
 
 
@@ -30,7 +28,7 @@ class IntegerProduct:
     data: int = 0
     # Input of the data's zero point, whose type is that of the data; -1: none.
     zero: int = -1
-    weights: tuple[int, ...]
+    weights: Shape
     # The kernel is an integer one only with a QuantizeLinear behind it.
     result: bool = False
 
@@ -44,4 +42,4 @@ class IntegerSums:
     """
 
     find_product: Callable[[NodeRef], IntegerProduct | None]
-    pair_weights: Callable[[NodeRef, NDArray[Any]], NDArray[Any] | None]
+    pair_weights: Callable[[NodeRef, Array], Array | None]

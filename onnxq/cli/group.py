@@ -105,7 +105,11 @@ class ModelCommand(click.Command):
         # Before the progress begins: loading takes over a second, and a command that is as short as that shows none.
         function = self._load_function()
         if self.progress:
+            from onnxq.backends import list_backends
             from onnxq.report.live import show_progress
+
+            # These are loaded as they are asked for, which takes as long.
+            tuple(list_backends())
 
             files = _list_inputs(arguments)
             subject = arguments.get("quantized") or arguments.get("model")

@@ -54,7 +54,7 @@ from onnxq.report.terminal import (
     make_sheet,
     make_table,
 )
-from onnxq.sites import Caution, Refusal
+from onnxq.sites import Caution, Cautions, Refusal
 
 # The target where neither the configuration nor an option names one.
 USUAL = next(backend.name for backend in list_backends() if backend.scales)
@@ -157,7 +157,7 @@ def _import(
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
     state = load_state(model, ctx)
     trial = _attempt(scales, state, read_data(state, data, config, progress=progress), config, name, progress)
-    notes: tuple[Caution, ...] = ()
+    notes: Cautions = ()
     # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     rewrites = sorted(_MAKES_TENSORS.intersection(trial.state.rewrites))
     if rewrites and _lacks_own_tensor(trial):

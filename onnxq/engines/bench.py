@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from onnxq.annotate import read_plan_note
+from onnxq.arrays import Array, Shape
 from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
@@ -27,7 +26,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, add_libraries, get_index, load_model, name_nodes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds, Latency, convert_floats
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Cautions
 from onnxq.wording import abbreviate
 
 Source = str | Path | onnx.ModelProto
@@ -82,10 +81,10 @@ class Bench:
     device: str = ""
     provider: str = ""
     untimed: Untimed | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
     data: str = ""
     synthetic: bool = False
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
 
     @property
     def failed(self) -> tuple[BenchedModel, ...]:
@@ -114,9 +113,9 @@ def bench_models(
     """Build and time the models; the first is the one that the others are compared with.
 
     data: samples of their inputs, None for made-up ones; the first is timed. config: of which the sections `bench`,
-    `data`, `verify` and `runtime` are used. named: the engine; None for that of the first plan in the models. A model whose engine is not built is
-    listed with the reason. Raises OnnxqError for options or data that do not fit, and for models with other inputs than
-    the first.
+    `data`, `verify` and `runtime` are used. named: the engine; None for that of the first plan in the models. A model
+    whose engine is not built is listed with the reason. Raises OnnxqError for options or data that do not fit, and for
+    models with other inputs than the first.
     """
     with progress("reading the models"):
         entries = _read_models(models, config.runtime.libraries)
@@ -173,9 +172,7 @@ def _read_models(models: Sequence[Source], libraries: tuple[str, ...]) -> list[_
     return entries
 
 
-def _make_feeds(
-    index: GraphIndex, data: object, config: Config, progress: Progress
-) -> tuple[Feeds, Dataset, tuple[Caution, ...]]:
+def _make_feeds(index: GraphIndex, data: object, config: Config, progress: Progress) -> tuple[Feeds, Dataset, Cautions]:
     """The feeds of one run, the samples that they are from, and a warning where sizes were guessed."""
     inputs, given = index.inputs, parse_shapes(config.bench.shapes)
     guessed: list[str] = []
@@ -256,7 +253,7 @@ def _time_built(
         return engine.time_models(models, timing)
 
 
-def fit_feeds(inputs: Sequence[ValueInfo], feeds: Feeds) -> dict[str, NDArray[Any]]:
+def fit_feeds(inputs: Sequence[ValueInfo], feeds: Feeds) -> dict[str, Array]:
     """The feeds of a model's inputs in its own float types."""
     own = {value.name: feeds[value.name] for value in inputs}
     return convert_floats(own, {value.name: value.dtype for value in inputs})

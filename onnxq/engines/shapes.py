@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from numpy.typing import NDArray
-
+from onnxq.arrays import Arrays
 from onnxq.data.sources import fits_whole
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
@@ -96,7 +94,7 @@ def _guess_sizes(
     return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
 
 
-def find_sample_shapes(index: GraphIndex, samples: Iterable[Mapping[str, NDArray[Any]]]) -> dict[str, Sizes]:
+def find_sample_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> dict[str, Sizes]:
     """(least, first, largest) size of every axis of every input over the samples."""
     found: dict[str, Sizes] = {}
     for feeds in samples:

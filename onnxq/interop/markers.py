@@ -29,7 +29,7 @@ from onnxq.graph.precision.widen import read_types
 from onnxq.graph.scopes import replace_items
 from onnxq.interop.marker_flow import Flow, MarkerGroup, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
-from onnxq.plan import Plan, PrecisionPlan, SitePlan
+from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
 from onnxq.planner import add_precision, anchor_sites, digest_weights, find_float_nodes, find_needed_opset
 from onnxq.planner.sums import ALLOWED, bind_sums
@@ -258,7 +258,7 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
 
 def _make_plan(
     proto: onnx.ModelProto,
-    sites: tuple[SitePlan, ...],
+    sites: SitePlans,
     engine: Target,
     name: str,
     prepare: tuple[str, ...],

@@ -10,7 +10,7 @@ from onnxq.backends.costs import Cost
 from onnxq.config import Rule
 from onnxq.planner.cut import ANY, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
+from onnxq.sites import Cautions, LeftFloat, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -23,7 +23,7 @@ class Choice:
 
     chosen: frozenset[str]
     reasons: tuple[Unquantized, ...] = ()
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
 
 
 @dataclass(frozen=True)

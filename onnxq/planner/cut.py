@@ -21,7 +21,7 @@ from functools import cached_property
 from onnxq.backends import Output, find_reference
 from onnxq.backends.costs import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, TensorId
+from onnxq.sites import Caution, Cautions, TensorId
 
 
 @dataclass
@@ -349,7 +349,7 @@ class Balance:
     costs: PlacementCosts
     forecasts: tuple[Forecast, ...]
 
-    def make_warnings(self) -> tuple[Caution, ...]:
+    def make_warnings(self) -> Cautions:
         """A line for each kind of CPU that could be better served."""
         return tuple(_warn_of_kind(forecast) for forecast in self.forecasts if forecast.loss > TOLERATED)
 

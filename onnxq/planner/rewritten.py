@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, NodeRef, compute_structural_ids
 from onnxq.nearest import suggest_names
 from onnxq.numerics import quantize_weight
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor
@@ -113,7 +112,7 @@ class Anchors:
 Place = tuple[TensorId, tuple[Edge, ...] | None]
 
 
-def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> tuple[SitePlan, ...]:
+def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> SitePlans:
     """The sites in this graph's names, each with all its readers.
 
     A site has several places where a tool gave its readers tensors of their own, and none where it merged two tensors
@@ -297,7 +296,7 @@ def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
     return replace(site, spec=spec, qparams=qparams)
 
 
-def _join_sites(value: NDArray[Any], parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
+def _join_sites(value: Array, parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
     """One site for a matrix whose columns have sites of one spec."""
     qparams = [site.qparams for site, _ in parts if site.qparams is not None]
     scale, zero = (

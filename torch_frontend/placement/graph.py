@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 from torch import Tensor, fx, nn
 
+from onnxq.arrays import Array
 from onnxq.config import MultiInput
 from onnxq.graph import Graph, NodeRef, ValueInfo
 from onnxq.sites import Edge, TensorId, Unquantized
@@ -216,7 +216,7 @@ class CallGraph(Graph):
         """True for parameters and tensors computed from them alone."""
         return t is not None and t.name in self.constants
 
-    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
+    def constant(self, t: TensorId | None) -> Array | None:
         """The value of a constant."""
         value = None if t is None else self.constants.get(t.name)
         # Engines' rules look at values, not at the type and device that training takes.

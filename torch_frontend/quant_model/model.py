@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import LeftFloat, Refusal, Role
+from onnxq.sites import LeftFloat, Refusals, Role
 from torch_frontend.placement.pairs import Decision, Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile
@@ -65,7 +65,7 @@ class QuantModel(AncestorNames, nn.Module):
             source = copy_with_tensors(model) if copy else model
         built = build_quantized(source, self.quant_config, example_inputs)
         self.model = built.model
-        self.refusals: tuple[Refusal, ...] = built.refusals
+        self.refusals: Refusals = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
         self.decisions: tuple[Decision, ...] = built.decisions
         self.products: tuple[Product, ...] = built.products

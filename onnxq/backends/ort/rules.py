@@ -12,7 +12,8 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
+from onnxq.arrays import Shape
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.exclusions import explain_log_front_end
 from onnxq.backends.ort.costs import CPU_COSTS
 from onnxq.backends.ort.exclusions import explain_stem, explain_stem_depthwise

@@ -6,11 +6,9 @@ int8 x int8 in any operator; MatMulNBits.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.backends.ort.rules import CONVS, find_sum_order
 from onnxq.backends.sums import Data, IntegerProduct, IntegerSums
 from onnxq.graph import NodeRef
@@ -40,7 +38,7 @@ def find_product(node: NodeRef) -> IntegerProduct | None:
     return _BY_NAME.get((node.domain, node.op_type))
 
 
-def pair_weights(node: NodeRef, weight: NDArray[Any]) -> NDArray[Any] | None:
+def pair_weights(node: NodeRef, weight: Array) -> Array | None:
     """The stored weights as [rows, sums, 2], one pair for each 16-bit sum; None where the node's kernel is exact.
 
     A vector is one row; of a stack of matrices [..., K, N] (recurrent weights, batched MatMul) each column is one.

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from onnxq.arrays import Array
 
 # Of cuda.h: a stream that does not wait for the default one, and a capture that leaves other threads alone.
 _NON_BLOCKING, _THREAD_LOCAL = 1, 1
@@ -73,7 +74,7 @@ class Cuda:
         """The address of so many bytes on the GPU."""
         return self._make("cuMemAlloc_v2", ctypes.c_size_t(max(size, 1))).value or 0
 
-    def upload(self, array: NDArray[Any]) -> int:
+    def upload(self, array: Array) -> int:
         """The address of a copy of an array on the GPU."""
         whole = np.ascontiguousarray(array)
         address = self.allocate(whole.nbytes)

@@ -14,16 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from onnxq.backends.base import (
-    ATTENTION,
-    FUSED_PRODUCTS,
-    Candidate,
-    Capability,
-    Output,
-    PlacementRule,
-    Shape,
-    Target,
-)
+from onnxq.arrays import Shape
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.exclusions import explain_log_front_end
 from onnxq.backends.surroundings import (
     find_attention,

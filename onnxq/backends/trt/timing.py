@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Arrays
 from onnxq.backends.building import describe_death, read_result, run_child
 from onnxq.backends.engine import LOG, Engine, EngineTimes, TimedModel, Timing
 from onnxq.backends.trt.build import load_plugins, make_logger
@@ -63,10 +63,10 @@ def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timin
     return EngineTimes(device=result["device"], eager=by_mode[EAGER], graph=by_mode[GRAPH], reasons=reasons)
 
 
-def _place_feeds(feeds: Mapping[str, Feeds]) -> tuple[dict[str, dict[str, str]], dict[str, NDArray[Any]]]:
+def _place_feeds(feeds: Mapping[str, Feeds]) -> tuple[dict[str, dict[str, str]], dict[str, Array]]:
     """The arrays under keys that a file can hold, and the key of every input of every engine."""
     places: dict[str, dict[str, str]] = {}
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     for name, own in feeds.items():
         places[name] = {}
         for key, value in own.items():
@@ -110,7 +110,7 @@ def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, 
     return {"device": cuda.name, "failed": "", "times": times, "reasons": reasons}
 
 
-def _read_feeds(folder: Path, places: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+def _read_feeds(folder: Path, places: Mapping[str, str]) -> dict[str, Array]:
     with np.load(folder / FEEDS) as arrays:
         return {name: arrays[key] for name, key in places.items()}
 
@@ -118,7 +118,7 @@ def _read_feeds(folder: Path, places: Mapping[str, str]) -> dict[str, NDArray[An
 class LoadedEngine:
     """An engine with its inputs and outputs on the GPU."""
 
-    def __init__(self, library: Any, logger: Any, cuda: Cuda, path: Path, feeds: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, library: Any, logger: Any, cuda: Cuda, path: Path, feeds: Arrays) -> None:
         self._cuda = cuda
         self._runtime = library.Runtime(logger)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
@@ -126,7 +126,7 @@ class LoadedEngine:
             raise RuntimeError("the engine cannot be loaded")
         self._context = self._engine.create_execution_context()
         # Buffers of inputs that the CPU reads must live as long as the context.
-        self._held: list[NDArray[Any]] = []
+        self._held: list[Array] = []
         names = [self._engine.get_tensor_name(k) for k in range(self._engine.num_io_tensors)]
         inputs = [name for name in names if self._engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]
         for name in inputs:
@@ -136,7 +136,7 @@ class LoadedEngine:
                 size = self._context.get_max_output_size(name)
                 self._context.set_tensor_address(name, cuda.allocate(int(size)))
 
-    def _bind_input(self, library: Any, name: str, array: NDArray[Any]) -> None:
+    def _bind_input(self, library: Any, name: str, array: Array) -> None:
         on_cpu = self._engine.get_tensor_location(name) == library.TensorLocation.HOST
         if on_cpu:
             self._held.append(array)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import ValueInfoProto, helper
 
+from onnxq.arrays import Array
 from onnxq.engines.diff.layers import Counterpart, DivergencePoint, Inner, MatchedTensor, mark_divergence, match_tensors
-from onnxq.engines.diff.measure import Array, Tally, diverges
+from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, ON, Bisection, Error, label_run
 from onnxq.engines.diff.runs import EngineUnderTest, run_optimized
 from onnxq.engines.prove.reduce import leave_out_nodes

@@ -7,12 +7,12 @@ exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from onnxq.annotate import WeightSums, find_saturating
+from onnxq.arrays import Array, Arrays
 from onnxq.backends import find_reference
 from onnxq.engines.diff.layers import Counterpart
-from onnxq.engines.diff.measure import Array
 from onnxq.engines.prove.judge import judge_sums
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun
@@ -29,7 +29,7 @@ _EXPLAINED_DB = 6.0
 def find_saturating_weights(
     index: GraphIndex,
     counterpart: Counterpart,
-    feeds: Mapping[str, Array],
+    feeds: Arrays,
     run: Callable[[], Array | None],
     *,
     threads: int = 0,

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.arrays import Array, Arrays
 from onnxq.backends.engine import Runner
-from onnxq.engines.diff.measure import Array, Level, Tallies, Tally, diverges, find_level
+from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
 from onnxq.engines.diff.runs import SessionRunner
 from onnxq.errors import OnnxqError
@@ -27,9 +28,9 @@ from onnxq.graph.light import list_libraries
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, is_clipped_part
 from onnxq.progress import Task, silent
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusal, Refusals, TensorId
 
-Values = Mapping[str, Array]
+Values = Arrays
 
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE, 0}
@@ -187,7 +188,7 @@ class LayerResults:
     # Their names by SQNR drop, the largest first.
     worst: tuple[str, ...] = ()
     points: tuple[DivergencePoint, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
+    skipped: Refusals = ()
     notes: tuple[str, ...] = ()
 
 
@@ -350,7 +351,7 @@ def _open_runner(name: str, proto: ModelLike, tensors: Sequence[str], threads: i
 
 
 def _compare_tensor(
-    row: MatchedTensor, values: Mapping[str, Mapping[str, Array]], levels: dict[str, Level | None], sums: _Sums
+    row: MatchedTensor, values: Mapping[str, Arrays], levels: dict[str, Level | None], sums: _Sums
 ) -> None:
     plain = values.get(OFF, {})
     reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None

@@ -12,15 +12,13 @@ from itertools import product
 from typing import Any, TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.config.commands import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import TensorId
-
-Array = NDArray[np.generic]
 
 # Where a kernel's inputs hold the scale and zero point of its output.
 _OUTPUT_SCALE = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from onnxq.annotate import WeightSums
 from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.sites import Refusal
+from onnxq.sites import Refusal, Refusals
 from onnxq.wording import abbreviate
 
 # The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
@@ -172,7 +172,7 @@ class Difference:
     worst: tuple[str, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     bisections: tuple[Bisection, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
+    skipped: Refusals = ()
     notes: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
     unmet: tuple[Unmet, ...] = ()

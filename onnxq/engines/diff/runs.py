@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from onnxq.annotate import read_plan_note
+from onnxq.arrays import Arrays
 from onnxq.backends import Backend, find_backend, find_reference, list_backends
 from onnxq.backends.engine import Engine, Profile, Runner
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.engines.diff.measure import Array
 from onnxq.engines.diff.model import FLOAT, OFF, ON, explain_absence
 from onnxq.engines.shapes import find_sample_shapes
 from onnxq.errors import OnnxqError
@@ -27,7 +27,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Refusal
 
-EngineRun = Callable[[ModelLike, Feeds], Mapping[str, Array]]
+EngineRun = Callable[[ModelLike, Feeds], Arrays]
 _FIX = {ON: "without optimizations it may run all the same: keep what the message names float with a rule"}
 _RUNS = {FLOAT: "float model, optimizations off", OFF: "optimizations off", ON: "all optimizations"}
 
@@ -56,7 +56,7 @@ class EngineUnderTest:
     run: EngineRun
 
 
-def run_optimized(proto: ModelLike, feeds: Feeds, *, provider: str = "") -> Mapping[str, Array]:
+def run_optimized(proto: ModelLike, feeds: Feeds, *, provider: str = "") -> Arrays:
     """The outputs of ORT with all optimizations, as users run it. provider: "" for the CPU."""
     return Session(proto, threads=1, arena=False, provider=provider).run(feeds)
 
@@ -197,7 +197,7 @@ class Engines:
             return None
         return EngineUnderTest(run, partial(self._run_part, run))
 
-    def _run_part(self, name: str, proto: ModelLike, feeds: Feeds) -> Mapping[str, Array]:
+    def _run_part(self, name: str, proto: ModelLike, feeds: Feeds) -> Arrays:
         """The outputs of a part of the model in a backend's engine."""
         with ScratchFolder(self.folder) as folder:
             shapes, plugins = find_sample_shapes(GraphIndex(proto), [feeds]), self.config.runtime.plugins

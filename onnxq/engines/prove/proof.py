@@ -10,7 +10,7 @@ from enum import Enum
 from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, Kernel
 from onnxq.engines.saturation.measure import Cost
-from onnxq.sites import Caution
+from onnxq.sites import Cautions
 from onnxq.wording import abbreviate
 
 INT8, FLOAT8 = "int8", "float8"
@@ -167,7 +167,7 @@ class Proof:
     require_exact: bool = False
     compared: str = ""
     changes: tuple[Change, ...] = ()
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
 
     @property
     def built(self) -> bool:

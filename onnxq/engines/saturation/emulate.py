@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
+from onnxq.arrays import Floats
 from onnxq.backends.sums import Data
 from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusal, Refusals, TensorId
 
 # Sums computed at a time: with 112 x 112 positions a tensor of them is 50 MB.
 _CHUNK = 1024
@@ -60,7 +61,7 @@ class Emulation:
     exact: ModelLike
     saturating: ModelLike
     counters: tuple[Counter, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
+    skipped: Refusals = ()
 
 
 def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) -> Emulation:
@@ -100,7 +101,7 @@ def _find_obstacle(index: GraphIndex, operand: Operand) -> str:
     return ""
 
 
-def _find_scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | None:
+def _find_scale(index: GraphIndex, operand: Operand) -> Floats | None:
     """One factor a row, or one for all. Kernels read scales along another axis as if they were the rows'."""
     scale = None if operand.dequantize is None else index.input_value(operand.dequantize, 1)
     if scale is None or scale.size not in (1, len(operand.sums)):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array, Arrays
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
-from onnxq.sites import Refusal, TensorId
-
-Array = NDArray[Any]
+from onnxq.sites import Refusals, TensorId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +54,7 @@ class Cost:
     nodes: tuple[NodeCost, ...] = ()
     outputs: tuple[OutputCost, ...] = ()
     # Those of the nodes that could not be emulated.
-    skipped: tuple[Refusal, ...] = ()
+    skipped: Refusals = ()
 
     @property
     def saturated(self) -> int:
@@ -67,7 +64,7 @@ class Cost:
 
 def measure_saturation(
     proto: ModelLike,
-    samples: Iterable[Mapping[str, Array]],
+    samples: Iterable[Arrays],
     *,
     nodes: frozenset[str] | None = None,
     threads: int = 0,
@@ -108,7 +105,7 @@ class SaturatingRun:
     tensor: str = ""
     # Run the exact model, which counts nothing.
     exact: bool = False
-    refusals: tuple[Refusal, ...] = ()
+    refusals: Refusals = ()
     # Of each node, by its counters' tensors.
     _totals: Counts[TensorId] = field(default_factory=Counts)
 
@@ -122,7 +119,7 @@ class SaturatingRun:
         self.refusals = tapped.refusals
         self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, feeds: Arrays) -> dict[str, Array]:
         """The model's outputs, or the tensor asked for."""
         values = self._session.run(feeds)
         for tensor in (tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from onnxq.arrays import Array
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
@@ -23,7 +24,7 @@ from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import fake_quant
-from onnxq.passes.ranges.core import WORTH, Array, RangeCandidates, choose_candidate
+from onnxq.passes.ranges.core import WORTH, RangeCandidates, choose_candidate
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner
 from onnxq.passes.rounding.shared_work import read_tensor

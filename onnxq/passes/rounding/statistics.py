@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats, Shape
 from onnxq.data import read_mask
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
 from onnxq.passes.rounding.im2col import (
@@ -31,8 +32,6 @@ from onnxq.passes.rounding.second_moments import (
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
-
-Array = NDArray[Any]
 
 # Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
 _MATRIX = 1 << 25
@@ -100,7 +99,7 @@ class _Sample:
     real: bool
     x: Array | TensorFile
     y: Array | TensorFile
-    shape: tuple[int, ...]
+    shape: Shape
     meant: NDArray[np.bool_] | None
 
     @property
@@ -152,9 +151,7 @@ class _Group:
             means.append(windows.reshape(len(self.samples), -1, *windows.shape[1:]).mean(axis=1))
         return list(zip(self.counts, *means, strict=True))
 
-    def gather_columns(
-        self, x: Array, y: Array, first: int, last: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def gather_columns(self, x: Array, y: Array, first: int, last: int) -> tuple[Floats, Floats]:
         """Columns of some of the positions."""
         total, most, seed = sum(self.counts), self.each * len(self.samples), self.samples[0].number
         chosen = sample_positions(total, most, seed) if self.second else np.zeros(0, np.int64)
@@ -163,7 +160,7 @@ class _Group:
         at = compute_gather_indices(x.shape, self.geometry, chosen[first:last])
         return at.gather_columns(x), at.gather_columns(y)
 
-    def take_columns(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def take_columns(self, first: int, last: int) -> tuple[Floats, Floats]:
         """See `Columns`."""
         return self.gather_columns(*self.read_tensors(), first, last)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnxq.backends.costs import Cost, OpCase, Shape
+from onnxq.arrays import Shape
+from onnxq.backends.costs import Cost, OpCase
 from onnxq.backends.ort.costs.base import ConvCosts, CpuCosts, DepthwiseCosts, Table, interpolate, round_up
 
 # Channels that the int8 kernels compute at once, on all kinds of x86.

@@ -15,6 +15,7 @@ import json
 import math
 from typing import Any
 
+from onnxq.arrays import Shape
 from onnxq.backends.costs import Cost, OpCase
 from onnxq.backends.ort.costs.base import (
     ConvCosts,
@@ -99,7 +100,7 @@ def _parse_table(value: Any) -> Any:
     return {int(size): entry for size, entry in value.items()} if isinstance(value, dict) else value
 
 
-def _compute_linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
+def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     """Gemm (uint8 in, uint8 out) and MatMul by a constant (uint8 in, float out)."""
     linear, weights = cpu.linear, math.prod(weight)
     outputs, rows = weight[-1], UNKNOWN_ROWS
@@ -121,7 +122,7 @@ def _compute_linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -
     return Cost(float_us, int8_us)
 
 
-def _compute_lstm_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
+def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     """DynamicQuantizeLSTM: one product of all inputs, and one of the hidden state, quantized anew, for each step."""
     directions, rows, features = weight
     hidden = rows // 4
