@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.backends.costs import OpCase
+from onnxq.backends.base import OpCase
 from onnxq.backends.ort.costs import OrtCosts
-from onnxq.backends.ort.costs.base import Moves
+from onnxq.backends.ort.costs.model import Moves
 
 TABLES = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "ort" / "costs"
 FLOOR_US = 0.25  # errors below this do not count

@@ -33,7 +33,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnxq.backends.costs import OpCase
+from onnxq.backends.base import OpCase
 from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts
 from op_cost_chains import FAMILIES, LONG, SHORT, Plan, Unit, cases_of, chain
 from op_cost_fit import error, fit, predicted, read, sound, warm

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
 from onnxq.backends import find_sums
-from onnxq.backends.sums import Data, IntegerProduct
+from onnxq.backends.base import Data, IntegerProduct
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.values import name_type

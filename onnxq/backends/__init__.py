@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from onnxq.backends.base import Shapes as Shapes
     from onnxq.backends.base import Target as Target
     from onnxq.backends.base import describe_spec as describe_spec
-    from onnxq.backends.checks import check_limits as check_limits
-    from onnxq.backends.checks import check_target as check_target
-    from onnxq.backends.checks import list_registered as list_registered
-    from onnxq.backends.checks import load_config as load_config
     from onnxq.backends.engine import Engine as Engine
+    from onnxq.backends.limits import check_limits as check_limits
+    from onnxq.backends.limits import check_target as check_target
+    from onnxq.backends.limits import list_registered as list_registered
+    from onnxq.backends.limits import load_config as load_config
     from onnxq.backends.registry import BACKENDS as BACKENDS
     from onnxq.backends.registry import GROUP as GROUP
     from onnxq.backends.registry import Backend as Backend
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # The names of each module, which is loaded with the first of them: the help of commands needs no engine.
 _NAMES = {
     "base": "Candidate Capability Output PlacementRule Shape Shapes Target describe_spec",
-    "checks": "check_limits check_target list_registered load_config",
+    "limits": "check_limits check_target list_registered load_config",
     "engine": "Engine",
     "registry": "BACKENDS GROUP Backend find_backend find_engine find_holder find_ideal find_modes find_reference "
     "find_sums find_target find_usual_engine list_backends list_costs list_engines list_names list_runnable",

@@ -1,21 +1,95 @@
-"""The rules of an engine as data: the specs it accepts, and where its pairs go."""
+"""The rules of an engine as data: specs it accepts, where its pairs go, costs of nodes, operators with 16-bit sums."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from onnx import TensorProto
 
 from onnxq.arrays import Array, Shape
-from onnxq.backends.costs import MachineCosts
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCase:
+    """One node as its cost depends on it; a shape that is not known is None."""
+
+    op_type: str
+    inputs: tuple[Shape | None, ...]
+    output: Shape | None
+    weight: Shape | None = None
+    group: int = 1
+    kernel: Shape = ()
+    strides: Shape = ()
+    # Operator of the activation behind, which the kernel computes as well; "" without one.
+    activation: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of one node inside a float region and inside an int8 region."""
+
+    float_us: float
+    int8_us: float
+
+
+class MachineCosts(Protocol):
+    """The costs of one kind of machine."""
+
+    def predict_node(self, case: OpCase) -> Cost:
+        """Time of one node, float and int8; sizes that are not known are taken small."""
+
+    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+        """Microseconds from a float producer to int8 consumers.
+
+        elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
+        """
+
+    def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
+        """Microseconds from an int8 producer to float consumers. to_conv: a consumer is a Conv."""
+
+
+class Data(Enum):
+    """The form in which an operator reads its integer data."""
+
+    PAIR = "behind a DequantizeLinear"
+    STORED = "as an input"
+    DYNAMIC = "quantized by the kernel itself, to uint8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerProduct:
+    """One operator, with the inputs that hold its data and its weights."""
+
+    op: str
+    domains: tuple[str, ...] = ("",)
+    reads: Data
+    data: int = 0
+    # Input of the data's zero point, whose type is that of the data; -1: none.
+    zero: int = -1
+    weights: Shape
+    # The kernel is an integer one only with a QuantizeLinear behind it.
+    result: bool = False
+
+
+@dataclass(frozen=True)
+class IntegerSums:
+    """find_product: the entry for a node, None for other operators.
+
+    pair_weights: the stored weights of a node as [rows, sums, 2], one pair for each 16-bit sum; None where the node's
+    kernel is exact.
+    """
+
+    find_product: Callable[[NodeRef], IntegerProduct | None]
+    pair_weights: Callable[[NodeRef, Array], Array | None]
+
 
 _NOT_FLOAT32 = "its data is not float32, which alone has quantized kernels"
 # Arithmetic on shapes and positions, which no rule means.

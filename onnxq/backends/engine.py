@@ -71,6 +71,10 @@ class Kernel:
     moves: bool = False
 
 
+# In the order they run.
+Kernels = tuple[Kernel, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelWords:
     """How an engine names its kernels.
@@ -262,7 +266,7 @@ class Engine:
         """Build the model in `folder`, in the child process, and write the engine and its kernels there."""
         raise NotImplementedError
 
-    def read_kernels(self, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
+    def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
         """The kernels of a build in the order they run."""
         return ()
 
@@ -270,7 +274,7 @@ class Engine:
         """The graph that the kernels are nodes of; None where the engine has no graph of ONNX."""
         return None
 
-    def list_kernels(self, model: ModelLike) -> tuple[Kernel, ...]:
+    def list_kernels(self, model: ModelLike) -> Kernels:
         """The kernels of a model, optimized in this process. Raises ModelError for one that is refused."""
         return ()
 

@@ -13,11 +13,9 @@ from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 
 if TYPE_CHECKING:
-    from onnxq.backends.base import Target
-    from onnxq.backends.costs import MachineCosts
+    from onnxq.backends.base import IntegerSums, MachineCosts, Target
     from onnxq.backends.engine import Engine
     from onnxq.backends.limits import Limit, RuleLimit
-    from onnxq.backends.sums import IntegerSums
 
 # Entry points of packages that add a backend: its name, and where the Backend stands.
 GROUP = "onnxq.backends"
@@ -64,17 +62,19 @@ class Backend:
 BACKENDS: dict[str, Backend] = {}
 
 
-def _list_folders() -> tuple[str, ...]:
-    """The names of onnxq's own backends. The entry points of pyproject.toml are these, too.
+def _list_folders() -> dict[str, EntryPoint]:
+    """Onnxq's own backends by name, as the entry points of pyproject.toml.
 
     By the folders, since a checkout may stand beside the metadata of another release.
     """
-    return tuple(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.ispkg)
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    names = (module.name for module in modules if module.ispkg)
+    return {name: EntryPoint(name, f"onnxq.backends.{name}:BACKEND", GROUP) for name in names}
 
 
-def list_names() -> tuple[str, ...]:
+def list_names() -> list[str]:
     """The names of all backends, those of other packages too."""
-    return tuple(sorted({*BACKENDS, *_list_folders(), *entry_points(group=GROUP).names}))
+    return sorted({*BACKENDS, *_list_folders(), *entry_points(group=GROUP).names})
 
 
 def list_runnable(*, foreign: bool = True) -> list[str]:
@@ -107,11 +107,10 @@ def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
 def load_backend(name: str) -> Backend | None:
     """The backend of this name; None where there is none. Raises ConfigError for a package that cannot be loaded."""
     if name not in BACKENDS:
-        folder = EntryPoint(name, f"onnxq.backends.{name}:BACKEND", GROUP)
-        found = [folder] if name in _list_folders() else [*entry_points(group=GROUP, name=name)]
-        if not found:
+        entry = _list_folders().get(name) or next(iter(entry_points(group=GROUP, name=name)), None)
+        if entry is None:
             return None
-        BACKENDS[name] = _load_entry(found[0])
+        BACKENDS[name] = _load_entry(entry)
     return BACKENDS[name]
 
 

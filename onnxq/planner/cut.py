@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxq.backends import Output, find_reference
-from onnxq.backends.costs import Cost, MachineCosts, OpCase
+from onnxq.backends.base import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, TensorId
 

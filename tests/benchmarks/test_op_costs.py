@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from onnxq.backends.costs import OpCase
+from onnxq.backends.base import OpCase
 from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts, parse_costs
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"

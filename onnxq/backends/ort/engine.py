@@ -19,7 +19,7 @@ from onnxq.backends.engine import (
     Engine,
     EngineTimes,
     Job,
-    Kernel,
+    Kernels,
     KernelWords,
     TimedModel,
     Timing,
@@ -92,7 +92,7 @@ class OrtEngine(Engine):
             return BuildResult(state=BuildState.REFUSED, reason=error.cause, node=node)
         return BuildResult(state=BuildState.BUILT, seconds=time.perf_counter() - start)
 
-    def read_kernels(self, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
+    def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
         """The nodes of the optimized graph."""
         return read_optimized(model, self.read_optimized(folder))
 
@@ -100,7 +100,7 @@ class OrtEngine(Engine):
         """The graph that the kernels are nodes of."""
         return onnx.load(folder / OPTIMIZED)
 
-    def list_kernels(self, model: ModelLike) -> tuple[Kernel, ...]:
+    def list_kernels(self, model: ModelLike) -> Kernels:
         """The kernels of a model, optimized in this process."""
         return read_optimized(model, optimize_graph(model, layout=False))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import onnx
 
-from onnxq.backends.engine import Kernel, Tensor
+from onnxq.backends.engine import Kernel, Kernels, Tensor
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.values import name_type
 from onnxq.graph.verify import DEQUANTIZE
@@ -47,7 +47,7 @@ PACKED_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"}
 _WORDS = {"float": "float32", "double": "float64", "float8e4m3fn": "float8"}
 
 
-def read_optimized(model: ModelLike, optimized: onnx.ModelProto) -> tuple[Kernel, ...]:
+def read_optimized(model: ModelLike, optimized: onnx.ModelProto) -> Kernels:
     """The optimized graph's nodes as kernels, in the order they run in; a body's belong to the kernel around it."""
     index, after = GraphIndex(model), GraphIndex(name_nodes(optimized))
     finder = _NodeFinder(index, after)

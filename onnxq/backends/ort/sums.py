@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.arrays import Array
+from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.ort.rules import CONVS, find_sum_order
-from onnxq.backends.sums import Data, IntegerProduct, IntegerSums
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
 

@@ -19,7 +19,7 @@ from onnxq.backends.engine import (
     Engine,
     EngineTimes,
     Job,
-    Kernel,
+    Kernels,
     KernelWords,
     Profile,
     Runner,
@@ -95,7 +95,7 @@ class TrtEngine(Engine):
         """Build the model in `folder`, and write the engine and the list of its kernels there."""
         return build_engine(self, job, folder)
 
-    def read_kernels(self, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
+    def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
         """The kernels that the inspector or the log lists."""
         inspection = folder / INSPECTION
         if inspection.exists():

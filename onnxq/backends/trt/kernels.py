@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from onnxq.backends.engine import Kernel, Tensor
+from onnxq.backends.engine import Kernel, Kernels, Tensor
 
 # Files in which a build lists its kernels, as its log or its inspector does.
 LAYERS, INSPECTION = "layers.txt", "layers.json"
@@ -59,7 +59,7 @@ def moves_data(name: str, kind: str) -> bool:
     return kind.lower() in _MOVING_KINDS
 
 
-def read_layers_message(text: str) -> tuple[Kernel, ...]:
+def read_layers_message(text: str) -> Kernels:
     """The kernels of a verbose "Layers:" message, one line each; lines of another form are left out."""
     found = (_LINE.match(line.strip()) for line in text.removeprefix(HEADER).splitlines())
     return tuple(
@@ -90,7 +90,7 @@ def _read_tensors(text: str) -> tuple[Tensor, ...]:
     )
 
 
-def read_inspector(text: str) -> tuple[Kernel, ...]:
+def read_inspector(text: str) -> Kernels:
     """The kernels of an engine inspector's JSON. Layers given by name only (an engine built without DETAILED) too."""
     raw = json.loads(text)
     layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, Mapping) else raw

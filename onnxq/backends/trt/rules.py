@@ -16,8 +16,8 @@ from typing import Any
 
 from onnxq.arrays import Shape
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
-from onnxq.backends.exclusions import explain_log_front_end
 from onnxq.backends.surroundings import (
+    explain_log_front_end,
     find_attention,
     find_attention_cut,
     find_backbone,

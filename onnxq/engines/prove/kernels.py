@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from onnxq.backends.engine import Kernel, KernelWords, Tensor
+from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor
 from onnxq.engines.prove.proof import FLOAT8, INT8, STORED, UNSEEN
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
@@ -35,7 +35,7 @@ def is_low(dtype: str) -> bool:
     return dtype in _INTEGERS
 
 
-def find_workers(op: str, kernels: Sequence[Kernel], words: KernelWords) -> tuple[Kernel, ...]:
+def find_workers(op: str, kernels: Sequence[Kernel], words: KernelWords) -> Kernels:
     """Those of a node's kernels that do its work; all of them when none says so by its kind."""
     parts = (*(words.pools if op in POOLS else words.products), op.lower())
     workers = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from onnxq.annotate import WeightSums
-from onnxq.backends.engine import BuildState, Kernel
+from onnxq.backends.engine import BuildState, Kernels
 from onnxq.engines.saturation.measure import Cost
 from onnxq.sites import Cautions
 from onnxq.wording import abbreviate
@@ -158,7 +158,7 @@ class Proof:
     source: str
     build: Build
     chosen: str = ""
-    kernels: tuple[Kernel, ...] = ()
+    kernels: Kernels = ()
     nodes: tuple[NodeProof, ...] = ()
     sites: tuple[SiteProof, ...] = ()
     requirements: tuple[Requirement, ...] = ()
@@ -209,6 +209,6 @@ class Proof:
         return Counter(kernel.kind for kernel in self.kernels)
 
     @property
-    def moving(self) -> tuple[Kernel, ...]:
+    def moving(self) -> Kernels:
         """The kernels that only lay out, copy or convert data."""
         return tuple(kernel for kernel in self.kernels if kernel.moves)

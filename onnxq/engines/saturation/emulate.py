@@ -24,7 +24,7 @@ from onnx import TensorProto
 
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
 from onnxq.arrays import Floats
-from onnxq.backends.sums import Data
+from onnxq.backends.base import Data
 from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.sites import Refusal, Refusals, TensorId

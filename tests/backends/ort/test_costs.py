@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.backends.costs import Cost, OpCase
+from onnxq.backends.base import Cost, OpCase
 from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts
 from onnxq.config import Config
 
