@@ -50,6 +50,7 @@ class Edge:
 
 
 Site = TensorId | Edge
+Edges = tuple[Edge, ...]
 
 
 def is_within(scope: str, outer: str) -> bool:

@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE
-from onnxq.sites import Edge, Role, Site, TensorId, split_scope
+from onnxq.sites import Edge, Edges, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
@@ -167,7 +167,7 @@ def _find_producer(index: GraphIndex, tensor: TensorId | None, *op_types: str) -
     return node if _is_op(node, *op_types) else None
 
 
-def list_readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
+def list_readers(index: GraphIndex, chain: Chain) -> Edges:
     """The inputs that read the result of the chain."""
     return index.consumers(chain.last.result)
 

@@ -208,6 +208,8 @@ class Engine:
     name = ""
     title = ""
     family = ""
+    # The device that it builds for, behind its name in the help of commands.
+    place = ""
     module = ""
     packages: tuple[str, ...] = ()
     install = ""

@@ -135,11 +135,14 @@ def check_limits(config: Config) -> Config:
     return config
 
 
-def list_registered(kind: str) -> list[str]:
-    """The values of an option. kind: "backends", "engines", or "runnable" for backends whose models `diff` can run."""
-    if kind == "runnable":
-        return list_runnable()
-    return [*(list_engines() if kind == "engines" else list_names())]
+def list_registered(kind: str) -> dict[str, str]:
+    """The values of an option, with the devices of engines.
+
+    kind: "backends", "engines", or "runnable" for backends whose models `diff` can run.
+    """
+    if kind == "engines":
+        return {name: engine.place for name, engine in list_engines().items()}
+    return dict.fromkeys(list_runnable() if kind == "runnable" else list_names(), "")
 
 
 def _check_name(config: Config, path: str, name: str, known: Iterable[str]) -> None:

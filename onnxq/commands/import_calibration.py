@@ -86,7 +86,7 @@ def import_calibration(
 
     cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. data: samples to
     calibrate the tensors on that the cache has no scale for; the override `allow_missing` leaves their readers float.
-    config: None, and a file that names no target, start from `trt-int8`, or the preset of the target in `overrides`.
+    config: None, and a file that names no target, start from the preset of TensorRT, or of the target in `overrides`.
     out: write the plan as JSON; `onnxq.apply` carries it out. See `quantize` for the rest.
 
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
@@ -230,7 +230,7 @@ def _demand_symmetric(config: Config) -> None:
         raise ConfigError(
             config.source or "mode",
             "calibrates no activations: there is nothing a calibration cache is for",
-            "choose a static preset, e.g. trt-int8",
+            f"choose a static preset, e.g. {USUAL}-int8",
             code="Q321",
         )
     kind = activations.bits, activations.scheme, activations.is_signed, activations.storage or "int8"
@@ -238,7 +238,7 @@ def _demand_symmetric(config: Config) -> None:
         raise ConfigError(
             f"{config.source or 'config'}: activations",
             "a calibration cache holds scales of symmetric int8, and this asks for something else",
-            "write `activations: {bits: 8, scheme: symmetric, signed: true}`, or take trt-int8",
+            f"write `activations: {{bits: 8, scheme: symmetric, signed: true}}`, or take {USUAL}-int8",
             code="Q321",
         )
 

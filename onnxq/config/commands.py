@@ -86,7 +86,7 @@ class DiffConfig(Section):
     # (): ONNX Runtime, and TensorRT where it can run.
     engines: _Engines = option(
         (),
-        "Engines that must run: ort, trt or both. [default: ort, and trt where available]",
+        "Engines that must run. [default: ONNX Runtime, and the others where they can run]",
         metavar="ENGINE,…",
         names="runnable",
     )
@@ -122,13 +122,13 @@ class ProveConfig(Section):
     commands: ClassVar[Command] = Command.PROVE
     # None: the one that the plan in the model is for.
     engine: str | None = option(
-        None, "tensorrt-rtx builds without a GPU, tensorrt for the GPU of this machine, ort for this CPU. [default: "
-        "the engine of the plan in MODEL; tensorrt-rtx if there is none]",
+        None, "Engine to build with. [default: the engine of the plan in MODEL; if there is none, one that needs no "
+        "GPU]",
         metavar="ENGINE", names="engines",
     )  # fmt: skip
     compute_capability: str | None = option(
         None,
-        "Compute capability of the GPU to build for, or `current`; tensorrt-rtx only. [default: 8.6]",
+        "Compute capability of the GPU to build for, or `current`; for an engine that needs none. [default: 8.6]",
         metavar="8.6",
     )
     require: _Pairs = option(
@@ -183,13 +183,13 @@ class BenchConfig(Section):
     commands: ClassVar[Command] = Command.BENCH
     # None: the one that the first plan in the models is for.
     engine: str | None = option(
-        None, "tensorrt and tensorrt-rtx time on the GPU of this machine, ort on the CPU or `provider=…`. [default: "
-        "the engine of the first plan in the models]",
+        None, "Engine to time. ONNX Runtime also runs on `provider=…`. [default: the engine of the first plan in the "
+        "models]",
         metavar="ENGINE", names="engines",
     )  # fmt: skip
     compute_capability: str | None = option(
         None,
-        "Compute capability of the GPU to build for, tensorrt-rtx only; counts kernels and times nothing.",
+        "Compute capability of the GPU to build for, without one; counts kernels and times nothing.",
         metavar="8.6",
     )
     shapes: Words = option((), "Size of a dynamic input, e.g. x:1x3x224x224; repeatable.", metavar="INPUT:SIZES")

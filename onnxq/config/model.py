@@ -67,7 +67,7 @@ class Config(Section):
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
         DEFAULT_TARGET,
-        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, or virtual for no engine.",
+        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, none, or that of another package.",
         _PLANNING | Command.PROFILE | Command.IMPORT,
         metavar="TARGET",
         names="backends",
@@ -88,7 +88,7 @@ class Config(Section):
     )
     cpu: Literal["any", "vnni", "avx2"] = option(
         "any",
-        "The x86 CPUs that target ort places pairs for: with VNNI, without VNNI (avx2), or one graph for both (any).",
+        "The x86 CPUs that ONNX Runtime's pairs are placed for: with VNNI, without VNNI (avx2), or one graph for both.",
         _PLANNING | Command.VARIANTS,
     )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.
@@ -121,7 +121,9 @@ class Config(Section):
     )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
-        None, "The float type of operators that are not quantized. [default: float16 for trt, else float32]", _PLANNING
+        None,
+        "The float type of operators that are not quantized. [default: float16 for TensorRT, else float32]",
+        _PLANNING,
     )
     io_types: HighPrecision | None = option(
         None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING

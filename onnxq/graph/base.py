@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxq.arrays import Array
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, Edges, TensorId
 
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
@@ -113,7 +113,7 @@ class Graph(ABC):
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
 
     @abstractmethod
-    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
 
     @abstractmethod

@@ -29,7 +29,7 @@ from onnxq.graph.values import (
 )
 from onnxq.graph.weights import is_stub
 from onnxq.nearest import suggest_names
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, Edges, TensorId
 
 Stored = TensorProto | SparseTensorProto
 _T = TypeVar("_T")
@@ -118,7 +118,7 @@ class GraphIndex(Graph):
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
         return self._nodes.get(self._producer.get(t, ""))
 
-    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
         return tuple(self._consumers.get(t, ()))
 

@@ -33,7 +33,7 @@ from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
 from onnxq.planner import add_precision, anchor_sites, digest_weights, find_float_nodes, find_needed_opset
 from onnxq.planner.sums import ALLOWED, bind_sums
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Edges, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
 from onnxq.wording import abbreviate
 
@@ -106,7 +106,7 @@ class _Placed:
     tensor: TensorId
     site: Site
     # None: all readers of the tensor.
-    consumers: tuple[Edge, ...] | None
+    consumers: Edges | None
     # The tensor is a constant of the model, or one of its outputs.
     constant: bool
     output: bool

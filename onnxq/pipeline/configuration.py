@@ -35,7 +35,7 @@ def list_models(models: Sequence[ModelSource] | ModelSource) -> list[ModelSource
 def make_config(config: Configuration, overrides: Overrides, command: Command, *, usual: str | None = None) -> Config:
     """Make the configuration of a command: a preset, file or Config with the caller's options on top.
 
-    None, and a file that names no target, start from the preset of the target in the options, as `trt-int8`; without
+    None, and a file that names no target, start from the preset of the target in the options, as `NAME-int8`; without
     one from that of `usual`, by default ONNX Runtime's.
     Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
     """

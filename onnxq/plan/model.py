@@ -35,7 +35,7 @@ from onnxq.plan.forms import (
     read_floats,
     write_array,
 )
-from onnxq.sites import Caution, Edge, LeftFloat, Refusals, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, LeftFloat, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import abbreviate
 
@@ -297,13 +297,13 @@ class SitePlan:
             raise PlanError(str(self.site), "the plan does not name its tensor", "plan the model again", code="Q403")
         return self.tensor
 
-    def find_readers(self, graph: Graph) -> tuple[Edge, ...]:
+    def find_readers(self, graph: Graph) -> Edges:
         """The inputs that read the dequantized tensor. graph: of the model that the plan is for."""
         if self.consumers is not None:
             return self.consumers
         return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
-    def find_lookups(self, graph: Graph) -> tuple[Edge, ...]:
+    def find_lookups(self, graph: Graph) -> Edges:
         """The readers that look rows of this constant up, where rows can be dequantized behind them.
 
         That is so for a matrix in int8 with one scale a row, or in int4 in blocks of a row, around 0.

@@ -17,7 +17,7 @@ from onnxq.graph import Graph, ModelLike, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
-from onnxq.sites import Edge, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Edge, Edges, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
 # ORT moves pairs through these.
@@ -141,7 +141,7 @@ class QuantizableOp:
         return None if self.rule.weight is None else self.node.make_edge(self.rule.weight)
 
     @property
-    def weights(self) -> tuple[Edge, ...]:
+    def weights(self) -> Edges:
         """The inputs of all constant weights."""
         indices = () if self.rule.weight is None else (self.rule.weight, *self.rule.more_weights)
         return tuple(map(self.node.make_edge, indices))

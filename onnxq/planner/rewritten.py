@@ -14,7 +14,7 @@ from onnxq.nearest import suggest_names
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Edges, Role, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor
 
 # Digits that no number of an input has, so that a made-up one costs no time.
@@ -109,7 +109,7 @@ class Anchors:
 
 
 # A tensor of this graph, and the inputs that read it dequantized; None: all of them.
-Place = tuple[TensorId, tuple[Edge, ...] | None]
+Place = tuple[TensorId, Edges | None]
 
 
 def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> SitePlans:
@@ -200,7 +200,7 @@ class _Mover:
         onward = self.recognized.follow_readers(edge.node)
         return [self.anchors.edge(Edge(node, k)) for node, k in onward if (node, k) not in self.claims]
 
-    def _find_readers(self, name: str, tensor: TensorId) -> tuple[Edge, ...]:
+    def _find_readers(self, name: str, tensor: TensorId) -> Edges:
         nodes = self.recognized.nodes
         edges = [Edge(nodes[reader].name, k) for reader, k in self.recognized.readers[name] if reader in nodes]
         return tuple(edge for edge in edges if edge in self.index.consumers(tensor))

@@ -15,7 +15,7 @@ from onnxq.plan import SitePlan, SitePlans
 from onnxq.planner.choose import BY_PERSON
 from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
-from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Edges, LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerChannel, QuantSpec
 
 # The rule that sites and reasons name.
@@ -41,8 +41,8 @@ class Table:
 
     tensor: TensorId
     elements: int
-    lookups: tuple[Edge, ...]
-    others: tuple[Edge, ...]
+    lookups: Edges
+    others: Edges
     match: Match
     spec: QuantSpec
     twin: TensorId | None = None

@@ -16,6 +16,10 @@ OWN = tuple(backend.name for backend in list_backends())
 # Engines to come, too.
 NAMES = {*OWN, *list_engines(), "openvino", "qnn", "web"}
 QUOTED = re.compile("|".join(rf"[\"'`]{re.escape(name)}[\"'`]" for name in sorted(NAMES)))
+# As a word of a text; names of presets begin with one. "web" is a word, and "openvino" a provider of ONNX Runtime too.
+WORD = re.compile(
+    "|".join(rf"(?<![\w./-]){re.escape(name)}(?![\w./-])" for name in sorted(NAMES - {"web", "openvino"}))
+)
 # Other tools' vocabulary.
 ALLOWED = {
     # Sparsebit's words for its backends, and ours for them: read below the room of backends.
@@ -41,6 +45,26 @@ def test_no_engine_is_named_outside_its_folder() -> None:
         if lines and name not in ALLOWED:
             found[name] = lines
     assert found == {}
+
+
+def list_texts(path: Path) -> Iterator[str]:
+    """The strings of a module, parts of f-strings too, but no docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+    docstrings = {id(node.body[0].value) for node in documented if node.body and isinstance(node.body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def test_no_text_names_an_engine() -> None:
+    """Options and messages ask the registry for names; examples of commands have to write one."""
+    examples = {"onnxq/cli/commands.py"}
+    names = (path.relative_to(ROOT).as_posix() for path in list_files())
+    found = {
+        name: list(filter(WORD.search, list_texts(ROOT / name))) for name in names if name not in ALLOWED | examples
+    }
+    assert {name: texts for name, texts in found.items() if texts} == {}
 
 
 @pytest.mark.parametrize("own", OWN)

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from onnxq.arrays import Array
 from onnxq.config import MultiInput
 from onnxq.graph import Graph, NodeRef, ValueInfo
-from onnxq.sites import Edge, TensorId, Unquantized
+from onnxq.sites import Edge, Edges, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import CallName, is_constant, is_plain
@@ -204,7 +204,7 @@ class CallGraph(Graph):
         """The node that makes the tensor."""
         return None if t is None else self._producers.get(t.name)
 
-    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor."""
         return () if t is None else tuple(self._consumers.get(t.name, ()))
 

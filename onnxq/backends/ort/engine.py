@@ -58,6 +58,7 @@ class OrtEngine(Engine):
 
     name = "ort"
     title = family = "ONNX Runtime"
+    place = "for this CPU"
     module = "onnxruntime"
     packages = ("onnxruntime", "onnxruntime-gpu")
     install = "pip install 'onnxq[cpu]'"

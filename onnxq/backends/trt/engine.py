@@ -55,6 +55,7 @@ class TrtEngine(Engine):
 
     name = "tensorrt"
     title = family = "TensorRT"
+    place = "for the GPU of this machine"
     module = "tensorrt"
     packages: tuple[str, ...] = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
     install = "pip install 'onnxq[trt]'"
@@ -177,6 +178,7 @@ class RtxEngine(TrtEngine):
 
     name = "tensorrt-rtx"
     title = "TensorRT for RTX"
+    place = "without a GPU"
     module = "tensorrt_rtx"
     packages: tuple[str, ...] = ("tensorrt-rtx",)
     install = "pip install 'onnxq[trt-rtx]'"

@@ -31,7 +31,7 @@ from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.names import check_names, choose_name, list_names
 from onnxq.graph.values import encode_tensor
 from onnxq.nearest import suggest_names
-from onnxq.sites import Edge, TensorId, is_within
+from onnxq.sites import Edge, Edges, TensorId, is_within
 
 _fault = partial(ModelError, code="Q117")
 
@@ -217,7 +217,7 @@ class Editor(Generic[M]):
         self._find_visible(new, scope.name)
         scope.outputs[k] = rename_value(scope.outputs[k], new)
 
-    def consumers(self, t: TensorId) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId) -> Edges:
         """The edges that read the tensor now."""
         tensor = self._tensors.get(t)
         edges: dict[Edge, None] = {}
