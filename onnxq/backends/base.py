@@ -74,7 +74,7 @@ class IntegerProduct:
     data: int = 0
     # Input of the data's zero point, whose type is that of the data; -1: none.
     zero: int = -1
-    weights: Shape
+    weights: tuple[int, ...]
     # The kernel is an integer one only with a QuantizeLinear behind it.
     result: bool = False
 
@@ -209,7 +209,7 @@ class PlacementRule:
     weight: int | None = None
     bias: int | None = None
     # Inputs of further constant weights.
-    more_weights: Shape = ()
+    more_weights: tuple[int, ...] = ()
     # The kernel quantizes its data at each run by itself, and takes no scale of the file.
     dynamic: bool = False
     # Input and output must have one scale.

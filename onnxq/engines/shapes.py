@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from onnxq.arrays import Arrays
+from onnxq.arrays import Arrays, Shape
 from onnxq.data.sources import fits_whole
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo
 from onnxq.nearest import suggest_names
 
-Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Sizes = tuple[Shape, Shape, Shape]
 
 _fault = partial(ConfigError, code="Q315")
 _FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
@@ -72,9 +72,7 @@ def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
     return shapes[0], shapes[1], shapes[2]
 
 
-def _guess_sizes(
-    proto: ModelLike, inputs: Sequence[ValueInfo], known: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
+def _guess_sizes(proto: ModelLike, inputs: Sequence[ValueInfo], known: Mapping[str, Shape]) -> dict[str, Shape]:
     """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
     dims: dict[str, int] = {}
     for value in inputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,15 @@ def test_no_engine_is_named_outside_its_folder() -> None:
     assert found == {}
 
 
+@cache
+def read_tree(path: Path) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def list_texts(path: Path) -> Iterator[str]:
     """The strings of a module, parts of f-strings too, but no docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = read_tree(path)
     documented = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
     docstrings = {id(node.body[0].value) for node in documented if node.body and isinstance(node.body[0], ast.Expr)}
     for node in ast.walk(tree):
@@ -75,7 +82,7 @@ def test_no_module_imports_a_folder_of_another_engine(own: str) -> None:
     for path in (ROOT / "onnxq").rglob("*.py"):
         if path.is_relative_to(ROOT / "onnxq" / "backends" / own):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(read_tree(path)):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(module == folder or module.startswith(f"{folder}.") for module in modules):

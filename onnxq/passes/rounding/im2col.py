@@ -27,11 +27,11 @@ class Geometry:
 
     groups: int = 1
     kernel: Shape = ()
-    strides: Shape = ()
-    dilations: Shape = ()
-    pads: Shape = ()
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
     auto_pad: str = "NOTSET"
-    upsample: Shape = ()
+    upsample: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,13 +146,13 @@ def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
     return tuple(every)
 
 
-def _spread_out(spatial: Shape, geometry: Geometry) -> tuple[int, ...]:
+def _spread_out(spatial: Shape, geometry: Geometry) -> Shape:
     if not geometry.upsample:
         return spatial
     return tuple((n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True))
 
 
-def _find_output(spatial: Shape, geometry: Geometry) -> tuple[int, ...]:
+def _find_output(spatial: Shape, geometry: Geometry) -> Shape:
     reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
     ends = _find_padding(spatial, geometry)
     return tuple(
