@@ -107,6 +107,7 @@ def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
 def load_backend(name: str) -> Backend | None:
     """The backend of this name; None where there is none. Raises ConfigError for a package that cannot be loaded."""
     if name not in BACKENDS:
+        # Onnxq's own come first: no package can take the place of one.
         entry = _list_folders().get(name) or next(iter(entry_points(group=GROUP, name=name)), None)
         if entry is None:
             return None

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.errors import (
-    USER,
-    discard_stream,
-    error_document,
-    error_fields,
-    print_error,
-    print_line,
-    show_outcome,
-)
+from onnxq.cli.errors import USER, discard_stream, error_document, error_fields, print_error, print_line, show_outcome
 from onnxq.cli.options import JSON, make_options, name_beside, name_options
 from onnxq.cli.signals import catch_signals
 from onnxq.errors import ModelError, OnnxqError, OutputError

@@ -13,22 +13,8 @@ from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ErrorValues, Form
-from onnxq.report.sentences import (
-    format_precision,
-    format_reasons,
-    format_roles,
-    make_site_line,
-    placement_text,
-)
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    View,
-    format_warnings,
-    join_lines,
-    make_list,
-    make_sheet,
-)
+from onnxq.report.sentences import format_precision, format_reasons, format_roles, make_site_line, placement_text
+from onnxq.report.terminal import RenderableType, SheetRows, View, format_warnings, join_lines, make_list, make_sheet
 
 # Names of a list without `verbose`.
 _NAMED = 4

@@ -17,13 +17,7 @@ from onnx import ModelProto, TensorProto
 from onnxq.errors import ModelError
 from onnxq.files import check_input_kind, read_input
 from onnxq.graph.index import find_opset
-from onnxq.graph.light import (
-    SAME_LAYOUT,
-    SMALLEST_STUB,
-    LightModel,
-    WeightStore,
-    strip_weights,
-)
+from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
 from onnxq.graph.scopes import OWN_DOMAINS, label_node, replace_items, sort_nodes, walk_graphs, walk_nodes
 from onnxq.graph.shapes import set_contrib_apart
 from onnxq.graph.skeleton import MESSAGE_LIMIT, read_skeleton

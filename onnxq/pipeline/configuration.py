@@ -86,6 +86,7 @@ def open_run(
             try:
                 yield chosen.model_copy(update={"runtime": runtime.model_copy(update=ready)})
             except UnknownOperatorError as error:
+                # Runtime knows no backends, and so none that keeps such operators.
                 advice = (backend.plugin_advice for backend in list_backends())
                 raise error.replace_text(fix="; or, ".join([error.fix, *filter(None, advice)])) from error
 

@@ -169,6 +169,7 @@ def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
     """Operator name -> the reason of the first rule of the target that keeps it float."""
     ops, excluded = problem.ops, dict[str, LeftFloat]()
     for op in ops:
+        # The operator whose closing pair stands on the data, with an activation between.
         maker = ops.by_out.get(op.data[0][1]) if op.data else None
         made = None if maker is None else ops.candidate(maker.node)
         for name, explain in problem.engine.exclusions.items():

@@ -29,14 +29,7 @@ from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.verify import QUANTIZE
-from onnxq.runtime import (
-    NodeError,
-    UnknownOperatorError,
-    declare_types,
-    detect_cpu,
-    optimize_graph,
-    time_models,
-)
+from onnxq.runtime import NodeError, UnknownOperatorError, declare_types, detect_cpu, optimize_graph, time_models
 from onnxq.sites import Caution, Refusal
 
 # The graph with the names of the model's tensors, before they are laid out anew.

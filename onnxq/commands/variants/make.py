@@ -22,14 +22,7 @@ from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop
-from onnxq.files import (
-    ScratchFolder,
-    check_outputs,
-    name_folder,
-    prepare_folder,
-    refuse_inputs,
-    replace_files,
-)
+from onnxq.files import ScratchFolder, check_outputs, name_folder, prepare_folder, refuse_inputs, replace_files
 from onnxq.graph import GraphIndex, Model, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run

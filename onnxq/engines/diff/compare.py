@@ -26,15 +26,7 @@ from onnxq.engines.diff.layers import (
     read_optimized_tensor,
 )
 from onnxq.engines.diff.measure import SAME_DB, OutputSums, Tallies, diverges, find_output_step, find_unmet
-from onnxq.engines.diff.model import (
-    FLOAT,
-    OFF,
-    ON,
-    Difference,
-    OutputDiff,
-    Run,
-    label_run,
-)
+from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, OutputDiff, Run, label_run
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
@@ -49,7 +41,8 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime import NodeError
 from onnxq.sites import Refusal, TensorId
 
-# Bytes of inner tensors held at a time, where the configuration names no limit.
+# Bytes of inner tensors held at a time, where the configuration names no limit: a GiB, which every machine has that
+# can hold two models.
 _MEMORY_LIMIT = 2**30
 
 
