@@ -33,7 +33,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnxq.backends.ort.costs import CPU_COSTS, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends.base import OpCase
+from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts
 from op_cost_chains import FAMILIES, LONG, SHORT, Plan, Unit, cases_of, chain
 from op_cost_fit import error, fit, predicted, read, sound, warm
 
@@ -95,7 +96,7 @@ def measure(out: Path, only: set[str], seconds: float) -> None:
 # --- the model against the samples ----------------------------------------------------------------------------------
 
 
-def errors(path: Path, cpu: CpuCosts) -> None:
+def errors(path: Path, cpu: OrtCosts) -> None:
     """exp(mean |log error|), median and 90th percentile by family and side, and the worst samples."""
     cpu, families = warm(cpu), defaultdict(list)
     for row in read(path):
@@ -121,7 +122,7 @@ def errors(path: Path, cpu: CpuCosts) -> None:
 # --- the model against whole networks -------------------------------------------------------------------------------
 
 
-def check(paths: Sequence[Path], dims: dict[str, int], seconds: float, cpu: CpuCosts) -> None:
+def check(paths: Sequence[Path], dims: dict[str, int], seconds: float, cpu: OrtCosts) -> None:
     """Predicted and measured time of whole files, float or with pairs."""
     protos = [onnx.load(path) for path in paths]
     feed = _feed(protos[0], dims)
@@ -208,7 +209,7 @@ class Network:
             activation=next_ops[0] if len(next_ops) == 1 and next_ops[0] in FOLDED else "",
         )
 
-    def parts(self, cpu: CpuCosts) -> dict[str, float]:
+    def parts(self, cpu: OrtCosts) -> dict[str, float]:
         """Predicted microseconds by operator and side."""
         parts: dict[str, float] = defaultdict(float)
         for node in self.nodes:
@@ -218,14 +219,14 @@ class Network:
             if node.op_type == "QuantizeLinear":
                 made = self.source(node.input[0])
                 if made is None or made.op_type == "MatMul" or not self.is_int8(made):
-                    parts["pairs"] += quantize_us(count, cpu, from_conv=made is not None and made.op_type == "Conv")
+                    parts["pairs"] += cpu.predict_quantize(count, from_conv=made is not None and made.op_type == "Conv")
             elif node.op_type == "DequantizeLinear":
                 floats = [reader for reader in self.ends(node.output[0]) if not self.is_int8(reader)]
                 if floats or not self.readers[node.output[0]]:
-                    parts["pairs"] += dequantize_us(count, cpu, to_conv=any(n.op_type == "Conv" for n in floats))
+                    parts["pairs"] += cpu.predict_dequantize(count, to_conv=any(n.op_type == "Conv" for n in floats))
             else:
                 side = "int8" if self.is_int8(node) else "float"
-                parts[f"{node.op_type} {side}"] += getattr(op_cost(self.case(node), cpu), f"{side}_us")
+                parts[f"{node.op_type} {side}"] += getattr(cpu.predict_node(self.case(node)), f"{side}_us")
         return parts
 
 

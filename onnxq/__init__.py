@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxq.annotate import Inspection as Inspection
+    from onnxq.backends import load_config as load_config
     from onnxq.calibrate.parts import Part as Part
     from onnxq.commands.apply import apply as apply
     from onnxq.commands.bench import bench as bench
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from onnxq.commands.variants.result import Variant as Variant
     from onnxq.commands.variants.result import Variants as Variants
     from onnxq.config import Config as Config
-    from onnxq.config import load_config as load_config
-    from onnxq.engines.bench.model import Bench as Bench
+    from onnxq.engines.bench import Bench as Bench
     from onnxq.engines.diff.model import Difference as Difference
     from onnxq.engines.prove.proof import Proof as Proof
     from onnxq.errors import OnnxqError as OnnxqError
@@ -51,6 +51,7 @@ __version__ = "0.1.0"
 # The public names of each module; the imports above are for type checkers, and a test holds both to be the same.
 _NAMES = {
     "annotate": "Inspection",
+    "backends": "load_config",
     "calibrate.parts": "Part",
     "commands.apply": "apply",
     "commands.bench": "bench",
@@ -66,8 +67,8 @@ _NAMES = {
     "commands.shards": "calibrate_part merge_parts",
     "commands.variants.make": "variants",
     "commands.variants.result": "Variant Variants",
-    "config": "Config load_config",
-    "engines.bench.model": "Bench",
+    "config": "Config",
+    "engines.bench": "Bench",
     "engines.diff.model": "Difference",
     "engines.prove.proof": "Proof",
     "errors": "OnnxqError",

@@ -50,6 +50,7 @@ class Edge:
 
 
 Site = TensorId | Edge
+Edges = tuple[Edge, ...]
 
 
 def is_within(scope: str, outer: str) -> bool:
@@ -109,7 +110,7 @@ class LeftFloat:
 Unquantized = Refusal | LeftFloat
 
 
-def split_unquantized(entries: Iterable[Unquantized]) -> tuple[tuple[Refusal, ...], tuple[LeftFloat, ...]]:
+def split_unquantized(entries: Iterable[Unquantized]) -> tuple[Refusals, tuple[LeftFloat, ...]]:
     """Separate refusals from float nodes; of several entries for one subject the first is kept."""
     first: dict[str, Unquantized] = {}
     for entry in entries:
@@ -133,3 +134,7 @@ class Caution(str):
     # Pickle and copy pass these to __new__; str's own would leave out the code.
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return self.code, str(self)
+
+
+Refusals = tuple[Refusal, ...]
+Cautions = tuple[Caution, ...]

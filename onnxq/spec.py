@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from onnxq.arrays import Floats
+
 
 @dataclass(frozen=True)
 class PerTensor:
@@ -261,7 +263,7 @@ class QParams:
     """
 
     # Above 0.
-    scale: NDArray[np.float32]
+    scale: Floats
     # In [qmin, qmax].
     zero_point: NDArray[np.int32]
     # E.g. "minmax over 32 samples", "weights", "plan file", "TensorRT calibration cache".

@@ -18,6 +18,7 @@ from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, WeightSums
+from onnxq.arrays import Array
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
@@ -27,7 +28,7 @@ from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, from_json
 from onnxq.plan.names import is_clipped_part, name_part
-from onnxq.sites import Caution, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Role, Site, TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
 from onnxq.wording import abbreviate
 
@@ -105,7 +106,7 @@ class Inspection:
     # Path of the file that was read, "" for a model in memory; path of the file that was written, "" without one.
     source: str = ""
     output: str = ""
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
     # Nodes that compute on integers themselves, without pairs.
     operators: tuple[OperatorInfo, ...] = ()
     # As the plan in the model's metadata says; None without one.
@@ -126,7 +127,7 @@ _LEVEL_TOLERANCE = 1e-3
 class Numbers:
     """Scale and zero point of a chain; None where computed at run time. storage: e.g. "int8", "" when unknown."""
 
-    scale: NDArray[Any] | None
+    scale: Array | None
     zero_point: NDArray[np.int64] | None
     storage: str
     granularity: Granularity
@@ -255,7 +256,7 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
-def _quantize_constant(value: NDArray[Any], chain_qparams: Numbers) -> NDArray[np.int64] | None:
+def _quantize_constant(value: Array, chain_qparams: Numbers) -> NDArray[np.int64] | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
     if chain_qparams.scale is None or not (chain_qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
@@ -281,7 +282,7 @@ def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None
     return (low, high) if low < high else None
 
 
-def _to_int64(array: NDArray[Any]) -> NDArray[np.int64]:
+def _to_int64(array: Array) -> NDArray[np.int64]:
     # int4 and narrower come as ml_dtypes, which cast to int64 but do not compare with it.
     return np.asarray(array).astype(np.float64).astype(np.int64) if array.dtype.kind == "V" else array.astype(np.int64)
 
@@ -306,7 +307,7 @@ def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
     return name_type(dtype) if dtype else ""
 
 
-def _find_granularity(index: GraphIndex, node: NodeRef, scale: NDArray[Any] | None) -> Granularity:
+def _find_granularity(index: GraphIndex, node: NodeRef, scale: Array | None) -> Granularity:
     shape = index.shape(index.input(node, 1)) if scale is None else scale.shape
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
     block = node.read_int("block_size", 0)
@@ -340,7 +341,7 @@ class Notes:
     # Float types of that plan.
     float_types: PrecisionPlan | None = None
     # Notes that could not be read.
-    problems: tuple[Caution, ...] = field(default=())
+    problems: Cautions = field(default=())
 
     def find_record(self, chain: Chain) -> Mapping[str, Any]:
         """The note of the last node of the chain that has one; {} without any."""

@@ -17,7 +17,7 @@ from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.scopes import walk_from
 from onnxq.plan import Plan, SitePlan, from_json
 from onnxq.planner import KEPT, NOTHING, Existing
-from onnxq.sites import Edge, Site, TensorId
+from onnxq.sites import Edge, Edges, Site, TensorId
 from onnxq.spec import QParams, QuantSpec
 
 _REASON = "the model came with this pair"
@@ -104,7 +104,7 @@ class _PairFinder:
         self.taken_out[result] = chain.source
         self.direct.update(edges)
 
-    def _add_half(self, chain: Chain, qparams: Numbers, edges: tuple[Edge, ...]) -> None:
+    def _add_half(self, chain: Chain, qparams: Numbers, edges: Edges) -> None:
         """Add a node that stands alone between float and an operator on integers.
 
         Other readers of a QuantizeLinear get a DequantizeLinear when the pairs are written.
@@ -123,7 +123,7 @@ class _PairFinder:
             self.by_edge.update(dict.fromkeys(edges, tensor))
             self.direct.update(edges)
 
-    def _share_pair(self, chain: Chain, qparams: Numbers, edges: tuple[Edge, ...]) -> bool:
+    def _share_pair(self, chain: Chain, qparams: Numbers, edges: Edges) -> bool:
         """Add the pair of a computed tensor. False for one that stays in the view."""
         quantizer, source, result = chain.quantize, chain.source, chain.last.result
         if quantizer is None or source is None or not self._have_same_numbers(quantizer, chain.last):
@@ -147,7 +147,7 @@ class _PairFinder:
                 self.by_edge.update(dict.fromkeys(self.index.consumers(guard.result), site.site))
         return True
 
-    def _make_site(self, chain: Chain, chain_qparams: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
+    def _make_site(self, chain: Chain, chain_qparams: Numbers, edges: Edges) -> SitePlan | None:
         """The pair as a site with its numbers; None where no QuantSpec describes it."""
         info = describe_pair(self.index, chain, self.notes)
         known = self.planned.get(info.site)

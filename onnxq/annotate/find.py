@@ -14,14 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE
-from onnxq.sites import Edge, Role, Site, TensorId, split_scope
+from onnxq.sites import Edge, Edges, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
@@ -130,7 +129,7 @@ def _find_lookup(index: GraphIndex, node: NodeRef) -> list[Chain]:
     return [Chain(table, None, None, gather, node)] if rows else []
 
 
-def read_row_scale(index: GraphIndex, node: NodeRef) -> NDArray[Any] | None:
+def read_row_scale(index: GraphIndex, node: NodeRef) -> Array | None:
     """The scales that a Mul's second factor is gathered from, one a row; None for other factors."""
     gather = index.maker(index.maker(node, 1, "Unsqueeze"))
     scale = index.input_value(gather, 0) if gather is not None and gather.looks_up(0) else None
@@ -168,7 +167,7 @@ def _find_producer(index: GraphIndex, tensor: TensorId | None, *op_types: str) -
     return node if _is_op(node, *op_types) else None
 
 
-def list_readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
+def list_readers(index: GraphIndex, chain: Chain) -> Edges:
     """The inputs that read the result of the chain."""
     return index.consumers(chain.last.result)
 

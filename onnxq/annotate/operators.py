@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
-from onnxq.backends.ort.sums import Data, IntegerProduct, integer_product, weight_sums
+from onnxq.backends import find_sums
+from onnxq.backends.base import Data, IntegerProduct
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.values import name_type
@@ -157,7 +158,7 @@ def find_saturating(index: GraphIndex) -> tuple[WeightSums, ...]:
 def find_operands(index: GraphIndex) -> Iterator[Operand]:
     """The same weights with their quantized values; weights computed at run time are left out."""
     for node in index.nodes:
-        product = integer_product(node)
+        product = find_sums().find_product(node)
         if product is None:
             continue
         read = _read_pair_operand if product.reads is Data.PAIR else _read_stored_operand
@@ -175,7 +176,7 @@ def _read_stored_operand(index: GraphIndex, node: NodeRef, product: IntegerProdu
         data = index.input(node, product.data)
         if _find_stored_type(index, data, node, product.zero) != "uint8":
             return None
-    sums = weight_sums(node, values)
+    sums = find_sums().pair_weights(node, values)
     return None if sums is None else Operand(product, node, str(index.input(node, k)), "uint8", values, sums)
 
 
@@ -189,7 +190,7 @@ def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct
     if any(_find_type(index, half, 1) not in (0, TensorProto.FLOAT) for half in (source, dequantize)):
         return None
     data = _find_stored_type(index, index.input(source, 0), source, 2)
-    sums = weight_sums(node, values) if data in ("uint8", "int8") else None
+    sums = find_sums().pair_weights(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
     shared = data == "int8" and not _turns_uint8(index, source)

@@ -36,7 +36,7 @@ from onnxq.graph.light import copy_proto
 from onnxq.graph.scopes import name_function, walk_all_nodes
 from onnxq.graph.stored import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
-from onnxq.sites import Caution, Role
+from onnxq.sites import Caution, Cautions, Role
 
 # Sparsebit's attribute on Q and DQ nodes.
 ATTRIBUTE = "bits"
@@ -151,7 +151,7 @@ def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
     return tuple(describe_pair(index, chain, notes) for chain in find_chains(index))
 
 
-def read_named(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Caution, ...]]:
+def read_named(source: str | Path | ModelProto) -> tuple[ModelProto, Cautions]:
     """The model with every node named and functions that hold pairs inlined; and the warnings about it."""
     model = read_model(source)
     proto = name_nodes(model.proto)

@@ -21,7 +21,7 @@ from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
-from onnxq.sites import Caution, Role
+from onnxq.sites import Caution, Cautions, Role
 from onnxq.spec import GRAIN_NAMES
 
 BITS_ATTRIBUTE_WARNING = Caution(
@@ -227,7 +227,7 @@ def _find_contradiction(pair: PairInfo, bits: int) -> str:
     return ""
 
 
-def _warn_unbound(pairs: tuple[PairInfo, ...]) -> tuple[Caution, ...]:
+def _warn_unbound(pairs: tuple[PairInfo, ...]) -> Cautions:
     """A warning for activations whose given bits are narrower than anything in the graph enforces."""
     loose = []
     for pair in pairs:

@@ -1,20 +1,95 @@
-"""The rules of an engine as data: the specs it accepts, and where its pairs go."""
+"""The rules of an engine as data: specs it accepts, where its pairs go, costs of nodes, operators with 16-bit sums."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
-from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array, Shape
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCase:
+    """One node as its cost depends on it; a shape that is not known is None."""
+
+    op_type: str
+    inputs: tuple[Shape | None, ...]
+    output: Shape | None
+    weight: Shape | None = None
+    group: int = 1
+    kernel: Shape = ()
+    strides: Shape = ()
+    # Operator of the activation behind, which the kernel computes as well; "" without one.
+    activation: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of one node inside a float region and inside an int8 region."""
+
+    float_us: float
+    int8_us: float
+
+
+class MachineCosts(Protocol):
+    """The costs of one kind of machine."""
+
+    def predict_node(self, case: OpCase) -> Cost:
+        """Time of one node, float and int8; sizes that are not known are taken small."""
+
+    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+        """Microseconds from a float producer to int8 consumers.
+
+        elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
+        """
+
+    def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
+        """Microseconds from an int8 producer to float consumers. to_conv: a consumer is a Conv."""
+
+
+class Data(Enum):
+    """The form in which an operator reads its integer data."""
+
+    PAIR = "behind a DequantizeLinear"
+    STORED = "as an input"
+    DYNAMIC = "quantized by the kernel itself, to uint8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerProduct:
+    """One operator, with the inputs that hold its data and its weights."""
+
+    op: str
+    domains: tuple[str, ...] = ("",)
+    reads: Data
+    data: int = 0
+    # Input of the data's zero point, whose type is that of the data; -1: none.
+    zero: int = -1
+    weights: tuple[int, ...]
+    # The kernel is an integer one only with a QuantizeLinear behind it.
+    result: bool = False
+
+
+@dataclass(frozen=True)
+class IntegerSums:
+    """find_product: the entry for a node, None for other operators.
+
+    pair_weights: the stored weights of a node as [rows, sums, 2], one pair for each 16-bit sum; None where the node's
+    kernel is exact.
+    """
+
+    find_product: Callable[[NodeRef], IntegerProduct | None]
+    pair_weights: Callable[[NodeRef, Array], Array | None]
+
 
 _NOT_FLOAT32 = "its data is not float32, which alone has quantized kernels"
 # Arithmetic on shapes and positions, which no rule means.
@@ -31,7 +106,6 @@ _INTEGERS = frozenset(
         TensorProto.UINT64,
     }
 )
-Shape = tuple[int, ...]
 Shapes = Mapping[TensorId, Shape]
 
 # Attention of a network with caches, as one node.
@@ -71,7 +145,7 @@ class Candidate:
         found = self.tensor(k)
         return found is not None and self.index.is_constant(found)
 
-    def constant(self, k: int) -> NDArray[Any] | None:
+    def constant(self, k: int) -> Array | None:
         """The value of a constant input k."""
         found = self.tensor(k)
         return None if found is None else self.index.constant(found)
@@ -188,6 +262,11 @@ class Capability:
     warning: str = ""
 
 
+# Why an operator stays float whatever it would gain, given itself and the operator that makes its data, if one does;
+# None where it may be quantized.
+Exclusion = Callable[[Candidate, Candidate | None], str | None]
+
+
 def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:
     """ "": there is a kernel for every float type."""
     return ""
@@ -206,8 +285,9 @@ class Target:
     # In the order of precedence: the first that takes a node holds.
     rules: tuple[PlacementRule, ...]
     capabilities: tuple[Capability, ...]
-    # Nodes are chosen by a minimum cut on predicted times; else every compute node that a rule takes is quantized.
-    costs: bool = True
+    # By kind of CPU, the costs on which nodes are chosen by a minimum cut; without, every compute node that a rule
+    # takes is quantized.
+    costs: Mapping[str, MachineCosts] = field(default_factory=dict)
     # Activations are quantized at each run, so that no range is calibrated.
     dynamic: bool = False
     # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
@@ -216,17 +296,15 @@ class Target:
     # The engine reads negative scales of blocks of weights.
     signed_scales: bool = False
     # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.
-    quantizes_alone: bool = True
+    quantizes_alone: bool = False
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.
-    times_itself: bool = True
+    times_itself: bool = False
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.
     ideal: bool = False
-    # The library that builds and proves for the engine, of `engines.builder.library`; "" for none that onnxq knows.
-    library: str = ""
     # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.
     skips: tuple[str, ...] = ("activations", "layernorm", "residual", "prelu", "pool")
-    # Names of the exclusion rules (`planner.exclusions`) that hold for it.
-    exclusions: tuple[str, ...] = ()
+    # Rules for operators that stay float whatever they would gain, by name; the first that gives a reason holds.
+    exclusions: Mapping[str, Exclusion] = field(default_factory=dict)
     # Operators that have no quantized kernel but one on scales of each run.
     dynamic_ops: tuple[str, ...] = ()
     # A remedy for an output that is lost, for people.

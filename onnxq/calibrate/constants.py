@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array, Floats, Shape
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
@@ -115,13 +114,13 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], known: Numbers)
     return qparams
 
 
-def read_constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
+def read_constant(index: GraphIndex, site: SitePlan) -> Array:
     """The values of the constant that a site quantizes. Raises PlanError where it is none."""
     value = locate_constant(index, site)
     return value.map() if isinstance(value, StoredArray) else value
 
 
-def locate_constant(index: GraphIndex, site: SitePlan) -> NDArray[Any] | StoredArray:
+def locate_constant(index: GraphIndex, site: SitePlan) -> Array | StoredArray:
     """The same, or where they lie in a file."""
     value = index.locate_constant(find_tensor(index, site.site))
     if value is None:
@@ -157,7 +156,7 @@ _PASSING = frozenset({"Cast", "Identity"})
 _LEAST = 1e-3
 
 
-def estimate_importance(index: GraphIndex, site: SitePlan, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+def estimate_importance(index: GraphIndex, site: SitePlan, shape: Shape) -> Floats | None:
     """Weighting of the squared errors of a weight, of mean 1, which broadcasts to its shape; None for equal weights.
 
     It is the mean of those of the readers; one whose channels' power is not known counts as equal.
@@ -171,7 +170,7 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: tuple[int, ...
     return np.asarray(total / np.float32(len(edges)), np.float32)
 
 
-def _weigh_input(index: GraphIndex, edge: Edge, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
     node = index.node(edge.node)
     if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.attrs.get("transA", 0):
         return None
@@ -184,7 +183,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: tuple[int, ...]) -> NDArr
     return np.expand_dims(weighting, 1 - axis)
 
 
-def _read_power(index: GraphIndex, node: NodeRef) -> NDArray[Any] | None:
+def _read_power(index: GraphIndex, node: NodeRef) -> Array | None:
     """Power of each channel of a normalization's output; a product with a vector is one, as exporters write it."""
     if node.op_type == "Mul":
         factors = [index.input_value(node, k) for k in (0, 1)]
@@ -209,7 +208,7 @@ class WeightTask:
     spec: QuantSpec
     observer: ObserverSpec | None
     orders: tuple[SumOrder, ...]
-    importance: NDArray[np.float32] | None
+    importance: Floats | None
 
 
 def weight_numbers(
@@ -317,7 +316,7 @@ def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTas
     )
 
 
-def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[NDArray[Any] | StoredArray]) -> str:
+def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[Array | StoredArray]) -> str:
     """Of all that the numbers depend on; not of names."""
     parts: list[bytes | memoryview] = [f"weights {version('onnxq')} {np.__version__}".encode()]
     for task, array in zip(tasks, values, strict=True):

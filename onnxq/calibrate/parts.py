@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.calibrate.taps import Array, Taps
+from onnxq.arrays import Array
+from onnxq.calibrate.taps import Taps
 from onnxq.config.schema import JsonText, Loose, Natural, SchemaNumber
 from onnxq.data import Batch, Dataset
 from onnxq.data.dataset import SharedSamples, share_samples

@@ -29,7 +29,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.plan.reading import check_numbers
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew, hash_model
-from onnxq.sites import Refusal, Role, Site
+from onnxq.sites import Refusal, Refusals, Role, Site
 from onnxq.spec import QParams
 
 # Bytes of the tapped values of one run; the memory of the model itself comes on top.
@@ -66,7 +66,7 @@ def calibrate(
     qparams = _list_known(plan)
     missing = [site for site in plan.sites if site.site not in qparams and not site.spec.dynamic]
     watch, wants = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
-    unseen: tuple[Refusal, ...] = ()
+    unseen: Refusals = ()
     if watch.readers:
         if dataset is None:
             cause = "has no scale, and there are no samples"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusals, TensorId
 
-Array = NDArray[Any]
 Group = tuple[TensorId, ...]
 Singles = Callable[[], Iterable[Feeds]]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -36,7 +34,7 @@ class Taps:
     def __init__(self, proto: ModelLike, tensors: Sequence[TensorId], memory_limit: int) -> None:
         self._proto, self._index, self._limit = proto, get_index(proto), memory_limit
         whole = tap_tensors(proto, tensors, only=True)
-        self.refusals: tuple[Refusal, ...] = whole.refusals
+        self.refusals: Refusals = whole.refusals
         self.tensors: Group = tuple(whole.outputs)
         # Used by the first runner of all tensors, then released.
         self._whole: Tapped | None = whole

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.errors import (
-    USER,
-    discard_stream,
-    error_document,
-    error_fields,
-    print_error,
-    print_line,
-    show_outcome,
-)
+from onnxq.cli.errors import USER, discard_stream, error_document, error_fields, print_error, print_line, show_outcome
 from onnxq.cli.options import JSON, make_options, name_beside, name_options
 from onnxq.cli.signals import catch_signals
 from onnxq.errors import ModelError, OnnxqError, OutputError
@@ -105,7 +97,11 @@ class ModelCommand(click.Command):
         # Before the progress begins: loading takes over a second, and a command that is as short as that shows none.
         function = self._load_function()
         if self.progress:
+            from onnxq.backends import list_backends
             from onnxq.report.live import show_progress
+
+            # These are loaded as they are asked for, which takes as long.
+            tuple(list_backends())
 
             files = _list_inputs(arguments)
             subject = arguments.get("quantized") or arguments.get("model")

@@ -4,12 +4,14 @@ names in the place of parameters (`force=True`) in messages."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from onnxq.nearest import find_nearest, suggest_names
 
 if TYPE_CHECKING:
     from onnxq.config import Option
@@ -62,6 +64,41 @@ def make_options(command: str) -> list[click.Parameter]:
     ]  # fmt: skip
 
 
+class NamedOption(click.Option):
+    """An option whose values are the names in a registry, which is loaded when they are asked for."""
+
+    def __init__(self, flags: Sequence[str], option: Option, **settings: Any) -> None:
+        super().__init__(flags, **settings, type=Parsed(self.parse_names))
+        self.source = option
+
+    def make_metavar(self, ctx: click.Context) -> str:
+        """The names there are."""
+        from onnxq.backends import list_registered
+
+        names = list_registered(self.source.names)
+        return ",".join(names) if self.source.field.default == () else f"[{'|'.join(names)}]"
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """With the devices that engines build for, behind the first sentence."""
+        from onnxq.backends import list_registered
+
+        listed = ", ".join(f"{name} {place}" for name, place in list_registered(self.source.names).items() if place)
+        flags, text = super().get_help_record(ctx) or ("", "")
+        return flags, text.replace(".", f": {listed}.", 1) if listed else text
+
+    def parse_names(self, text: str) -> Any:
+        """The name or names. Raises ValueError for one that no engine has; targets are checked with what names them."""
+        from onnxq.backends import list_registered
+
+        value = self.source.parse(text)
+        known = list(list_registered(self.source.names))
+        for name in (value,) if isinstance(value, str) else value:
+            if name not in known and self.source.names != "backends":
+                near = f"; {suggest_names(name, known)}" if find_nearest(name, known) else ""
+                raise ValueError(f"{name!r} is not one of {', '.join(known)}{near}")
+        return value
+
+
 def _make_option(option: Option) -> click.Option:
     how: dict[str, Any] = {"metavar": option.metavar, "type": Parsed(option.parse)}
     if option.field.annotation is bool:
@@ -75,7 +112,10 @@ def _make_option(option: Option) -> click.Option:
         how |= {"is_flag": False, "flag_value": option.bare}
     elif option.is_whole:
         how["type"] = click.IntRange(*option.bounds)
-    return click.Option([*option.flags, option.name], default=None, help=name_options(option.help), **how)
+    flags, text = [*option.flags, option.name], name_options(option.help)
+    if option.names:
+        return NamedOption(flags, option, default=None, help=text)
+    return click.Option(flags, default=None, help=text, **how)
 
 
 def make_output(text: str, *flags: str, metavar: str = "OUT") -> click.Option:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from onnxq.backends import find_engine, list_engines
+from onnxq.backends.engine import Untimed
 from onnxq.config import Command
-from onnxq.engines.bench.bench import BenchRequest, bench_models
-from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
-from onnxq.engines.builder.library import ORT
-from onnxq.engines.builder.shapes import parse_shapes
+from onnxq.engines.bench import Bench, BenchedModel, bench_models
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, silent
@@ -53,10 +52,11 @@ def bench(
 
     models: of one network, e.g. float32, float16 and quantized; the others are compared with the first. data: as for
     `quantize`, of which the first sample is timed; made-up inputs without. config, overrides: as for `quantize`, of
-    which the sections `bench`, `data`, `verify` and `runtime` are used. `engine`: "tensorrt" or "tensorrt-rtx" on the
-    GPU of this machine, launched kernel by kernel and as a CUDA graph, timed by events of the GPU; "ort" on the CPU, or
-    on `provider`; None for the one that the first plan in the models is for. Without a GPU "tensorrt-rtx" builds ahead
-    of time for `compute_capability` ("8.6" if None) and times nothing; `.untimed` says so.
+    which the sections `bench`, `data`, `verify` and `runtime` are used. `engine`: a name of
+    `onnxq.backends.list_engines()`. TensorRT's run on the GPU of this machine, launched kernel by kernel and as a CUDA
+    graph, timed by events of the GPU; ONNX Runtime runs on the CPU, or on `provider`. None: the one that the first plan
+    in the models is for. Without a GPU TensorRT for RTX builds ahead of time for `compute_capability` ("8.6" if None)
+    and times nothing; `.untimed` says so.
 
     Returns a Bench with `.models`, each with its `.proof`, `.eager` and `.graph`; `.failed` has those that were not
     built. Raises a subclass of OnnxqError for models with different inputs, options that do not fit, and a GPU on
@@ -65,24 +65,13 @@ def bench(
     sources = list_models(models)
     with open_run(sources[0], config, overrides, Command.BENCH) as chosen:
         options, provider = chosen.bench, chosen.runtime.provider
+        fitting = [engine.name for engine in list_engines(foreign=False).values() if "provider" in engine.takes]
         # Only one that the caller gave: that of a configuration may be meant for calibration.
-        if (overrides or {}).get("provider") and options.engine not in (ORT, None):
+        if (overrides or {}).get("provider") and options.engine not in (*fitting, None):
             cause = "is of ONNX Runtime, and another engine was asked for"
             raise ConfigError("provider", cause, "leave it out", code="Q317")
-        request = BenchRequest(
-            engine=options.engine or (ORT if provider else None),
-            capability=options.compute_capability,
-            shapes=parse_shapes(options.shapes),
-            batch=options.batch,
-            threads=chosen.verify.threads,
-            provider=provider,
-            libraries=chosen.runtime.libraries,
-            plugins=chosen.runtime.plugins,
-            seconds=options.seconds,
-            timeout=options.timeout,
-            progress=progress,
-        )
-        return bench_models(sources, data, chosen.data, request)
+        engine = options.engine or (fitting[0] if provider else None)
+        return bench_models(sources, data, chosen, engine, progress)
 
 
 def _describe_models(bench: Bench) -> Values:
@@ -140,7 +129,7 @@ def _list_facts(bench: Bench) -> Iterator[str]:
         yield f"{bench.engine}: {bench.chosen}"
     # All models are timed with the same number of threads.
     latency = next((model.best for model in bench.models if model.best is not None), None)
-    if latency is not None and bench.engine == ORT:
+    if latency is not None and "provider" in find_engine(bench.engine).takes:
         yield bench.provider or f"{CPU_KINDS[bench.device]}, {format_threads(latency.threads)}"
     elif bench.device:
         yield bench.device

@@ -6,25 +6,24 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath
 
 import onnx
 
+from onnxq.backends import list_runnable
 from onnxq.config import Command
 from onnxq.data import load_data
-from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
+from onnxq.engines.diff.compare import DiffResult, compare_models
 from onnxq.engines.diff.model import (
     FLOAT,
     OFF,
     ON,
-    TRT,
     Difference,
     Divergence,
     Error,
     LayerDiff,
-    Tolerances,
     Unmet,
     explain_absence,
     label_run,
@@ -60,8 +59,6 @@ from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 REPORT = "diff.json"
-# Files that bisection may write for a run: a model and its inputs.
-_PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx_data", ".inputs.json"))
 # Layers in the summary without `verbose`.
 _WORST = 5
 
@@ -91,28 +88,16 @@ def diff(
     folder = name_folder(out)
     guarded = nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force))
     with guarded, open_run(model, config, overrides, Command.DIFF) as chosen:
-        options = chosen.diff
-        request = DiffRequest(
-            engines=options.engines,
-            layers=options.layers,
-            bisect=options.bisect,
-            top_k=options.top_k,
-            # In memory until they are written; without a folder they never are.
-            keep=options.keep if folder is not None else 0,
-            threads=chosen.verify.threads,
-            memory_limit=chosen.data.memory_limit or DiffRequest.memory_limit,
-            provider=chosen.runtime.provider,
-            plugins=chosen.runtime.plugins,
-            tolerances=Tolerances(**{field.name: getattr(options, field.name) for field in fields(Tolerances)}),
-        )
         with progress("reading the models"):
-            loaded = [run for path in options.load for run in load_results(path)]
+            loaded = [run for path in chosen.diff.load for run in load_results(path)]
             named = _load_named(model, chosen.runtime.libraries)
             other = _load_named(quantized, chosen.runtime.libraries)
         if data is None and loaded:
-            data = find_inputs_beside(options.load[0])
+            data = find_inputs_beside(chosen.diff.load[0])
         dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-        result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
+        # In memory until they are written; without a folder they never are.
+        keep = 0 if folder is None else chosen.diff.keep
+        result = compare_models(named, other, dataset, chosen, keep=keep, loaded=loaded, progress=progress)
         difference = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return difference if folder is None else _save(difference, result, folder, progress)
 
@@ -125,9 +110,15 @@ def _path(source: ModelSource) -> str:
     return "" if isinstance(source, onnx.ModelProto) else str(source)
 
 
+def _list_pieces() -> list[str]:
+    """The files that bisection may write for a run: a model and its inputs."""
+    runs = (OFF, ON, *list_runnable())
+    return [f"bisect-{run}{end}" for run in runs for end in (".onnx", ".onnx_data", ".inputs.json")]
+
+
 def _list_files(folder: Path, force: bool) -> list[str]:
     """The files that are written there. OutputError for a folder with earlier results, unless they may be replaced."""
-    names = [RESULTS, INPUTS, REPORT, *_PIECES]
+    names = [RESULTS, INPUTS, REPORT, *_list_pieces()]
     there = [name for name in names if os.path.lexists(folder / name)]
     if there and not force:
         cause = f"holds {', '.join(there)} already"
@@ -141,7 +132,7 @@ def _save(difference: Difference, result: DiffResult, folder: Path, progress: Pr
         files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
         # An earlier run may have found more places than this one.
-        for name in _PIECES:
+        for name in _list_pieces():
             (folder / name).unlink(missing_ok=True)
         for piece in result.pieces:
             stem = f"bisect-{piece.bisection.run}"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from onnxq.backends import list_backends
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import apply
-from onnxq.config import Command, Config, Rule, RuleSet
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.files import guard_outputs
 from onnxq.graph import GraphIndex
@@ -53,10 +54,10 @@ from onnxq.report.terminal import (
     make_sheet,
     make_table,
 )
-from onnxq.sites import Caution, Refusal
+from onnxq.sites import Caution, Cautions, Refusal
 
 # The target where neither the configuration nor an option names one.
-USUAL = "trt"
+USUAL = next(backend.name for backend in list_backends() if backend.scales)
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -85,7 +86,7 @@ def import_calibration(
 
     cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. data: samples to
     calibrate the tensors on that the cache has no scale for; the override `allow_missing` leaves their readers float.
-    config: None, and a file that names no target, start from `trt-int8`, or the preset of the target in `overrides`.
+    config: None, and a file that names no target, start from the preset of TensorRT, or of the target in `overrides`.
     out: write the plan as JSON; `onnxq.apply` carries it out. See `quantize` for the rest.
 
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
@@ -139,8 +140,10 @@ def import_and_apply(
 def _choose_target(overrides: Overrides) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
     options = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
-    # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
-    fitting = {"activations.scheme": "symmetric", "activations.signed": True} if options["target"] == "ort" else {}
+    # The default preset is asymmetric uint8, of which TensorRT's scales say nothing.
+    fitting = (
+        {"activations.scheme": "symmetric", "activations.signed": True} if options["target"] == DEFAULT_TARGET else {}
+    )
     return {**fitting, **options}
 
 
@@ -154,7 +157,7 @@ def _import(
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
     state = load_state(model, ctx)
     trial = _attempt(scales, state, read_data(state, data, config, progress=progress), config, name, progress)
-    notes: tuple[Caution, ...] = ()
+    notes: Cautions = ()
     # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     rewrites = sorted(_MAKES_TENSORS.intersection(trial.state.rewrites))
     if rewrites and _lacks_own_tensor(trial):
@@ -227,7 +230,7 @@ def _demand_symmetric(config: Config) -> None:
         raise ConfigError(
             config.source or "mode",
             "calibrates no activations: there is nothing a calibration cache is for",
-            "choose a static preset, e.g. trt-int8",
+            f"choose a static preset, e.g. {USUAL}-int8",
             code="Q321",
         )
     kind = activations.bits, activations.scheme, activations.is_signed, activations.storage or "int8"
@@ -235,7 +238,7 @@ def _demand_symmetric(config: Config) -> None:
         raise ConfigError(
             f"{config.source or 'config'}: activations",
             "a calibration cache holds scales of symmetric int8, and this asks for something else",
-            "write `activations: {bits: 8, scheme: symmetric, signed: true}`, or take trt-int8",
+            f"write `activations: {{bits: 8, scheme: symmetric, signed: true}}`, or take {USUAL}-int8",
             code="Q321",
         )
 

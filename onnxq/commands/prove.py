@@ -8,12 +8,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from onnxq.annotate import read_model
+from onnxq.backends import find_engine, list_engines
+from onnxq.backends.engine import Kernel, Tensor
 from onnxq.config import Command, Config
 from onnxq.data import Dataset, load_data
-from onnxq.engines.builder.library import ORT
-from onnxq.engines.builder.shapes import parse_shapes
-from onnxq.engines.prove.proof import INT8, QUANTIZED, Kernel, NodeProof, Proof, Requirement, SiteState, Tensor
+from onnxq.engines.prove.proof import INT8, QUANTIZED, NodeProof, Proof, Requirement, SiteState
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
+from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
@@ -55,15 +56,16 @@ def prove(
 ) -> Proof:
     """Build the engine, and find the kernel that every pair and every heavy node became, and the type it runs in.
 
-    config, overrides: as for `quantize`, of which the sections `prove`, `data` and `runtime` are used. `engine`: None
-    for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx" where there is
-    no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time and needs no GPU; "tensorrt" builds for
-    the GPU of this machine; "ort" reads ONNX Runtime's optimized graph. Nodes that do not run in the type that
-    `require`, (type, pattern) pairs, or `require_int8` asks for, and those that compute in a type of `forbid`, are in
-    `.unmet`. out: folder for engine, log and list of kernels; force: overwrite them.
+    config, overrides: as for `quantize`, of which the sections `prove`, `data` and `runtime` are used. `engine`: a name
+    of `onnxq.backends.list_engines()`; None for the first of the backend that the plan in the model is for, TensorRT
+    for RTX where there is no plan; the proof's `chosen` says why. TensorRT for RTX builds ahead of time and needs no
+    GPU, TensorRT builds for the GPU of this machine, of ONNX Runtime the optimized graph is read. Nodes that do not run
+    in the type that `require`, (type, pattern) pairs, or `require_int8` asks for, and those that compute in a type of
+    `forbid`, are in `.unmet`. out: folder for engine, log and list of kernels; force: overwrite them.
 
-    With "ort", `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on CPUs
-    without VNNI. data: as for `quantize`, to count how often that happens and the error it leaves each output, `.cost`.
+    With ONNX Runtime `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on
+    CPUs without VNNI. data: as for `quantize`, to count how often that happens and the error it leaves each output,
+    `.cost`.
 
     The build runs in a process of its own: a model that crashes the library, or is refused, gives a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
@@ -98,10 +100,12 @@ def prove(
 def _check_libraries(engine: str | None, overrides: Mapping[str, Any]) -> None:
     """ConfigError for a library of another engine than the one asked for."""
     # Libraries in a configuration serve other commands, too, and are no reason to refuse.
-    for name, title, fits in (("ort_library", "ONNX Runtime", ORT), ("plugin", "TensorRT", None)):
-        other = engine not in (fits, None) if fits else engine == ORT
-        if overrides.get(name) and other:
-            raise ConfigError(name, f"is for {title}, and another engine was asked for", "leave it out", code="Q317")
+    for name in ("ort_library", "plugin"):
+        if engine is None or not overrides.get(name) or name in find_engine(engine).takes:
+            continue
+        families = dict.fromkeys(other.family for other in list_engines().values() if name in other.takes)
+        cause = f"is for {' or '.join(families)}, and another engine was asked for"
+        raise ConfigError(name, cause, "leave it out", code="Q317")
 
 
 def _load_samples(model: ModelSource, data: object, config: Config, progress: Progress) -> Dataset:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnxq.backends import find_holder
 from onnxq.escapes import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution
+from onnxq.spec import FLOAT8
 
 Overrides = dict[str, Any]
 
@@ -42,14 +44,24 @@ def _look_up(table: Mapping[Any, Overrides]) -> Callable[[Any], Overrides]:
     return lambda value: table.get(value, {})
 
 
+def _look_up_type(tensors: str, table: Mapping[str, Overrides]) -> Callable[[str], Overrides]:
+    """By the name of a type. tensors: the section of the configuration that it is for."""
+
+    def find(value: str) -> Overrides:
+        if value != "QFLOAT8E4M3FN":
+            return table.get(value, {})
+        # The rest stays float32, as there: scales in float16, the target's own choice, vanish in ONNX Runtime's
+        # optimizations.
+        return {"target": find_holder(FLOAT8).name, "high_precision": "float32", f"{tensors}.storage": FLOAT8}
+
+    return find
+
+
 _SYMMETRIC: Mapping[bool, Overrides] = {True: {"activations.scheme": "symmetric", "activations.signed": True}}
 _WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
     True: {"weights.scheme": "symmetric", "weights.signed": True},
     False: {"weights.scheme": "asymmetric"},
 }
-# The rest stays float32, as there: scales in float16, the target's own choice, vanish in ONNX Runtime's optimizations.
-_FLOAT8: Overrides = {"target": "trt", "high_precision": "float32"}
-_FLOAT8_STORAGE = "float8e4m3fn"
 _ACTIVATIONS: Mapping[str, Overrides] = {
     # The unsigned type is ours: kernels drop a Relu in front of a pair only where 0 is the lowest level.
     "QUInt8": {},
@@ -57,7 +69,6 @@ _ACTIVATIONS: Mapping[str, Overrides] = {
     "QUInt16": {"activations.bits": 16},
     "QInt4": {"activations.bits": 4, "activations.signed": True},
     "QUInt4": {"activations.bits": 4},
-    "QFLOAT8E4M3FN": {**_FLOAT8, "activations.storage": _FLOAT8_STORAGE},
 }
 _WEIGHTS: Mapping[str, Overrides] = {
     "QUInt8": {"weights.scheme": "asymmetric", "weights.signed": False},
@@ -65,7 +76,6 @@ _WEIGHTS: Mapping[str, Overrides] = {
     "QUInt16": {"weights.bits": 16, "weights.scheme": "asymmetric", "weights.signed": False},
     "QInt4": {"weights.bits": 4, "weights.storage": "int4", "weights.narrow_range": True},
     "QUInt4": {"weights.bits": 4, "weights.scheme": "asymmetric", "weights.signed": False},
-    "QFLOAT8E4M3FN": {**_FLOAT8, "weights.storage": _FLOAT8_STORAGE},
 }
 PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsewhere costs time and gives nothing"
 _RUN_TIME = "activations get their scale at run time, from an operator that writes uint8 with a zero point"
@@ -79,8 +89,8 @@ ARGUMENTS: Mapping[str, CompatOption] = {
     "per_channel": CompatOption(False),
     # Sums of 16 bits cannot overflow then, with 8 bits kept.
     "reduce_range": CompatOption(False, lambda _: {"saturation": "avoid"}),
-    "activation_type": CompatOption("QInt8", _look_up(_ACTIVATIONS)),
-    "weight_type": CompatOption("QInt8", _look_up(_WEIGHTS)),
+    "activation_type": CompatOption("QInt8", _look_up_type("activations", _ACTIVATIONS)),
+    "weight_type": CompatOption("QInt8", _look_up_type("weights", _WEIGHTS)),
     "use_external_data_format": CompatOption(False, lambda value: {"external_data": bool(value)}),
     # The first; operators that it does not have run on the CPU.
     "calibration_providers": CompatOption(None, lambda names: {"provider": str(names[0])} if names else {}),

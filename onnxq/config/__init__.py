@@ -2,15 +2,15 @@
 
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
-from onnxq.config.limits import check_limits
 from onnxq.config.load import check_trust, list_presets, load_config, read_preset
 from onnxq.config.model import Config
 from onnxq.config.options import Option, expand_names, list_code, list_options, parse_setting
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
-from onnxq.config.values import Command, Frozen, Observer, Scheme, matches_any
+from onnxq.config.values import DEFAULT_TARGET, Command, Frozen, Observer, Scheme, matches_any
 from onnxq.nearest import find_nearest, suggest_names
 
 __all__ = [
+    "DEFAULT_TARGET",
     "Command",
     "Config",
     "DataConfig",
@@ -29,7 +29,6 @@ __all__ = [
     "TensorConfig",
     "Trained",
     "VerifyConfig",
-    "check_limits",
     "check_trust",
     "expand_names",
     "find_nearest",

@@ -8,9 +8,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
-from onnxq.config.values import Command, File, Files, Seconds, Section, Words, option, split_words, wrap_pairs
+from onnxq.config.values import (
+    DEFAULT_TARGET,
+    Command,
+    File,
+    Files,
+    Seconds,
+    Section,
+    Words,
+    option,
+    split_words,
+    wrap_pairs,
+)
 
-_Engines = Annotated[tuple[Literal["ort", "trt"], ...], BeforeValidator(split_words)]
+# Names of `onnxq.backends`, which knows whether there are any.
+_Engines = Annotated[tuple[str, ...], BeforeValidator(split_words)]
 # (type, pattern) of nodes that must run in the type.
 _Pairs = Annotated[tuple[tuple[str, str], ...], BeforeValidator(wrap_pairs)]
 _Dtypes = Annotated[tuple[Literal["fp16", "int8", "q8", "q4", "q4f16"], ...], BeforeValidator(split_words)]
@@ -73,7 +85,10 @@ class DiffConfig(Section):
     commands: ClassVar[Command] = Command.DIFF
     # (): ONNX Runtime, and TensorRT where it can run.
     engines: _Engines = option(
-        (), "Engines that must run: ort, trt or both. [default: ort, and trt where available]", metavar="ort,trt"
+        (),
+        "Engines that must run. [default: ONNX Runtime, and the others where they can run]",
+        metavar="ENGINE,…",
+        names="runnable",
     )
     layers: bool = option(False, "Compare every tensor that both models have, in the order of the network.")
     bisect: bool = option(False, "Find the smallest subgraph in which the engines diverge.")
@@ -106,13 +121,14 @@ class ProveConfig(Section):
 
     commands: ClassVar[Command] = Command.PROVE
     # None: the one that the plan in the model is for.
-    engine: Literal["tensorrt-rtx", "tensorrt", "ort"] | None = option(
-        None, "tensorrt-rtx builds without a GPU, tensorrt for the GPU of this machine, ort for this CPU. [default: "
-        "the engine of the plan in MODEL; tensorrt-rtx if there is none]",
+    engine: str | None = option(
+        None, "Engine to build with. [default: the engine of the plan in MODEL; if there is none, one that needs no "
+        "GPU]",
+        metavar="ENGINE", names="engines",
     )  # fmt: skip
     compute_capability: str | None = option(
         None,
-        "Compute capability of the GPU to build for, or `current`; tensorrt-rtx only. [default: 8.6]",
+        "Compute capability of the GPU to build for, or `current`; for an engine that needs none. [default: 8.6]",
         metavar="8.6",
     )
     require: _Pairs = option(
@@ -129,8 +145,9 @@ class ProveConfig(Section):
         "A type, e.g. float32, in which no Conv, Gemm, MatMul, LSTM or other product may compute; repeatable.",
         metavar="TYPE",
     )
+    # The engine of the default target has its name.
     require_exact: bool = option(
-        False, "Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `engine='ort'` only."
+        False, f"Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `engine='{DEFAULT_TARGET}'` only."
     )
     # Decibels and shares settle within few samples.
     samples: int = option(8, "Number of samples at most on which saturating sums are counted.", ge=1)
@@ -165,13 +182,14 @@ class BenchConfig(Section):
 
     commands: ClassVar[Command] = Command.BENCH
     # None: the one that the first plan in the models is for.
-    engine: Literal["tensorrt-rtx", "tensorrt", "ort"] | None = option(
-        None, "tensorrt and tensorrt-rtx time on the GPU of this machine, ort on the CPU or `provider=…`. [default: "
-        "the engine of the first plan in the models]",
+    engine: str | None = option(
+        None, "Engine to time. ONNX Runtime also runs on `provider=…`. [default: the engine of the first plan in the "
+        "models]",
+        metavar="ENGINE", names="engines",
     )  # fmt: skip
     compute_capability: str | None = option(
         None,
-        "Compute capability of the GPU to build for, tensorrt-rtx only; counts kernels and times nothing.",
+        "Compute capability of the GPU to build for, without one; counts kernels and times nothing.",
         metavar="8.6",
     )
     shapes: Words = option((), "Size of a dynamic input, e.g. x:1x3x224x224; repeatable.", metavar="INPUT:SIZES")

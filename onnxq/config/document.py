@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from onnxq.config.values import DEFAULT_TARGET
 from onnxq.errors import ConfigError, Location
 
 Path = tuple[str | int, ...]
@@ -74,7 +75,10 @@ def parse_yaml(text: str, source: str) -> Document:
             loader.dispose()
     if not isinstance(values, dict):
         raise ConfigError(
-            Location(source, 1), "must be a mapping of keys to values", "start with e.g. `target: ort`", code="Q302"
+            Location(source, 1),
+            "must be a mapping of keys to values",
+            f"start with e.g. `target: {DEFAULT_TARGET}`",
+            code="Q302",
         )
     return Document(source, values, reader.lines if root is not None else {})
 

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 from onnxq.config.data import BYTES
 from onnxq.config.document import Document, Path, format_path, parse_yaml
 from onnxq.config.faults import CORRECT, list_faults, suggest_key
-from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
 from onnxq.config.options import list_code
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
+from onnxq.config.values import DEFAULT_PRESET
 from onnxq.errors import ConfigError, Location
 from onnxq.escapes import replace_surrogates
 from onnxq.files import describe_os_error, read_input
@@ -40,7 +40,7 @@ class UnreadableConfigError(ConfigError):
 def _find_folder() -> Traversable:
     # The checkout comes first: an editable install may not map the data-only package.
     beside = FilePath(__file__).resolve().parents[2] / "configs"
-    if (beside / "ort-int8.yaml").is_file():
+    if (beside / f"{DEFAULT_PRESET}.yaml").is_file():
         return beside
     try:
         return resources.files(_PACKAGE)
@@ -64,7 +64,6 @@ def read_preset(name: str) -> str:
     return (_find_folder() / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-DEFAULT = "ort-int8"
 # Bytes. No configuration is as large; /dev/zero is larger.
 _MOST_BYTES = 16 * 2**20
 # The place of values that came as arguments.
@@ -89,8 +88,8 @@ def load_config(
     """Read a preset by name or a YAML file by path. None is the preset of the target; a Config is used as it is.
 
     overrides: values by dotted path ("data.samples") or nested; None means not given. target: of files that name none,
-    by default `ort`. A file extends a preset or another file by `extends:`, or else the preset of its target; its own
-    rules, libraries and plugins come before the inherited ones.
+    by default ONNX Runtime. A file extends a preset or another file by `extends:`, or else the preset of its target;
+    its own rules, libraries and plugins come before the inherited ones.
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
     try:
@@ -112,7 +111,7 @@ def load_config(
 def _choose_preset(target: object) -> str:
     """The preset of files that extend nothing. A target without one of its own has `ort-int8`."""
     preset = f"{target}-int8"
-    return preset if preset in list_presets() else DEFAULT
+    return preset if preset in list_presets() else DEFAULT_PRESET
 
 
 def _read_chain(
@@ -270,7 +269,7 @@ def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], so
     except ValidationError as error:
         raise _build_error(error, places, source) from error
     config._places.update(places)
-    return check_limits(config)
+    return config
 
 
 def _to_plain(value: Any) -> Any:

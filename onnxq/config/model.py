@@ -23,7 +23,18 @@ from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConf
 from onnxq.config.document import Path, format_path
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
-from onnxq.config.values import Bits, Command, Files, HighPrecision, Seconds, Section, Words, option, wrap_single
+from onnxq.config.values import (
+    DEFAULT_TARGET,
+    Bits,
+    Command,
+    Files,
+    HighPrecision,
+    Seconds,
+    Section,
+    Words,
+    option,
+    wrap_single,
+)
 from onnxq.errors import ConfigError, Location
 
 
@@ -55,10 +66,11 @@ class Config(Section):
     )
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: str = option(
-        "ort",
-        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, or virtual for no engine.",
+        DEFAULT_TARGET,
+        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, none, or that of another package.",
         _PLANNING | Command.PROFILE | Command.IMPORT,
-        metavar="[ort|trt|virtual]",
+        metavar="TARGET",
+        names="backends",
     )
     # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
     # only float types are chosen.
@@ -76,7 +88,7 @@ class Config(Section):
     )
     cpu: Literal["any", "vnni", "avx2"] = option(
         "any",
-        "The x86 CPUs that target ort places pairs for: with VNNI, without VNNI (avx2), or one graph for both (any).",
+        "The x86 CPUs that ONNX Runtime's pairs are placed for: with VNNI, without VNNI (avx2), or one graph for both.",
         _PLANNING | Command.VARIANTS,
     )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.
@@ -109,7 +121,9 @@ class Config(Section):
     )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
-        None, "The float type of operators that are not quantized. [default: float16 for trt, else float32]", _PLANNING
+        None,
+        "The float type of operators that are not quantized. [default: float16 for TensorRT, else float32]",
+        _PLANNING,
     )
     io_types: HighPrecision | None = option(
         None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING

@@ -37,7 +37,7 @@ class Option:
     @property
     def repeatable(self) -> bool:
         """True for any number of values, each with a flag of its own."""
-        return self.field.default == () and not list_choices(self.field.annotation)
+        return self.field.default == () and not self.names and not list_choices(self.field.annotation)
 
     @property
     def bare(self) -> str:
@@ -50,6 +50,12 @@ class Option:
         """True if its value names code that is run."""
         extra: Any = self.field.json_schema_extra
         return bool(extra["code"])
+
+    @property
+    def names(self) -> str:
+        """The registry that lists its values; "" for none."""
+        extra: Any = self.field.json_schema_extra
+        return str(extra["names"])
 
     @property
     def is_whole(self) -> bool:

@@ -29,6 +29,9 @@ Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
 Storage = Literal["", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
 HighPrecision = Literal["float16", "bfloat16", "float32"]
+# The preset and the target where nothing is said. Presets are named after their target.
+DEFAULT_PRESET = "ort-int8"
+DEFAULT_TARGET = DEFAULT_PRESET.partition("-")[0]
 # The largest float is 1.8e308; an integer beyond it cannot become one.
 _LARGEST = 1e300
 
@@ -79,6 +82,7 @@ def option(
     metavar: str = "",
     bare: str = "",
     code: bool = False,
+    names: str = "",
     **bounds: Any,
 ) -> Any:
     """Make a field that commands take as an option, and Python functions as an override.
@@ -86,7 +90,7 @@ def option(
     text: for --help. commands: None for those of the section. name: for overrides, "" for the field's own. flags: of
     the command line, without dashes; "" for the name, with "no-" in front where the default is True. metavar: the
     value in --help. bare: the value where the flag stands alone; "": it must have one. code: its value names code that
-    is run. bounds: ge, gt, le, as of pydantic's Field.
+    is run. names: the registry of `onnxq.backends` that lists its values. bounds: ge, gt, le, as of pydantic's Field.
     """
     extra: dict[str, Any] = {
         "commands": commands,
@@ -95,6 +99,7 @@ def option(
         "metavar": metavar,
         "bare": bare,
         "code": code,
+        "names": names,
     }
     return Field(default, description=text, json_schema_extra=extra, **bounds)
 

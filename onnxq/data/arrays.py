@@ -19,7 +19,8 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-from onnxq.data.fit import Array, DType, Feeds, Shape
+from onnxq.arrays import Array, Shape
+from onnxq.data.fit import DType, Feeds
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, shorten_error
 

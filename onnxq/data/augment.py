@@ -9,14 +9,13 @@ augmentation, 8.8 dB with five augmented samples per image (means of three sets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-Feeds = Mapping[str, Array]
+from onnxq.arrays import Array, Arrays
+
+Feeds = Arrays
 
 Axes = tuple[int, int]
 Transform = Callable[[Array, Axes], Array]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.fit import Array, Feeds, Inputs, Shape, fit_array
+from onnxq.arrays import Array, Arrays, Shape
+from onnxq.data.fit import Feeds, Inputs, fit_array
 from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 
 # Of a sample's number in its source and its inputs: the inputs, and more.
-Extend = Callable[[int, Feeds], Mapping[str, Array]]
+Extend = Callable[[int, Feeds], Arrays]
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +230,7 @@ def share_samples(crew: Crew, dataset: Dataset, positions: Sequence[int]) -> Sha
 _REACH = 0.9
 
 
-def find_extremes(samples: Iterable[Mapping[str, Array]], wanted: int = 0) -> frozenset[int]:
+def find_extremes(samples: Iterable[Arrays], wanted: int = 0) -> frozenset[int]:
     """Find the samples with the least or greatest value, the most energy or the most elements of an input.
 
     samples: inputs by name, any shapes. Integer inputs count by their size only, because their values are indices.
@@ -268,7 +269,7 @@ def _measure_array(value: Array) -> tuple[float, ...]:
     return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power
 
 
-def read_mask(feeds: Mapping[str, NDArray[Any]], shape: Shape) -> NDArray[np.bool_] | None:
+def read_mask(feeds: Arrays, shape: Shape) -> NDArray[np.bool_] | None:
     """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
 
     The network computes values for padding, too, and no output depends on them. In samples with much padding they would

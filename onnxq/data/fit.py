@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Arrays
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.nearest import suggest_names
 
-Array = NDArray[Any]
 # By input name: arrays of any number of samples, and those of one run.
-Arrays = Mapping[str, Array]
 Feeds = dict[str, Array]
 Inputs = Sequence[ValueInfo]
-Shape = tuple[int, ...]
 DType = np.dtype[Any]
 
 _RIGHT_SHAPE = "give it the shape the model declares"

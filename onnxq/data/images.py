@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.arrays import Array
 from onnxq.config import ImageConfig
-from onnxq.data.fit import Array, Inputs, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.data.sources import LazySource
 from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import register_input

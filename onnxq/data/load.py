@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.arrays import Array, Arrays
 from onnxq.config import DataConfig
 from onnxq.data.arrays import load_npy, load_npz
 from onnxq.data.dataset import Dataset, Unchosen
-from onnxq.data.fit import Array, Arrays, Feeds, Inputs, check_dtype
+from onnxq.data.fit import Feeds, Inputs, check_dtype
 from onnxq.data.images import SUFFIXES, find_images, open_images
 from onnxq.data.scripts import DEFAULT_FUNCTION, call_function, guard_user_code, read_json_feeds, suggest_files
 from onnxq.data.sources import ArraySource, JoinedSource, LazySource, SampleSource, name_arrays, spool_samples

@@ -10,14 +10,14 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxq.data.fit import Array
+from onnxq.arrays import Array, Arrays
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, read_input
 from onnxq.nearest import find_nearest, suggest_names
@@ -141,7 +141,7 @@ def suggest_files(path: Path) -> str:
     return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
 
 
-def read_json_feeds(path: Path) -> Sequence[Mapping[str, Array]]:
+def read_json_feeds(path: Path) -> Sequence[Arrays]:
     """Read a Polygraphy inputs file (`polygraphy run --save-inputs`): a list of {name: array}.
 
     It is decoded without Polygraphy and without unpickling. Raises DataError for any other content.

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnxq.arrays import Array, Arrays
 from onnxq.data.fit import (
-    Array,
-    Arrays,
     Feeds,
     Inputs,
     check_dims,

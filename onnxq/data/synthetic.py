@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.arrays import Array, Shape
 from onnxq.data.augment import CHANNELS
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import Array, Feeds, Inputs, Shape, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index
 from onnxq.runtime import Session

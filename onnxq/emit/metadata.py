@@ -12,7 +12,7 @@ from onnx import ModelProto, helper
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.graph.light import copy_proto, keep_weights
 from onnxq.graph.scopes import walk_all_nodes
-from onnxq.plan import Plan, SitePlan, to_json
+from onnxq.plan import Plan, SitePlan, SitePlans, to_json
 from onnxq.plan.names import QUANTIZE
 from onnxq.spec import GRAIN_NAMES
 
@@ -40,7 +40,7 @@ def describe_site(site: SitePlan) -> Record:
 def write_plan(plan: Plan) -> str:
     """The plan as compact JSON without scales, zero points, weights and biases."""
 
-    def strip(sites: tuple[SitePlan, ...]) -> tuple[SitePlan, ...]:
+    def strip(sites: SitePlans) -> SitePlans:
         return tuple(replace(site, qparams=None, values=None) for site in sites)
 
     # The numbers stand in the model's own initializers: a second copy could come to contradict them.

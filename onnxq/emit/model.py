@@ -18,7 +18,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.plan.names import name_part
 from onnxq.plan.reading import check_numbers, check_specs
 from onnxq.progress import Progress, count_items, silent
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.sites import Edge, Edges, Role, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType
 
 # The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
@@ -111,7 +111,7 @@ def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     return frozenset(edge.node for site in activations for edge in _list_readers(site, index))
 
 
-def _list_readers(site: SitePlan, index: GraphIndex) -> tuple[Edge, ...]:
+def _list_readers(site: SitePlan, index: GraphIndex) -> Edges:
     # A person may have taken `consumers` out of a site at one input: its kernel is not counted on then.
     known = site.consumers is not None or isinstance(site.site, TensorId)
     return site.find_readers(index) if known else ()

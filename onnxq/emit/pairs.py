@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Shape
 from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.metadata import Record, describe_site
 from onnxq.errors import OnnxqError, PlanError
@@ -46,7 +47,7 @@ def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generi
         raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code) from error
 
 
-def _check_values(site: SitePlan, shape: tuple[int, ...]) -> NDArray[np.generic]:
+def _check_values(site: SitePlan, shape: Shape) -> NDArray[np.generic]:
     """The quantized values that the plan carries, once they are found to be legal."""
     data = np.asarray(site.values)
     fits = data.shape == shape and data.dtype == numpy_type(site.spec)
@@ -232,7 +233,7 @@ class PairWriter:
         return min((self.index.node(edge.node) for edge in edges), key=lambda node: node.order).name
 
     def _store_constant(
-        self, site: SitePlan, qparams: QParams, value: NDArray[Any], whole: Sequence[Edge]
+        self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
     ) -> tuple[str, str, str]:
         """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
         scope, storage, table = site.site.scope, site.spec.storage, self.tables.get(site.group)
@@ -262,9 +263,7 @@ class PairWriter:
             self.shared[site.group] = name, scale, zero
         return name, scale, zero
 
-    def _store_outside(
-        self, site: SitePlan, qparams: QParams, codes: NDArray[Any], tensor: TensorId
-    ) -> tuple[str, str, str]:
+    def _store_outside(self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId) -> tuple[str, str, str]:
         """Names of the integers, scale and zero point of a captured weight, stored once for equal numbers."""
         arrays = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), codes)
         key = (tensor, site.spec, *(hashlib.sha256(array.tobytes()).digest() for array in arrays))

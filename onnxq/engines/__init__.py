@@ -1,4 +1,4 @@
-"""Engines that run a model: building them, the kernels they are made of, and the differences of their answers.
+"""Models on engines: the kernels they are made of, their times, and the differences of their answers.
 
-The only user of Polygraphy and TensorRT, which load at first use.
+What is particular to an engine is asked of its backend.
 """

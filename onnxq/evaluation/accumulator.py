@@ -26,7 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+from onnxq.arrays import Array
+
 Array64 = NDArray[np.float64]
 
 # Ratio of scales, 20 dB: beyond it the whole's SQNR says nothing of the part.

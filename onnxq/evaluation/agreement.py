@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.evaluation.selections import Array, Selection, Selections, name_own
+from onnxq.arrays import Array
+from onnxq.evaluation.selections import Selection, Selections, name_own
 
 Integers = NDArray[np.int64]
 

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 from onnx import TypeProto, ValueInfoProto
 
+from onnxq.arrays import Array, Arrays
 from onnxq.data import read_mask
 from onnxq.errors import VerificationError
-from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
+from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
 from onnxq.graph import ModelLike
 from onnxq.spec import FLOAT_TYPES, FloatType
 
@@ -20,7 +21,7 @@ from onnxq.spec import FLOAT_TYPES, FloatType
 class ModelRunner(Protocol):
     """A Session, or a stand-in for one."""
 
-    def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
+    def run(self, feeds: Arrays, /) -> dict[str, Array]:
         """Return all outputs by name."""
 
 
@@ -43,7 +44,7 @@ class ModelErrors:
     _noises: dict[str, list[float]] = field(default_factory=dict)
     _signals: dict[str, list[float]] = field(default_factory=dict)
 
-    def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
+    def update(self, feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         self.add(measure_sample(feeds, reference, got, self.top_k))
 
@@ -156,7 +157,7 @@ def _to_spread(share: float) -> float:
 
 
 def measure_sample(
-    feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object], top_k: int = 0
+    feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object], top_k: int = 0
 ) -> SampleErrors:
     """The errors of one run by themselves, for `ModelErrors.add`, which may be that of another process."""
     errors: SampleErrors = {}
@@ -171,7 +172,7 @@ def measure_sample(
 
 def compare_models(
     pairs: Mapping[str, tuple[ModelRunner, ModelRunner]],
-    samples: Iterable[Mapping[str, Array]],
+    samples: Iterable[Arrays],
     *,
     on_sample: Callable[[], None] = lambda: None,
 ) -> dict[str, tuple[OutputAccuracy, ...]]:
@@ -186,7 +187,7 @@ def compare_models(
 
 def sum_errors(
     pairs: Mapping[str, tuple[ModelRunner, ModelRunner]],
-    samples: Iterable[Mapping[str, Array]],
+    samples: Iterable[Arrays],
     *,
     on_sample: Callable[[], None] = lambda: None,
 ) -> dict[str, ModelErrors]:
@@ -202,7 +203,7 @@ def sum_errors(
     return sums
 
 
-def _drop_padding(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
+def _drop_padding(feeds: Arrays, value: Array, other: Array) -> tuple[Array, Array]:
     mask = read_mask(feeds, value.shape)
     if mask is None or value.shape != other.shape:
         return value, other
@@ -210,7 +211,7 @@ def _drop_padding(feeds: Mapping[str, Array], value: Array, other: Array) -> tup
 
 
 def pair_outputs(
-    feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]
+    feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object]
 ) -> Iterator[tuple[str, list[tuple[Array, Array]]]]:
     """The arrays of each output beside those of another run, without padding; strings are left out.
 

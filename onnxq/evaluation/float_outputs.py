@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+from onnxq.arrays import Array
 from onnxq.data import Dataset
-from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import ModelErrors, ModelRunner, SampleErrors, measure_sample
 from onnxq.evaluation.selections import find_selections

@@ -6,12 +6,11 @@ They are some three times as fast as the sums of `accumulator`, and stop as soon
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from onnxq.arrays import Array
+
 # Elements: 64 KiB of float32, whose sum is exact enough, and which stay in the cache.
 _BLOCK = 1 << 14
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from onnxq.arrays import Array
 from onnxq.data.scripts import find_function, guard_user_code
 from onnxq.errors import ConfigError, DataError
-from onnxq.evaluation.accumulator import Array
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, save_model
 from onnxq.runtime import Feeds, Session

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.data.text import TextInputs, Window, find_text_inputs
 from onnxq.data.text.generate import find_logits, make_decoder_error
 from onnxq.errors import DataError
@@ -19,7 +18,6 @@ from onnxq.runtime import Session
 from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
 from onnxq.wording import abbreviate
 
-Array = NDArray[Any]
 Caches = dict[str, Array]
 # Logits of one model held at a time: 64 MB of float32.
 _BLOCK = 2**24

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.sites import Caution, Refusal
+from onnxq.sites import Cautions, Refusals
 from onnxq.wording import abbreviate
 
 KINDS = ("node", "segment", "site")
@@ -67,9 +67,9 @@ class Profile:
     outputs: tuple[OutputProfile, ...]
     groups: tuple[GroupCost, ...]
     prefixes: tuple[PrefixError, ...] = ()
-    fixed: tuple[Refusal, ...] = ()
+    fixed: Refusals = ()
     choices: tuple[ChoiceAgreement, ...] = ()
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
     source: str = ""
     quantized: str = ""
     data: str = ""

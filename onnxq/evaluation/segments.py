@@ -6,13 +6,13 @@ the other model between the same tensors runs on the same values, so that each s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import ValueInfoProto, helper
 
-from onnxq.evaluation.accumulator import Array
+from onnxq.arrays import Array, Arrays
 from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import find_selections, name_own
@@ -98,7 +98,7 @@ def _list_stored(cutter: Cutter[ModelLike], node: str) -> set[str]:
 def compare_segments(
     before: ModelLike,
     after: ModelLike,
-    samples: Sequence[Mapping[str, Array]],
+    samples: Sequence[Arrays],
     *,
     limit: int,
     agreement: AgreementSums | None = None,
@@ -167,7 +167,7 @@ def _convert(value: Array, kind: int) -> Array:
 
 def _sum_errors(
     segment: Segment,
-    samples: Sequence[Mapping[str, Array]],
+    samples: Sequence[Arrays],
     runs: Sequence[Sequence[Values]],
     agreement: AgreementSums,
 ) -> SegmentErrors:

@@ -22,7 +22,7 @@ from onnxq.graph import ModelLike
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Role
+from onnxq.sites import Caution, Cautions, Role
 
 # The network in so many segments, coarse to fine, and in at most so many prefixes.
 _SEGMENTS = (2, 4, 8)
@@ -180,9 +180,7 @@ def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:
     return {names[k]: frozenset(switch for name in names[: k + 1] for switch in nodes[name]) for k in ends}
 
 
-def _gather_warnings(
-    outputs: Sequence[OutputProfile], toggled: ToggledModel, missing: Sequence[Selection]
-) -> tuple[Caution, ...]:
+def _gather_warnings(outputs: Sequence[OutputProfile], toggled: ToggledModel, missing: Sequence[Selection]) -> Cautions:
     worst = min(outputs, key=lambda output: output.float_db, default=None)
     if toggled.fixed:
         text = (

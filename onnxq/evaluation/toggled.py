@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import describe_pair
+from onnxq.arrays import Array
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import find_selections
@@ -35,10 +34,8 @@ from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, Refusal, Role, TensorId
+from onnxq.sites import Edge, Refusal, Refusals, Role, TensorId
 from onnxq.spec import QParams, QuantSpec
-
-Array = NDArray[Any]
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
 _CORRECTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add"})
@@ -73,7 +70,7 @@ class ToggledModel:
     threads: int
     board: Switchboard
     switches: tuple[Switch, ...]
-    fixed: tuple[Refusal, ...]
+    fixed: Refusals
 
     def run(self, feeds: Feeds, on: Collection[Switch]) -> dict[str, Array]:
         """The outputs with these switches on and all others off."""

@@ -6,14 +6,15 @@ samples, so that the result does not depend on the crew.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 
+from onnxq.arrays import Array, Arrays
 from onnxq.calibrate.parts import split_evenly
 from onnxq.data.dataset import SharedSamples, share_samples
-from onnxq.evaluation.accumulator import Array, AxisSums, ErrorAccumulator, SliceSums
+from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import ModelErrors, SampleErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.selections import NO_SELECTIONS, Selections
@@ -160,8 +161,8 @@ class Switchboard:
     """
 
     session: Session
-    on: Mapping[str, Array]
-    off: Mapping[str, Array]
+    on: Arrays
+    off: Arrays
     large: bool = False
 
     def run(self, feeds: Feeds, on: Collection[str]) -> dict[str, Array]:

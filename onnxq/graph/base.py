@@ -7,9 +7,8 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from numpy.typing import NDArray
-
-from onnxq.sites import Edge, TensorId
+from onnxq.arrays import Array
+from onnxq.sites import Edge, Edges, TensorId
 
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
@@ -114,7 +113,7 @@ class Graph(ABC):
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
 
     @abstractmethod
-    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
 
     @abstractmethod
@@ -126,7 +125,7 @@ class Graph(ABC):
         """True when the tensor has a value before the graph runs."""
 
     @abstractmethod
-    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
+    def constant(self, t: TensorId | None) -> Array | None:
         """The read-only value of a constant tensor, else None."""
 
     @abstractmethod
@@ -151,7 +150,7 @@ class Graph(ABC):
         """The tensors that a node reads, without the inputs that are left out."""
         return [tensor for tensor in self.list_inputs(node) if tensor is not None]
 
-    def input_value(self, node: NodeRef | None, k: int) -> NDArray[Any] | None:
+    def input_value(self, node: NodeRef | None, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""
         return self.constant(self.input(node, k))
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from numpy.typing import NDArray
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
+from onnxq.arrays import Array
 from onnxq.errors import ModelError
 from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
@@ -29,7 +29,7 @@ from onnxq.graph.values import (
 )
 from onnxq.graph.weights import is_stub
 from onnxq.nearest import suggest_names
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, Edges, TensorId
 
 Stored = TensorProto | SparseTensorProto
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class GraphIndex(Graph):
         # Set by identity.py: structural ids, which cost several passes over the graph.
         self.colours: dict[TensorId, str] | None = None
         # By the tensor that stores it: all that Identity makes of one share its array.
-        self._decoded: dict[TensorId, NDArray[Any]] = {}
+        self._decoded: dict[TensorId, Array] = {}
         self._visit_graph(proto.graph, "")
         self.nodes = tuple(self._nodes.values())
         self.scopes = tuple(self._graphs)
@@ -118,7 +118,7 @@ class GraphIndex(Graph):
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
         return self._nodes.get(self._producer.get(t, ""))
 
-    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
         return tuple(self._consumers.get(t, ()))
 
@@ -134,7 +134,7 @@ class GraphIndex(Graph):
         """True for an initializer that no caller can override, a Constant node's output, or Identity of one."""
         return self._constant_source(t) is not None
 
-    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
+    def constant(self, t: TensorId | None) -> Array | None:
         """The read-only value of a constant tensor (bfloat16, float8 and sub-byte types as ml_dtypes), else None."""
         source = self._constant_source(t)
         if source is None:
@@ -153,7 +153,7 @@ class GraphIndex(Graph):
             self._decoded[origin] = value
         return self._decoded[origin]
 
-    def locate_constant(self, t: TensorId | None) -> NDArray[Any] | StoredArray | None:
+    def locate_constant(self, t: TensorId | None) -> Array | StoredArray | None:
         """As `constant`, but of a value that lies in a file where that is: nothing of it is read."""
         source = self._constant_source(t)
         stored = None if source is None else source[1]

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnxq.arrays import Array, Floats
 from onnxq.graph.base import NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
@@ -102,7 +102,7 @@ def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
     return dtype in _BYTES and (scale.size == 1 or pair.read_int("axis", 1) % rank == axis)
 
 
-def _read_bytes(index: GraphIndex, pair: NodeRef) -> NDArray[Any]:
+def _read_bytes(index: GraphIndex, pair: NodeRef) -> Array:
     """The integers of a weight that `_has_bytes`; a Cast makes bytes of those of fewer bits."""
     values = index.input_value(pair, 0)
     if values is not None:
@@ -166,7 +166,7 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
     )
 
 
-def _add_constants(editor: Editor[Any], scope: str, base: str, values: tuple[NDArray[Any], ...]) -> list[str]:
+def _add_constants(editor: Editor[Any], scope: str, base: str, values: tuple[Array, ...]) -> list[str]:
     """New initializers for integers, scale and zero point, called `base` with the name of the part; their names."""
     # np.array, since ascontiguousarray makes a vector of a single number.
     return [
@@ -323,7 +323,7 @@ def dequantize_weights(model: M) -> M:
     return rebuild(model, done, store)
 
 
-def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
+def _dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
     if not node.is_onnx(_DEQUANTIZE) or node.scope or node.attrs.get("block_size", 0):
         return None
     # An output keeps its node: an initializer of its name would make the graph give out a constant.

@@ -20,6 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
+from onnxq.arrays import Array
 from onnxq.graph.stored import Spool, StoredArray, walk_tensors
 from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
 
@@ -45,11 +46,11 @@ class WeightStore:
     """
 
     def __init__(self, observed: dict[Any, Any] | None = None, spool: Spool | None = None) -> None:
-        self._arrays: dict[str, NDArray[Any] | StoredArray] = {}
+        self._arrays: dict[str, Array | StoredArray] = {}
         self.observed: dict[Any, Any] = {} if observed is None else observed
         self.spool = spool
 
-    def put(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> bool:
+    def put(self, tensor: TensorProto, array: Array | StoredArray) -> bool:
         """Make `tensor`, which has a type and dims but no values, a stub of `array`; False where it is too small.
 
         The array must not change from here on.
@@ -64,7 +65,7 @@ class WeightStore:
         self._refer_to(tensor, array)
         return True
 
-    def _refer_to(self, tensor: TensorProto, array: NDArray[Any] | StoredArray) -> None:
+    def _refer_to(self, tensor: TensorProto, array: Array | StoredArray) -> None:
         # The store keeps the array alive, so no other array in use has this id.
         key = str(id(array))
         self._arrays[key] = array
@@ -72,7 +73,7 @@ class WeightStore:
         for name, text in (("location", STUB_LOCATION), ("offset", key)):
             tensor.external_data.add(key=name, value=text)
 
-    def array(self, tensor: TensorProto) -> NDArray[Any]:
+    def array(self, tensor: TensorProto) -> Array:
         """The read-only values of a stub: those in a file only as long as the caller keeps them."""
         stored = self._arrays[_key(tensor)]
         if not isinstance(stored, StoredArray):
@@ -93,7 +94,7 @@ class WeightStore:
         array = stored.map() if isinstance(stored, StoredArray) else stored
         return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
 
-    def locate(self, tensor: TensorProto) -> NDArray[Any] | StoredArray:
+    def locate(self, tensor: TensorProto) -> Array | StoredArray:
         """The values of a stub in memory, or where they lie in a file: packed there where the type is."""
         return self._arrays[_key(tensor)]
 
@@ -115,7 +116,7 @@ class WeightStore:
         return copy
 
 
-def _unpack(stub: TensorProto, packed: NDArray[np.uint8]) -> NDArray[Any]:
+def _unpack(stub: TensorProto, packed: NDArray[np.uint8]) -> Array:
     whole = TensorProto(data_type=stub.data_type, dims=stub.dims, raw_data=packed.tobytes())
     values = np.asarray(onnx.numpy_helper.to_array(whole))
     values.setflags(write=False)
@@ -295,12 +296,12 @@ def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
     return whole
 
 
-def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
+def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, Array]]:
     """The model for an engine that reads arrays from files itself, and the arrays that lie in none, by name.
 
     Locations are relative to the root of the file system. Bytes of types that numpy does not pack are in the model.
     """
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     packed: list[str] = []
     places: dict[str, StoredArray] = {}
     for tensor in filter(is_stub, model.graph.initializer):

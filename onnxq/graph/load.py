@@ -17,20 +17,14 @@ from onnx import ModelProto, TensorProto
 from onnxq.errors import ModelError
 from onnxq.files import check_input_kind, read_input
 from onnxq.graph.index import find_opset
-from onnxq.graph.light import (
-    SAME_LAYOUT,
-    SMALLEST_STUB,
-    LightModel,
-    WeightStore,
-    strip_weights,
-)
+from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
 from onnxq.graph.scopes import OWN_DOMAINS, label_node, replace_items, sort_nodes, walk_graphs, walk_nodes
 from onnxq.graph.shapes import set_contrib_apart
 from onnxq.graph.skeleton import MESSAGE_LIMIT, read_skeleton
 from onnxq.graph.stored import Extent, OpenFile, StoredArray, is_external, load_external, open_data, walk_tensors
 from onnxq.graph.weights import check_tensors, count_tensor_bytes, omit_weights
 from onnxq.nearest import find_nearest
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Cautions
 
 # From IR version 4 on an initializer need not be a graph input as well.
 PLAIN_INITIALIZERS_IR = 4
@@ -51,7 +45,7 @@ class Model:
     path: Path | None
     size_bytes: int
     external: bool
-    notes: tuple[Caution, ...] = ()
+    notes: Cautions = ()
     files: tuple[Path, ...] = ()
     weights: WeightStore | None = None
 
@@ -240,7 +234,7 @@ def _check_types(proto: ModelProto, subject: str) -> None:
                 raise ModelError(where, cause, "export it again, or upgrade onnx", code="Q103")
 
 
-def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
+def _separate_initializers(proto: ModelProto) -> Cautions:
     """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
     graph = proto.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -263,7 +257,7 @@ def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     return (Caution("W113", text),)
 
 
-def _settle_imports(proto: ModelProto) -> tuple[Caution, ...]:
+def _settle_imports(proto: ModelProto) -> Cautions:
     """Of two versions of a domain ORT takes the last; domains that nobody imports it has in their newest one."""
     versions = {"" if entry.domain == "ai.onnx" else entry.domain: entry for entry in proto.opset_import}
     used = {node.domain for node in walk_nodes(proto.graph)} - {"", "ai.onnx"}
@@ -283,7 +277,7 @@ def _find_newest(domain: str) -> int:
     return max(known, default=1)
 
 
-def _sort_graphs(proto: ModelProto) -> tuple[Caution, ...]:
+def _sort_graphs(proto: ModelProto) -> Cautions:
     moved = False
     for _, graph in walk_graphs(proto.graph):
         order = sort_nodes(graph)
@@ -293,7 +287,7 @@ def _sort_graphs(proto: ModelProto) -> tuple[Caution, ...]:
     return (Caution("W113", "nodes stood before their producers; they are sorted now"),) if moved else ()
 
 
-def _raise_opset(proto: ModelProto, subject: str) -> tuple[Caution, ...]:
+def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     """Declare the opset that has all operators, where tools put newer ones into a model and left its opset.
 
     Raises ModelError where another operator of the model is not the same at that opset.

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array
 from onnxq.errors import ModelError
 from onnxq.graph.base import NodeRef
 from onnxq.graph.convert import ensure_opset
@@ -24,8 +25,6 @@ from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
 from onnxq.graph.scopes import walk_graphs
-
-Array = NDArray[Any]
 
 OPERATOR, _MICROSOFT, _DEQUANTIZE = "MatMulNBits", "com.microsoft", "DequantizeLinear"
 # Endings of the names of a weight's parts, behind the name of the tensor that they stand for.

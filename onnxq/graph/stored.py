@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
+from onnxq.arrays import Array, Shape
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, register_input
 from onnxq.graph.scopes import walk_all_graphs
@@ -56,15 +56,15 @@ class StoredArray:
     file: OpenFile
     offset: int
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    _seen: list[weakref.ref[NDArray[Any]]] = field(default_factory=list, repr=False)
+    shape: Shape
+    _seen: list[weakref.ref[Array]] = field(default_factory=list, repr=False)
 
     @property
     def nbytes(self) -> int:
         """The bytes of the array."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
-    def map(self) -> NDArray[Any]:
+    def map(self) -> Array:
         """The read-only array. Its pages take memory from when they are read until the array is let go of."""
         known = self._seen[0]() if self._seen else None
         if known is not None:
@@ -81,7 +81,7 @@ class StoredArray:
         return array
 
 
-def release_pages(*arrays: NDArray[Any]) -> None:
+def release_pages(*arrays: Array) -> None:
     """Free the memory of mapped arrays until somebody looks at them again. Those that are not mapped stay."""
     for array in arrays:
         base: Any = array
@@ -112,11 +112,11 @@ class Spool:
         """True for arrays of so many bytes that they are not to stay in memory."""
         return size >= _WORTH_SPOOLING
 
-    def keep_array(self, array: NDArray[Any]) -> NDArray[Any]:
+    def keep_array(self, array: Array) -> Array:
         """The array, mapped from the file; itself where it is too small. Raises OutputError as `write` does."""
         return self.write(array).map() if self.takes(array.nbytes) else array
 
-    def write(self, array: NDArray[Any]) -> StoredArray:
+    def write(self, array: Array) -> StoredArray:
         """Store a copy of the array. Raises OutputError where there is no space for it."""
         try:
             if self._file is None:
@@ -140,7 +140,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def cut_bytes(array: NDArray[Any]) -> Iterator[bytes]:
+def cut_bytes(array: Array) -> Iterator[bytes]:
     """The array's bytes in the order of rows, little endian, a piece at a time."""
     flat = array.reshape(-1)
     step = max(1, _PIECE // max(1, array.itemsize))

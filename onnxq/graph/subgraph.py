@@ -22,6 +22,7 @@ from onnx import (
     helper,
 )
 
+from onnxq.arrays import Shape
 from onnxq.graph.index import Stored
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
@@ -184,7 +185,7 @@ class Valued(Protocol):
         ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Sizes of the axes."""
         ...
 
@@ -203,7 +204,7 @@ def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype:
     return helper.make_value_info(name, helper.make_sequence_type_proto(tensor) if sequence else tensor)
 
 
-def _share_sizes(shapes: Sequence[tuple[int, ...]]) -> list[int | None] | None:
+def _share_sizes(shapes: Sequence[Shape]) -> list[int | None] | None:
     """The size of vectors that all have it, the rank of others, with None for each size; None where ranks differ.
 
     Sizes of other tensors would be held against branches that these values never take (of a net for two sample rates).

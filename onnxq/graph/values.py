@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, numpy_helper
 
+from onnxq.arrays import Array
 from onnxq.errors import ModelError
 from onnxq.graph.base import Dims
 from onnxq.graph.light import WeightStore
@@ -31,7 +31,7 @@ _CONSTANT_DTYPES: dict[str, int] = {
 _MAX_DENSE = 2**31
 
 
-def decode_tensor(tensor: TensorProto, store: WeightStore | None = None) -> NDArray[Any]:
+def decode_tensor(tensor: TensorProto, store: WeightStore | None = None) -> Array:
     """Return the tensor as a read-only array; bfloat16, float8, sub-byte types as ml_dtypes.
 
     store: of the model the tensor belongs to, for stubs. Raises ModelError for a damaged tensor.
@@ -50,7 +50,7 @@ def decode_tensor(tensor: TensorProto, store: WeightStore | None = None) -> NDAr
 
 
 def encode_tensor(
-    name: str, array: NDArray[Any], dtype: int | None = None, *, store: WeightStore | None = None
+    name: str, array: Array, dtype: int | None = None, *, store: WeightStore | None = None
 ) -> TensorProto:
     """Return a TensorProto named `name`, for the main graph a stub where `store` takes the array.
 
@@ -70,7 +70,7 @@ def encode_tensor(
     return stub if store is not None and store.put_packed(stub, whole.raw_data) else whole
 
 
-def _cast_exactly(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+def _cast_exactly(name: str, array: Array, target: np.dtype[Any]) -> Array:
     stored = array.astype(target)
     # Casting wraps around or cuts off in silence; there and back again shows it.
     if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
@@ -78,7 +78,7 @@ def _cast_exactly(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDAr
     return stored
 
 
-def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
+def decode_sparse(sparse: SparseTensorProto) -> Array:
     """The dense, read-only form of a sparse tensor (indices linear [NNZ] or [NNZ, rank]).
 
     Raises ModelError for indices that its dims do not have, and for dims that no model file could hold densely.
@@ -108,7 +108,7 @@ def find_constant_attribute(node: NodeProto) -> AttributeProto | None:
     return next((attr for attr in node.attribute if attr.name in names and not attr.ref_attr_name), None)
 
 
-def decode_constant(attr: AttributeProto) -> NDArray[Any]:
+def decode_constant(attr: AttributeProto) -> Array:
     """The value of a Constant node, which this attribute holds."""
     if attr.name == "value":
         return decode_tensor(attr.t)

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
@@ -145,7 +145,7 @@ def _make_granularity(row: _MarkerRow) -> Granularity:
     return PerBlock(row.axis, row.block_size) if row.block_size else PerChannel(row.axis)
 
 
-def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]:
+def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array:
     value, what = index.input_value(node, k), ("scale", "zero point")[k - 1]
     if value is None:
         raise _fault(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
@@ -154,7 +154,7 @@ def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArr
     return np.asarray(value)
 
 
-def _make_qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray[Any]) -> QParams:
+def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QParams:
     if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
         scale, zero = scale.reshape(()), zero.reshape(())
     if scale.shape != zero.shape:

@@ -12,6 +12,7 @@ import onnx
 from onnxq.backends import Target
 from onnxq.backends import find_target as engine_of
 from onnxq.calibrate.contents import note_contents
+from onnxq.config import DEFAULT_TARGET
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
@@ -28,11 +29,11 @@ from onnxq.graph.precision.widen import read_types
 from onnxq.graph.scopes import replace_items
 from onnxq.interop.marker_flow import Flow, MarkerGroup, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
-from onnxq.plan import Plan, PrecisionPlan, SitePlan
+from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
 from onnxq.planner import add_precision, anchor_sites, digest_weights, find_float_nodes, find_needed_opset
 from onnxq.planner.sums import ALLOWED, bind_sums
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Edges, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
 from onnxq.wording import abbreviate
 
@@ -57,7 +58,7 @@ class Marked:
 def strip_markers(
     model: str | Path | onnx.ModelProto,
     *,
-    target: str = "ort",
+    target: str = DEFAULT_TARGET,
     mode: str = "static",
     quantizers: Iterable[str] | None = None,
     name: str = "",
@@ -65,7 +66,7 @@ def strip_markers(
 ) -> Marked:
     """Take the `ai.onnxq::FakeQuantize` markers out of a model, and make a plan with their numbers.
 
-    target: "ort", "trt" or "virtual": the engine that the plan is for. mode: the configuration's.
+    target: the backend that the plan is for. mode: the configuration's.
     quantizers: the sites that must be marked, no more and no fewer; None: any. name: the model's, for the plan.
     saturation: "allow" keeps weights that overflow 16-bit sums in the target's kernels.
     Quantized tensors get the names of their sites, weights are stored in their readers' order of axes, and weights of 4
@@ -105,7 +106,7 @@ class _Placed:
     tensor: TensorId
     site: Site
     # None: all readers of the tensor.
-    consumers: tuple[Edge, ...] | None
+    consumers: Edges | None
     # The tensor is a constant of the model, or one of its outputs.
     constant: bool
     output: bool
@@ -257,7 +258,7 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
 
 def _make_plan(
     proto: onnx.ModelProto,
-    sites: tuple[SitePlan, ...],
+    sites: SitePlans,
     engine: Target,
     name: str,
     prepare: tuple[str, ...],

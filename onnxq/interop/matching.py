@@ -13,8 +13,8 @@ from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.interop.base import ScaleTable, TensorScale
 from onnxq.nearest import find_nearest, suggest_names
-from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Caution, Role, Site, TensorId
+from onnxq.plan import Plan, SitePlan, SitePlans
+from onnxq.sites import Caution, Cautions, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
 from onnxq.wording import abbreviate
 
@@ -93,7 +93,7 @@ class Imported:
     # Tensors of it that the plan does not quantize.
     unused: tuple[UnusedLine, ...] = ()
     missing: tuple[MissingSite, ...] = ()
-    notes: tuple[Caution, ...] = ()
+    notes: Cautions = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +104,9 @@ class ScaleMatch:
     matched: tuple[MatchedSite, ...]
     unmatched: tuple[UnusedLine, ...]
     unused: tuple[UnusedLine, ...]
-    missing: tuple[SitePlan, ...]
+    missing: SitePlans
     absent: tuple[MissingSite, ...]
-    notes: tuple[Caution, ...]
+    notes: Cautions
 
 
 # The entry that a site takes, and why another tensor's scale holds for it.

@@ -17,14 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats
 from onnxq.numerics.ranges import scale_floor, symmetric_steps
 from onnxq.numerics.rounding import fake_quant
 from onnxq.numerics.threads import map_parts
 from onnxq.spec import QParams, QuantSpec
-
-Array = NDArray[Any]
 
 # Widest range that is tried, as a share of the weights' own: its ends may fall between two quantized values.
 _WIDEST = 1.08
@@ -44,10 +42,10 @@ _NEAREST = (0.97, 0.985, 1.015, 1.03)
 
 
 def search_numbers(
-    groups: NDArray[np.float32],
+    groups: Floats,
     spec: QuantSpec,
     start: QParams,
-    weighting: NDArray[np.float32] | None = None,
+    weighting: Floats | None = None,
     *,
     signed_scales: bool = False,
 ) -> QParams:
@@ -83,7 +81,7 @@ def search_numbers(
     return replace(start, scale=scale, zero_point=zero)
 
 
-def _search_wide(groups: NDArray[np.float32], spec: QuantSpec, start: QParams) -> QParams:
+def _search_wide(groups: Floats, spec: QuantSpec, start: QParams) -> QParams:
     """The same for many bits in long rows, where little is to be gained: shares of the range, by the plain error."""
     count, length = groups.shape
     scale, steps = start.scale.copy(), symmetric_steps(spec)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from onnxq.arrays import Array, Floats
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.numerics.rounding import cast_scale, quantize
 from onnxq.spec import PerTensor, QParams, QuantSpec
@@ -124,13 +125,11 @@ def _check_ends(low: NDArray[np.float64], high: NDArray[np.float64], origin: str
         )
 
 
-def _limit_scale(scale: NDArray[Any], floor: float) -> NDArray[np.float32]:
+def _limit_scale(scale: Array, floor: float) -> Floats:
     return np.asarray(np.clip(scale, floor, _LARGEST), np.float32)
 
 
-def _lower_scale(
-    scale: NDArray[np.float32], level: NDArray[np.float64], limit: NDArray[np.float64], floor: float
-) -> NDArray[np.float32]:
+def _lower_scale(scale: Floats, level: NDArray[np.float64], limit: NDArray[np.float64], floor: float) -> Floats:
     """Find the largest float32 scale, at most `scale`, with level * scale within `limit`; unchanged without any."""
     count = np.where(level == 0, 1.0, level)
     target = limit / count
@@ -176,7 +175,7 @@ def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
     return QParams(scale, np.zeros(scale.shape, np.int32), "activation scale * weight scale")
 
 
-def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) -> NDArray[np.float32]:
+def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) -> Floats:
     """Raise weight scales so that no bias with scale s_x * s_w overflows: w_s >= max(2**-24, |b| / (x_s * 2**29)).
 
     Dead channels (weights all 0, bias not) need this.

@@ -28,11 +28,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from onnxq.arrays import Array, Floats, Shape
 from onnxq.errors import PlanError
 from onnxq.numerics.threads import map_parts
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
-Aligned = tuple[NDArray[Any], NDArray[np.int32]]
+Aligned = tuple[Array, NDArray[np.int32]]
 
 
 def _find_type(spec: QuantSpec) -> np.dtype[Any]:
@@ -40,7 +41,7 @@ def _find_type(spec: QuantSpec) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.float8_e4m3fn if spec.is_float else spec.numpy_storage)
 
 
-def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
+def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     """Quantize to the storage type's numpy dtype (int4 as int8, FP8 as ml_dtypes'); the result has x's shape.
 
     x: float16, or anything that converts to float32. A 32-bit spec (biases) divides in float64, because float32
@@ -61,9 +62,7 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     return codes
 
 
-def _quantize(
-    values: NDArray[Any], scale: NDArray[np.float32], zero: NDArray[np.int32], spec: QuantSpec
-) -> NDArray[Any]:
+def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: QuantSpec) -> Array:
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.
@@ -80,7 +79,7 @@ def _quantize(
     return levels.astype(_find_type(spec))
 
 
-def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> Array:
     """Dequantize to `dtype`, float32 or float16: multiplied in float32, then rounded to float16 if requested.
 
     Raises PlanError if the scale's shape does not fit q.
@@ -93,7 +92,7 @@ def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike
         return np.asarray(values).astype(dtype, copy=False)
 
 
-def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
+def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     """Quantize, then dequantize. Returns float16 for float16, else float32."""
     values = np.asarray(x)
     dtype = np.float16 if values.dtype == np.float16 else np.float32
@@ -109,7 +108,7 @@ _SLAB = 1 << 18
 _CHUNK = 1 << 15
 
 
-def _fake_quant_float(values: NDArray[np.float32], qparams: QParams, spec: QuantSpec) -> NDArray[np.float32]:
+def _fake_quant_float(values: Floats, qparams: QParams, spec: QuantSpec) -> Floats:
     """Compute fake_quant in float32, which holds 16-bit integers exactly."""
     scale, zero = align_qparams(qparams, spec, values.shape, np.float32)
     low, high = ((level - zero).astype(np.float32) for level in (spec.qmin, spec.qmax))
@@ -124,12 +123,12 @@ def _fake_quant_float(values: NDArray[np.float32], qparams: QParams, spec: Quant
 
 
 def _round_float(
-    values: NDArray[np.float32],
-    scale: NDArray[np.float32],
-    low: NDArray[np.float32],
-    high: NDArray[np.float32],
-    out: NDArray[np.float32],
-) -> NDArray[np.float32]:
+    values: Floats,
+    scale: Floats,
+    low: Floats,
+    high: Floats,
+    out: Floats,
+) -> Floats:
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         np.divide(values, scale, out=out)
         np.rint(out, out=out)
@@ -149,7 +148,7 @@ def list_quantized_values(spec: QuantSpec) -> NDArray[np.float64]:
     return np.unique(every[np.isfinite(every)])
 
 
-def cast_scale(qparams: QParams, dtype: DTypeLike, *, signed: bool = False) -> NDArray[Any]:
+def cast_scale(qparams: QParams, dtype: DTypeLike, *, signed: bool = False) -> Array:
     """Cast the scale as a model of float type `dtype` stores it. signed: it may be negative, as those of blocks.
 
     Raises PlanError if it is not positive, or if float16 makes it 0 or inf.
@@ -167,7 +166,7 @@ def cast_scale(qparams: QParams, dtype: DTypeLike, *, signed: bool = False) -> N
     return scale
 
 
-def align_qparams(qparams: QParams, spec: QuantSpec, shape: tuple[int, ...], dtype: DTypeLike) -> Aligned:
+def align_qparams(qparams: QParams, spec: QuantSpec, shape: Shape, dtype: DTypeLike) -> Aligned:
     """Shape scale (float32, rounded through `dtype`) and zero point to broadcast over a tensor of `shape`.
 
     Raises PlanError if the granularity does not fit the shape.
@@ -179,7 +178,7 @@ def align_qparams(qparams: QParams, spec: QuantSpec, shape: tuple[int, ...], dty
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)
 
 
-def _shape_to_broadcast(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+def _shape_to_broadcast(array: Array, spec: QuantSpec, shape: Shape) -> Array:
     grain = spec.granularity
     if not isinstance(grain, (PerChannel, PerBlock)):
         if array.size != 1:
@@ -210,7 +209,7 @@ def _shape_to_broadcast(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, 
     return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
 
 
-def compute_block_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+def compute_block_shape(shape: Shape, axis: int, size: int) -> Shape:
     """Compute the shape of scale and zero point of a tensor in blocks of `size` along `axis`."""
     return tuple(-(-dim // size) if k == axis else dim for k, dim in enumerate(shape))
 
@@ -236,6 +235,6 @@ def quantize_dynamic(x: ArrayLike) -> tuple[NDArray[np.uint8], QParams]:
     return quantize(np.asarray(x, np.float32), qparams, DYNAMIC), qparams
 
 
-def fake_quant_dynamic(x: ArrayLike) -> NDArray[Any]:
+def fake_quant_dynamic(x: ArrayLike) -> Array:
     """Quantize float32 values on the scale that they give, then dequantize."""
     return dequantize(*quantize_dynamic(x), DYNAMIC)

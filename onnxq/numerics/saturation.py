@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onnxq.arrays import Array, Floats, Shape
 from onnxq.numerics.rounding import align_qparams, dequantize, fake_quant, quantize
 from onnxq.spec import QParams, QuantSpec
 
@@ -36,7 +37,7 @@ _FACTORS = tuple(1.03**k for k in range(24))
 _INT8 = np.iinfo(np.int8)
 
 
-def pair_neighbours(values: ArrayLike, order: SumOrder) -> NDArray[Any]:
+def pair_neighbours(values: ArrayLike, order: SumOrder) -> Array:
     """Arrange weights as [rows, sums, 2], one entry per 16-bit sum; 0 beside the last of an odd number."""
     rows = _to_rows(np.asarray(values), order)
     if rows.shape[1] % 2:
@@ -52,7 +53,7 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> NDArray[np.bool_
     return np.asarray((most > MOST) | (least < -MOST))
 
 
-def find_partners(shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
+def find_partners(shape: Shape, order: SumOrder) -> NDArray[np.int64]:
     """Find the flat index of each weight's neighbour in a tensor of `shape`; -1 for a weight without one."""
     # Counted from 1: 0 stands beside those that are alone.
     places = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int64).reshape(shape)
@@ -93,7 +94,7 @@ def fake_quant_weight(
     return dequantize(quantize_weight(values, qparams, spec, orders), qparams, spec, dtype)
 
 
-def limit_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrder]) -> NDArray[Any]:
+def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> Array:
     """Change integers whose sum can overflow to the nearest ones whose sum cannot.
 
     values: int8. wanted: the unrounded values, of the same shape, in units of the scale. Of the integers that satisfy a
@@ -111,9 +112,7 @@ def limit_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrde
     return np.asarray(codes)
 
 
-def choose_widening(
-    first: NDArray[Any], second: NDArray[Any], scale: NDArray[Any], noise: ArrayLike, cost: ArrayLike
-) -> NDArray[np.float32]:
+def choose_widening(first: Array, second: Array, scale: Array, noise: ArrayLike, cost: ArrayLike) -> Floats:
     """Choose a factor of 1 to 2 for the scale of each row: wider steps round coarser and leave sums more room.
 
     It minimises the expected error of a row: noise * (f * scale)^2 / 12 for rounding, plus cost * excess^2 for each
@@ -142,9 +141,7 @@ def choose_widening(
     return factors
 
 
-def round_within_sum(
-    first: NDArray[Any], second: NDArray[Any], aim: ArrayLike, other: ArrayLike
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def round_within_sum(first: Array, second: Array, aim: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
     """Move both neighbours of every sum to the nearest integers that satisfy it; arrays of one shape.
 
     first, second: integers. aim, other: their unrounded values.
@@ -176,7 +173,7 @@ def _split_axes(order: SumOrder) -> tuple[list[int], int]:
     return [axis for group in axes for axis in group], len(axes[0])
 
 
-def _to_rows(array: NDArray[Any], order: SumOrder) -> NDArray[Any]:
+def _to_rows(array: Array, order: SumOrder) -> Array:
     """[rows, weights]; where a row holds several runs of an odd number, a 0 ends each."""
     axes, apart = _split_axes(order)
     moved = array.transpose(axes)
@@ -186,7 +183,7 @@ def _to_rows(array: NDArray[Any], order: SumOrder) -> NDArray[Any]:
     return runs.reshape(len(runs), -1)
 
 
-def _from_rows(rows: NDArray[Any], shape: tuple[int, ...], order: SumOrder) -> NDArray[Any]:
+def _from_rows(rows: Array, shape: Shape, order: SumOrder) -> Array:
     """Invert `_to_rows`."""
     axes, apart = _split_axes(order)
     sizes = [shape[axis] for axis in axes]

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onnxq.arrays import Floats
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics.block_search import search_numbers
@@ -77,9 +78,7 @@ def check_weight_observer(observer: ObserverSpec) -> None:
         raise ConfigError(f"weight observer {name!r}", f"takes no option {unknown!r}", "remove it", code="Q311")
 
 
-def _widen_scales(
-    values: NDArray[np.float32], qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder]
-) -> QParams:
+def _widen_scales(values: Floats, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder]) -> QParams:
     """Widen the scales for weights that share a 16-bit sum, by expected squared error."""
     grain = spec.granularity
     if not orders or not needs_bound(spec) or isinstance(grain, PerBlock):
@@ -97,7 +96,7 @@ def _widen_scales(
     return replace(qparams, scale=np.asarray(qparams.scale * factors, np.float32))
 
 
-def _group_values(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.float32], tuple[int, ...]]:
+def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, tuple[int, ...]]:
     """Arrange values in rows that share a scale; return these and the shape of the scales.
 
     A short last block is filled with zeros, which lie in every range and quantize without error.
@@ -115,7 +114,7 @@ def _group_values(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray
     return np.moveaxis(filled, axis + 1, -1).reshape(-1, grain.size), shape
 
 
-def _find_ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
+def _find_ends(values: Floats, spec: QuantSpec) -> Ends:
     """Find the smallest and largest value, or 0, of each channel; of all values for blocks. NaN propagates."""
     others = None
     if isinstance(spec.granularity, PerChannel):
@@ -125,7 +124,7 @@ def _find_ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
     return np.asarray(low, np.float64), np.asarray(high, np.float64)
 
 
-def _find_axis(values: NDArray[np.float32], grain: PerChannel | PerBlock) -> int:
+def _find_axis(values: Floats, grain: PerChannel | PerBlock) -> int:
     """The axis of channels or blocks, counted from 0. Raises ConfigError where the values have no such axis."""
     if not -values.ndim <= grain.axis < values.ndim:
         cause = f"is outside a weight of shape {values.shape}"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onnxq.arrays import Array, Floats
 from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
@@ -33,7 +34,7 @@ class Observer(Protocol):
     def count(self) -> int:
         """Number of values seen."""
 
-    def update(self, x: NDArray[Any], /) -> None:
+    def update(self, x: Array, /) -> None:
         """Observe an array of any shape and float type. Empty arrays have no effect.
 
         Raises CalibrationError on NaN or inf, and is then unchanged.
@@ -49,7 +50,7 @@ class Observer(Protocol):
 class Values(NamedTuple):
     """A validated array as flat float32, with its smallest and largest value."""
 
-    flat: NDArray[np.float32]
+    flat: Floats
     low: float
     high: float
 
@@ -190,7 +191,7 @@ class ValueObserver:
     def __init__(self, quant: QuantSpec) -> None:
         self.quant = quant
 
-    def update(self, x: NDArray[Any]) -> None:
+    def update(self, x: Array) -> None:
         """Observe an array. Raises CalibrationError on NaN or inf."""
         values = flatten_values(x)
         if values is not None:

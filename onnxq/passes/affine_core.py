@@ -18,10 +18,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array
+
 Array64 = NDArray[np.float64]
 
 
-def scale_outputs(weight: NDArray[Any], factor: Array64, axis: int, groups: int = 1) -> NDArray[Any] | None:
+def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int = 1) -> Array | None:
     """a·W. factor: [channels] or []; axis: W's output axis (ConvTranspose: 1, where channels = groups * W.shape[1]).
 
     None when the result does not fit W's type.
@@ -38,13 +40,13 @@ def scale_outputs(weight: NDArray[Any], factor: Array64, axis: int, groups: int 
     return round_to_type(wide * factor.reshape(shape), weight.dtype)
 
 
-def sum_inputs(weight: NDArray[Any], axis: int) -> Array64:
+def sum_inputs(weight: Array, axis: int) -> Array64:
     """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
     return np.asarray(weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis)))
 
 
 def compute_batchnorm_scale(
-    scale: NDArray[Any], bias: NDArray[Any], mean: NDArray[Any], var: NDArray[Any], epsilon: float
+    scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
 ) -> tuple[Array64, Array64] | None:
     """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
     spread = var.astype(np.float64) + epsilon
@@ -54,7 +56,7 @@ def compute_batchnorm_scale(
     return a, bias.astype(np.float64) - mean.astype(np.float64) * a
 
 
-def per_channel(value: NDArray[Any], rank: int, axis: int, channels: int) -> Array64 | None:
+def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | None:
     """A constant that broadcasts onto a tensor [.., channels at `axis`, ..] of `rank` without changing its shape.
 
     Returns [channels] or [] as float64; None when it varies along another axis or would raise the rank.
@@ -71,7 +73,7 @@ def per_channel(value: NDArray[Any], rank: int, axis: int, channels: int) -> Arr
     return flat if flat.size == channels and channels > 1 else flat.reshape(())
 
 
-def round_to_type(value: Array64, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def round_to_type(value: Array64, dtype: np.dtype[Any]) -> Array | None:
     """`value` in a float type; None if it overflows, or is so small there that it loses significant digits."""
     # float16 is subnormal below 6e-5: a weight times 1/255 may end there.
     with np.errstate(over="ignore", under="ignore"):

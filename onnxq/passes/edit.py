@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Arrays
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, ModelLike, NodeRef, find_opset, infer_shapes, upgrade_opset
 from onnxq.graph.scopes import walk_graphs
@@ -114,7 +114,7 @@ class Edit:
         self._editor.insert_node(node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name)
         return made
 
-    def append(self, node: NodeRef, op_type: str, value: NDArray[Any]) -> None:
+    def append(self, node: NodeRef, op_type: str, value: Array) -> None:
         """A new node behind another, of its first output and a constant; the tensor keeps the name that it had."""
         name, made = node.outputs[0], self._editor.fresh(f"{node.outputs[0]}/{node.op_type}")
         held = self.constant(node.scope, f"{node.name}/bias", value)
@@ -123,15 +123,15 @@ class Edit:
             node.scope, op_type, [made, held], [name], name=self._editor.fresh(f"{name}/{op_type}"), after=node.name
         )
 
-    def replace_constant(self, tensor: TensorId, value: NDArray[Any]) -> None:
+    def replace_constant(self, tensor: TensorId, value: Array) -> None:
         """Give an initializer another value, for all that read it."""
         self._editor.replace_initializer(tensor, value)
 
-    def constant(self, scope: str, base: str, value: NDArray[Any]) -> str:
+    def constant(self, scope: str, base: str, value: Array) -> str:
         """A new initializer of about this name."""
         return self._editor.add_initializer(scope, self._editor.fresh(base), value)
 
-    def set_constant(self, view: View, edge: Edge, value: NDArray[Any]) -> None:
+    def set_constant(self, view: View, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
         node = view.index.node(edge.node)
         held = view.tensor(node, edge.index)
@@ -165,7 +165,7 @@ class Replacement:
     attrs: Mapping[str, Any]
     domain: str = ""
     opset: int = 1
-    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    constants: Arrays = field(default_factory=dict)
 
 
 Finder = Callable[[View], list[Replacement]]

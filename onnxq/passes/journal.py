@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from onnxq.sites import Refusal
+from onnxq.sites import Refusals
 
 # Below this the answers are usually broken, dB; every model that kept its metric in development stayed above it.
 LOST_DB = 10.0
@@ -31,7 +31,7 @@ class PassReport:
 
     name: str
     changed: tuple[str, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
+    skipped: Refusals = ()
     outcome: Outcome = Outcome.KEPT
     trial_db: tuple[float, float] | None = None
     difference: float | None = None

@@ -15,9 +15,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from onnxq.arrays import Arrays
 from onnxq.backends import find_target
 from onnxq.data import Dataset
-from onnxq.evaluation.accumulator import Array, OutputAccuracy
+from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
 from onnxq.graph import ModelLike
@@ -110,7 +111,7 @@ class SampleSets:
     validation: Dataset
     test: Dataset
     seen: str
-    first: Mapping[str, Array]
+    first: Arrays
     description: str
     synthetic: bool
     seed: int = 0

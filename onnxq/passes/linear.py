@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.graph import NodeRef
 from onnxq.passes.affine_core import Array64, compute_batchnorm_scale, per_channel
 from onnxq.passes.view import View, is_float, is_op
@@ -26,7 +25,7 @@ class Linear:
     """
 
     node: NodeRef
-    weight: NDArray[Any]
+    weight: Array
     axis: int
     groups: int
     channels: int
@@ -60,7 +59,7 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
     return _describe_gemm(node, weight, bias) if node.op_type == "Gemm" else _describe_conv(node, weight, bias)
 
 
-def _describe_conv(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
+def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
     groups = int(node.attrs.get("group", 1)) if axis else 1
     channels = weight.shape[axis] * groups
@@ -70,7 +69,7 @@ def _describe_conv(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | Non
     return Linear(node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift)
 
 
-def _describe_gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
+def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.attrs.get("transB", 0) else 1
     shift = np.zeros(())
     if bias is not None:
@@ -82,7 +81,7 @@ def _describe_gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | Non
     return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
 
 
-def _describe_matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
+def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
     channels, out = weight.shape[1], view.output(node)
     known = view.rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from onnxq.graph import GraphIndex, Model, ModelLike, get_index
 from onnxq.graph.precision.widen import SourceTypes
+from onnxq.passes.journal import PassReport
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement
 from onnxq.runtime import Rest
@@ -72,6 +73,11 @@ class PlacedState(PlannedState):
     """A float model and a plan that the planner made. problem: the placement problem that the plan answers."""
 
     problem: OnnxPlacement
+
+
+# The results of passes.
+FloatStep = tuple[FloatState, PassReport]
+PlacedStep = tuple[PlacedState, PassReport]
 
 
 @dataclass(frozen=True)

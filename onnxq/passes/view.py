@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array
 from onnxq.graph import ModelLike, NodeRef, get_index
 from onnxq.sites import Edge, TensorId
 
@@ -43,7 +43,7 @@ class View:
             return None
         return node
 
-    def constant(self, node: NodeRef, k: int) -> NDArray[Any] | None:
+    def constant(self, node: NodeRef, k: int) -> Array | None:
         """The value of a constant input, None when it is absent or computed."""
         return self.index.input_value(node, k)
 
@@ -122,7 +122,7 @@ def is_op(node: NodeRef, *op_types: str) -> bool:
     return node.op_type in op_types and not node.domain
 
 
-def is_float(value: NDArray[Any]) -> bool:
+def is_float(value: Array) -> bool:
     """True for float16/32/64 and bfloat16 (whose numpy kind is not 'f')."""
     return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
 

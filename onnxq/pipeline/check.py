@@ -10,10 +10,11 @@ from itertools import chain
 import numpy as np
 from onnx import TensorProto, helper
 
+from onnxq.arrays import Array
 from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ModelError, OnnxqError, VerificationError
-from onnxq.evaluation.accumulator import Array, OutputAccuracy
+from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.class_scores import find_class_scores
 from onnxq.evaluation.compare import ModelErrors, ModelRunner, compare_models, sum_errors
@@ -30,7 +31,7 @@ from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Session, detect_cpu, time_models
-from onnxq.sites import Caution, Role
+from onnxq.sites import Caution, Cautions, Role
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
 _SEGMENT_BYTES = 1 << 26
@@ -52,7 +53,7 @@ class ModelCheck:
 
     outputs: tuple[OutputCheck, ...]
     samples: int
-    notes: tuple[Caution, ...] = ()
+    notes: Cautions = ()
     segments: int = 0
     choices: tuple[ChoiceAgreement, ...] = ()
     errors: Mapping[str, ModelErrors] = field(default_factory=dict)
@@ -190,9 +191,7 @@ def is_narrow(state: PlannedState) -> bool:
 _EMULATED = "the file itself was not run, a check computes in float32 and rounds as its types say"
 
 
-def load_file(
-    model: ModelLike, feeds: Feeds | None = None, *, optimized: bool, threads: int = 0
-) -> tuple[Caution, ...]:
+def load_file(model: ModelLike, feeds: Feeds | None = None, *, optimized: bool, threads: int = 0) -> Cautions:
     """Load a finished file in ORT as it says: all its types must fit. A note where ORT has no kernel for one of them.
 
     feeds: a sample to run, since some kernels refuse a type only then. optimized: the file is for ORT, which must have
@@ -219,7 +218,7 @@ def load_file(
     return ()
 
 
-def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
+def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> Cautions:
     """A note for each output that is near the float model's on the samples held back and far from it on others."""
     near = {check.name for check in checks if check.sqnr_db[0] >= LOST_DB}
     notes = []
@@ -260,7 +259,7 @@ def _holds_bfloat16(model: ModelLike) -> bool:
     return any(value.type.tensor_type.elem_type == TensorProto.BFLOAT16 for value in values)
 
 
-def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> tuple[Caution, ...]:
+def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> Cautions:
     """A note for each output in which no sample had a number to compare, and which no choice decides."""
     selections = reference.selections
     checked = selections.settled.union(name for node in selections.nodes for name, _ in node.choices)

@@ -9,15 +9,15 @@ from typing import Any
 
 import onnx
 
-from onnxq.backends import check_target
-from onnxq.config import Command, Config, check_limits, check_trust, expand_names, list_options, load_config
+from onnxq.backends import check_limits, check_target, list_backends, load_config
+from onnxq.config import Command, Config, check_trust, expand_names, list_options
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
 from onnxq.observers import check_observers
 from onnxq.passes.mixed_precision.weight_bits import check_budget
 from onnxq.passes.registry import check_skip
-from onnxq.runtime import check_libraries, check_provider
+from onnxq.runtime import UnknownOperatorError, check_libraries, check_provider
 
 ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None
@@ -35,8 +35,8 @@ def list_models(models: Sequence[ModelSource] | ModelSource) -> list[ModelSource
 def make_config(config: Configuration, overrides: Overrides, command: Command, *, usual: str | None = None) -> Config:
     """Make the configuration of a command: a preset, file or Config with the caller's options on top.
 
-    None, and a file that names no target, start from the preset of the target in the options, as `trt-int8`; without
-    one from that of `usual`, by default `ort`.
+    None, and a file that names no target, start from the preset of the target in the options, as `NAME-int8`; without
+    one from that of `usual`, by default ONNX Runtime's.
     Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
     """
     settings = expand_names(overrides, command)
@@ -83,7 +83,12 @@ def open_run(
                 "plugins": tuple(str(Path(path).resolve()) for path in runtime.plugins),
                 "provider": check_provider(runtime.provider) if runtime.provider else "",
             }
-            yield chosen.model_copy(update={"runtime": runtime.model_copy(update=ready)})
+            try:
+                yield chosen.model_copy(update={"runtime": runtime.model_copy(update=ready)})
+            except UnknownOperatorError as error:
+                # Runtime knows no backends, and so none that keeps such operators.
+                advice = (backend.plugin_advice for backend in list_backends())
+                raise error.replace_text(fix="; or, ".join([error.fix, *filter(None, advice)])) from error
 
 
 def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[str | Path]:

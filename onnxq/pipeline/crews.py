@@ -7,7 +7,7 @@ from pathlib import Path
 from onnxq.config import ScaleConfig
 from onnxq.errors import ConfigError
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Cautions
 from onnxq.workers import Journal, Workers
 from onnxq.workers.dask import DaskWorkers
 from onnxq.workers.processes import ProcessWorkers
@@ -39,7 +39,7 @@ def _find_folder(resume: str, model: object) -> Path:
     return path.with_name(f"{path.name}.resume")
 
 
-def describe_journal(crew: Crew) -> tuple[Caution, ...]:
+def describe_journal(crew: Crew) -> Cautions:
     """A line for pieces in the folder that this run had no use for."""
     journal = crew.workers.journal
     left = 0 if journal is None else journal.earlier - journal.used

@@ -39,7 +39,7 @@ from onnxq.report.sentences import (
 )
 from onnxq.report.terminal import format_count, format_counts
 from onnxq.runtime import Feeds, Rest, UnknownOperatorError, detect_cpu, find_front
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Cautions
 
 # Seconds that timing both models takes, about.
 _TIMING_SECONDS = 4.0
@@ -124,7 +124,7 @@ def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> Mode
     return whole
 
 
-def describe_rest(rest: Rest | None) -> tuple[Caution, ...]:
+def describe_rest(rest: Rest | None) -> Cautions:
     """A warning that names the operators that were not run, what stands behind them, and the outputs not checked."""
     if rest is None:
         return ()
@@ -234,7 +234,7 @@ def _check_unrun(ctx: RunContext, state: PlannedState, model: ModelLike, *, here
     )
 
 
-def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
+def warn_unmeasured_cpu(plan: Plan, kind: str) -> Cautions:
     """A warning where the plan was placed by costs of other kinds of CPU than this machine's, of `runtime.cpu_kind`."""
     how = plan.placement
     if kind != "arm64" or how is None or how.method is not PlacementMethod.RULES or not how.cpu:

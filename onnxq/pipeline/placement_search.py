@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from onnxq.backends import find_target
+from onnxq.backends import find_backend, find_target
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.engines.bench.trt import demand_gpu, time_models_on_gpu
+from onnxq.engines.bench import demand_timer, time_placements
 from onnxq.errors import ConfigError, OnnxqError, VerificationError
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
@@ -54,11 +54,11 @@ def choose_timer(config: Config) -> tuple[Timer, int]:
     """
     engine = find_target(config.target)
     if not engine.times_itself:
-        if not engine.library:
+        if not find_backend(config.target).engines:
             cause = f"onnxq runs no engine of target {engine.name} that could time placements"
             raise ConfigError(config.where("placement"), cause, "write `placement: rules`", code="Q307")
-        demand_gpu("placement: measured")
-        return partial(time_models_on_gpu, plugins=config.runtime.plugins), 0
+        demand_timer(config.target, "placement: measured")
+        return partial(time_placements, config.target, plugins=config.runtime.plugins), 0
     threads = config.verify.threads or 1
     return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds), threads
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from onnx import TensorProto
 
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
+from onnxq.arrays import Array, Arrays
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import check_constants
 from onnxq.errors import VerificationError
-from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import (
@@ -116,12 +116,12 @@ def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> Fl
 _NARROW_DB = {int(TensorProto.FLOAT16): 50.0, int(TensorProto.BFLOAT16): 35.0}
 
 
-def _run_samples(model: ModelLike, samples: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+def _run_samples(model: ModelLike, samples: Sequence[Arrays]) -> list[dict[str, Array]]:
     session = Session(model, optimize=False)
     return [session.run(feeds) for feeds in samples]
 
 
-def prove_equal(state: FloatState, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent) -> None:
+def prove_equal(state: FloatState, samples: Iterable[Arrays], *, progress: Progress = silent) -> None:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
     some, errors = list(samples), ModelErrors()
     with progress("comparing the simplified model with the original") as task:

@@ -12,12 +12,12 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.candidates import find_owners
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, drop_stale
-from onnxq.sites import Caution, Role, Site
+from onnxq.sites import Caution, Cautions, Role, Site
 
 _MEASURED = (Role.ACTIVATION, Role.OUTPUT)
 
 
-def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan, tuple[Caution, ...]]:
+def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan, Cautions]:
     """The plan with numbers at every site, and a line for each whose numbers were computed again though it had some.
 
     Raises PlanError naming the activation that needs samples where there are none.

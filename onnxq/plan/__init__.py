@@ -16,6 +16,7 @@ from onnxq.plan.model import (
     Rotation,
     Scaling,
     SitePlan,
+    SitePlans,
 )
 from onnxq.plan.reading import drop_stale, from_json, to_json
 
@@ -34,6 +35,7 @@ __all__ = [
     "Rotation",
     "Scaling",
     "SitePlan",
+    "SitePlans",
     "drop_stale",
     "from_json",
     "spec_dict",

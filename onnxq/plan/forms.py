@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats
 from onnxq.config import Frozen, Observer, Scheme
 from onnxq.config.rows import Form, read_by
 from onnxq.config.schema import Axis, Code, Natural, Origin, SiteName
@@ -41,7 +42,7 @@ _MOST_BYTES = 2**31
 _MARK = " #"
 
 
-def write_array(values: NDArray[Any]) -> Any:
+def write_array(values: Array) -> Any:
     """The array as JSON values: nested lists, or the packed form."""
     if values.size <= _INLINE:
         return values.tolist()
@@ -50,7 +51,7 @@ def write_array(values: NDArray[Any]) -> Any:
     return {"shape": list(values.shape), "zlib64": packed}
 
 
-def read_array(raw: Any, dtype: Any) -> NDArray[Any]:
+def read_array(raw: Any, dtype: Any) -> Array:
     """The array that `write_array` wrote, or a person.
 
     dtype: the numpy type it gets. Raises ValueError for another form and for values that the type does not hold.
@@ -62,12 +63,12 @@ def read_array(raw: Any, dtype: Any) -> NDArray[Any]:
     return array
 
 
-def read_floats(raw: Any) -> NDArray[np.float32]:
+def read_floats(raw: Any) -> Floats:
     """The float32 array that `write_array` wrote, or a person."""
     return read_array(raw, np.float32)
 
 
-def _read_list(raw: Any, kind: np.dtype[Any]) -> NDArray[Any]:
+def _read_list(raw: Any, kind: np.dtype[Any]) -> Array:
     limits = np.iinfo(kind) if kind.kind in "iu" else None
     for value in _iterate_leaves(raw):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -92,7 +93,7 @@ def _iterate_leaves(raw: Any) -> Iterator[Any]:
         yield raw
 
 
-def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> NDArray[Any]:
+def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> Array:
     shape, packed = raw.get("shape"), raw.get("zlib64")
     if set(raw) != {"shape", "zlib64"} or not isinstance(shape, list) or not isinstance(packed, str):
         raise ValueError('must be numbers, or {"shape": […], "zlib64": "…"}')
@@ -234,7 +235,7 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
 SPEC = Form(_SpecRow, _read_spec, spec_dict)
 
 
-def _read_scale(raw: Any) -> NDArray[np.float32] | None:
+def _read_scale(raw: Any) -> Floats | None:
     return None if raw is None else read_floats(raw)
 
 
@@ -278,7 +279,7 @@ class _ValuesRow(Frozen):
     values: Any = None
 
 
-def _read_values(row: Any) -> NDArray[Any] | None:
+def _read_values(row: Any) -> Array | None:
     if row.values is None:
         return None
     if row.spec.is_float:

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats
 from onnxq.backends import find_modes, list_names
 from onnxq.config import Frozen
 from onnxq.config.rows import Form, Written
@@ -35,7 +35,7 @@ from onnxq.plan.forms import (
     read_floats,
     write_array,
 )
-from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, LeftFloat, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import abbreviate
 
@@ -158,7 +158,7 @@ class Scaling:
 
     name: str
     tensor: TensorId
-    factors: NDArray[np.float32] = field(hash=False)
+    factors: Floats = field(hash=False)
     anchor: str = ""
 
     def __eq__(self, other: object) -> bool:
@@ -281,7 +281,7 @@ class SitePlan:
     sum_orders: Annotated[tuple[SumOrder, ...], _SUM_ORDERS] = ()
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
     # others; None: the model's own weight is rounded.
-    values: Annotated[NDArray[Any] | None, OWN_VALUES] = field(default=None, hash=False)
+    values: Annotated[Array | None, OWN_VALUES] = field(default=None, hash=False)
 
     @property
     def complete(self) -> bool:
@@ -297,13 +297,13 @@ class SitePlan:
             raise PlanError(str(self.site), "the plan does not name its tensor", "plan the model again", code="Q403")
         return self.tensor
 
-    def find_readers(self, graph: Graph) -> tuple[Edge, ...]:
+    def find_readers(self, graph: Graph) -> Edges:
         """The inputs that read the dequantized tensor. graph: of the model that the plan is for."""
         if self.consumers is not None:
             return self.consumers
         return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
-    def find_lookups(self, graph: Graph) -> tuple[Edge, ...]:
+    def find_lookups(self, graph: Graph) -> Edges:
         """The readers that look rows of this constant up, where rows can be dequantized behind them.
 
         That is so for a matrix in int8 with one scale a row, or in int4 in blocks of a row, around 0.
@@ -322,12 +322,15 @@ class SitePlan:
         return same and _equal_arrays(self.values, other.values)
 
 
+SitePlans = tuple[SitePlan, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BiasPlan:
     """A float32 bias in the place of the model's own. edge: the input that reads it, which may be a new one."""
 
     edge: Annotated[Edge, OWN_EDGE]
-    values: Annotated[NDArray[np.float32], FLOATS] = field(hash=False)
+    values: Annotated[Floats, FLOATS] = field(hash=False)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BiasPlan):
@@ -335,7 +338,7 @@ class BiasPlan:
         return self.edge == other.edge and _equal_arrays(self.values, other.values)
 
 
-def _equal_arrays(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
+def _equal_arrays(a: Array | None, b: Array | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.dtype == b.dtype and np.array_equal(a, b)
@@ -371,9 +374,9 @@ class Plan:
     kept: Written[tuple[str, ...]] = ()
     # Nodes to be guarded against quantization by the engine itself.
     float_nodes: Written[tuple[str, ...]] = ()
-    refusals: Written[tuple[Refusal, ...]] = ()
+    refusals: Written[Refusals] = ()
     left_float: Written[tuple[LeftFloat, ...]] = ()
-    sites: Written[tuple[SitePlan, ...]] = ()
+    sites: Written[SitePlans] = ()
     # Name -> structural id of the nodes that sites name as consumers, to find them again under other names.
     nodes: Written[Mapping[str, str]] = field(default_factory=dict)
     # Factors per channel that the float model is rewritten with first.
@@ -387,7 +390,7 @@ class Plan:
     # "allow": sums of the weights may overflow in kernels that add in 16 bits.
     saturation: Saturation = "avoid"
     # Pairs that the model came with, whose numbers never change; `consumers` are their readers, old and new.
-    existing: tuple[SitePlan, ...] = ()
+    existing: SitePlans = ()
     # The float types around the pairs; None: float32.
     precision: PrecisionPlan | None = None
     # The values of its tensors on seeded inputs, in figures; None for a model that could not be run.
@@ -401,7 +404,7 @@ class Plan:
         raise PlanError(str(site), "no such site in the plan", code="Q404")
 
     @property
-    def all_sites(self) -> tuple[SitePlan, ...]:
+    def all_sites(self) -> SitePlans:
         """The sites of pairs that the model came with, then those to be written."""
         return (*self.existing, *self.sites)
 
@@ -415,7 +418,7 @@ class Plan:
         """True when attention was tried both ways and is quantized."""
         return self.attention is not None and self.attention.kind is AttentionKind.QUANTIZED
 
-    def with_sites(self, sites: tuple[SitePlan, ...]) -> Plan:
+    def with_sites(self, sites: SitePlans) -> Plan:
         """The plan with these sites in the place of its own."""
         return replace(self, sites=sites)
 

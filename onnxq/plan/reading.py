@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.backends import Target, describe_spec, find_modes
 from onnxq.config import Frozen
 from onnxq.config.rows import read_fields, write_fields
@@ -209,7 +208,7 @@ def _check_clip(site: SitePlan) -> None:
         raise PlanError(str(site.site), cause, "give the lowest value, at most 0, and the highest", code="Q403")
 
 
-def _find_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any], *, signed: bool) -> tuple[str, str] | None:
+def _find_fault(site: SitePlan, scale: Array, zero: Array, *, signed: bool) -> tuple[str, str] | None:
     """The fault of a scale and zero point, and its fix; None without one. signed: scales of blocks may be negative."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
     blocks = site.role is Role.WEIGHT and site.spec.has_blocks

@@ -9,14 +9,14 @@ from functools import cached_property
 from onnxq.backends import Shapes, Target, describe_spec, find_target
 from onnxq.config import Config
 from onnxq.graph import Fingerprint, GraphIndex, ModelLike, compute_fingerprint, compute_structural_ids, get_index
-from onnxq.plan import PlacementChoice, Plan, SitePlan
+from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.planner.choose import Choice, choose_ops, list_strategies
 from onnxq.planner.place import Placer
 from onnxq.planner.problem import NOTHING, Existing, PlacementProblem, is_between_pairs, state_problem
 from onnxq.planner.requests import Requests
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.tables import Table, add_tables
-from onnxq.sites import Caution, Refusal, Role, TensorId, is_within, split_unquantized
+from onnxq.sites import Caution, Cautions, Refusal, Role, TensorId, is_within, split_unquantized
 
 # From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
 _WIDE_OPSET, _FLOAT8_OPSET = 21, 19
@@ -150,7 +150,7 @@ def state_placement(
     return OnnxPlacement(**vars(problem), proto=proto, index=index, base=base)
 
 
-def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index: GraphIndex) -> tuple[Caution, ...]:
+def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index: GraphIndex) -> Cautions:
     """Warnings of pairs that the model came with, and of operators, that a strict target's engine refuses."""
     if not engine.strict:
         return ()
@@ -174,7 +174,7 @@ def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index
     return (Caution("W125", f"{line}, e.g. {unreadable[0]}: quantize the float model for {engine.name}"), *cautions)
 
 
-def _find_unknown(engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
+def _find_unknown(engine: Target, index: GraphIndex) -> Cautions:
     """A warning for each operator that the target's engine cannot read."""
     unknown: dict[tuple[str, str], list[str]] = {}
     for node in index.nodes:
@@ -186,7 +186,7 @@ def _find_unknown(engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
     )
 
 
-def _match_signs(existing: Existing, config: Config) -> tuple[Config, tuple[Caution, ...]]:
+def _match_signs(existing: Existing, config: Config) -> tuple[Config, Cautions]:
     """The configuration with the sign of the model's own activation pairs, and a line that says so.
 
     Kernels read and write one type, so a region that goes on from a pair of another sign would not fuse.
@@ -208,7 +208,7 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, tuple[Caut
 
 def anchor_sites(
     index: GraphIndex, sites: Iterable[SitePlan], floats: Iterable[str], ids: Mapping[TensorId, str]
-) -> tuple[tuple[SitePlan, ...], dict[str, str]]:
+) -> tuple[SitePlans, dict[str, str]]:
     """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
     done = tuple(replace(site, anchor=_find_anchor(index, site, ids)) for site in sites)
     named = dict.fromkeys([edge.node for site in done for edge in site.consumers or ()] + list(floats))

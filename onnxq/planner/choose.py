@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends.ort.costs import Cost, list_cpu_costs
+from onnxq.backends import list_costs
+from onnxq.backends.base import Cost
 from onnxq.config import Rule
 from onnxq.planner.cut import ANY, CutProblem, find_balance
-from onnxq.planner.exclusions import find_excluded
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
+from onnxq.sites import Cautions, LeftFloat, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -23,7 +23,7 @@ class Choice:
 
     chosen: frozenset[str]
     reasons: tuple[Unquantized, ...] = ()
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in list_cpu_costs(problem.config.cpu)]
+    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in list_costs(problem.engine, problem.config.cpu)]
 
 
 def compare_times(before: list[float], after: list[float]) -> float:
@@ -81,7 +81,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     sides, reasons = decide_sides(problem)
     if not sized:
         sides = {**{op.name: True for op in ops if op.rule.compute}, **sides}
-    balance = find_balance(CutProblem(ops, problem.engine.dynamic, problem.apart), sides, cpu)
+    balance = find_balance(CutProblem(ops, problem.engine.dynamic, problem.apart), sides, cpu, problem.engine.costs)
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
@@ -154,7 +154,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
 
 def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, Unquantized]]:
     """Operators whose side is given: those that rules and the person keep float, those that the person forces."""
-    reasons: dict[str, Unquantized] = dict(find_excluded(problem.ops, problem.engine))
+    reasons: dict[str, Unquantized] = {**_find_excluded(problem)}
     sides = dict.fromkeys(reasons, False)
     for op in problem.ops:
         decided = _decide_side(problem, op, sides)
@@ -163,6 +163,20 @@ def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, 
             reasons.pop(op.name, None)
             reasons |= {} if reason is None else {op.name: reason}
     return sides, reasons
+
+
+def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
+    """Operator name -> the reason of the first rule of the target that keeps it float."""
+    ops, excluded = problem.ops, dict[str, LeftFloat]()
+    for op in ops:
+        # The operator whose closing pair stands on the data, with an activation between.
+        maker = ops.by_out.get(op.data[0][1]) if op.data else None
+        made = None if maker is None else ops.candidate(maker.node)
+        for name, explain in problem.engine.exclusions.items():
+            if reason := explain(ops.candidate(op.node), made):
+                excluded[op.name] = LeftFloat(op.name, reason, name, "F103")
+                break
+    return excluded
 
 
 def _decide_side(
@@ -303,7 +317,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
         return _drop_doubles(rules, wanted)
     sides, reasons = decide_sides(problem)
     cut = CutProblem(ops, apart=problem.apart)
-    balance = find_balance(cut, sides, problem.config.cpu)
+    balance = find_balance(cut, sides, problem.config.cpu, problem.engine.costs)
     # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.
     lasting = (BY_PERSON, "log-front-end", KEPT)
     decided = {

@@ -18,10 +18,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.backends import Output
-from onnxq.backends.ort.costs import CPU_COSTS, Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.backends import Output, find_reference
+from onnxq.backends.base import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, TensorId
+from onnxq.sites import Caution, Cautions, TensorId
 
 
 @dataclass
@@ -168,7 +168,7 @@ class CutProblem:
     dynamic: bool = False
     apart: frozenset[str] = frozenset()
 
-    def compute_costs(self, cpu: CpuCosts) -> PlacementCosts:
+    def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
         quantize: dict[TensorId, float] = {}
         dequantize: dict[TensorId, float] = {}
@@ -176,9 +176,9 @@ class CutProblem:
             # A pair that the model came with runs in any case.
             quantize[use.tensor] = 0.0
             if not use.paired:
-                us = quantize_us(use.elements, cpu, from_conv=use.from_conv, dynamic=self.dynamic)
+                us = cpu.predict_quantize(use.elements, from_conv=use.from_conv, dynamic=self.dynamic)
                 quantize[use.tensor] = us
-            dequantize[use.tensor] = dequantize_us(use.elements, cpu, to_conv=use.to_conv)
+            dequantize[use.tensor] = cpu.predict_dequantize(use.elements, to_conv=use.to_conv)
         ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
         return PlacementCosts(ops=ops, quantize=quantize, dequantize=dequantize)
 
@@ -221,12 +221,12 @@ class CutProblem:
         uses = (_describe_use(self.ops, tensor, self.apart) for tensor in tensors)
         return tuple(use for use in uses if use is not None)
 
-    def _find_op_cost(self, op: QuantizableOp, cpu: CpuCosts) -> Cost:
+    def _find_op_cost(self, op: QuantizableOp, cpu: MachineCosts) -> Cost:
         cost = _predict_op_cost(self.ops, op, cpu)
         if op.name not in self.apart:
             return cost
         shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
-        own = sum(quantize_us(None if shape is None else math.prod(shape), cpu, dynamic=True) for shape in shapes)
+        own = sum(cpu.predict_quantize(None if shape is None else math.prod(shape), dynamic=True) for shape in shapes)
         return Cost(cost.float_us, cost.int8_us + own)
 
     def _tie_follower(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
@@ -250,7 +250,7 @@ class CutProblem:
                 net.add_edge(op.name, readers[0] if readers else _SINK, _INFINITE)
 
 
-def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> Cost:
+def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> Cost:
     """Predicted float and int8 time of an operator, its folded activation included."""
     candidate = ops.candidate(op.node)
     case = OpCase(
@@ -263,7 +263,7 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: CpuCosts) -> C
         strides=tuple(candidate.attr("strides", ())),
         activation=op.activation.op_type if op.activation is not None else "",
     )
-    return op_cost(case, cpu)
+    return cpu.predict_node(case)
 
 
 def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> _TensorUse | None:
@@ -349,17 +349,21 @@ class Balance:
     costs: PlacementCosts
     forecasts: tuple[Forecast, ...]
 
-    def make_warnings(self) -> tuple[Caution, ...]:
+    def make_warnings(self) -> Cautions:
         """A line for each kind of CPU that could be better served."""
         return tuple(_warn_of_kind(forecast) for forecast in self.forecasts if forecast.loss > TOLERATED)
 
 
-def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
+def find_balance(
+    problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY, tables: Mapping[str, MachineCosts] | None = None
+) -> Balance:
     """The placement for one kind of CPU, or for all that have a table.
 
-    fixed: operators whose side is given. Operators forced into integers count as part of the float model.
+    tables: of costs by kind of CPU; None for those of ONNX Runtime. fixed: operators whose side is given. Operators
+    forced into integers count as part of the float model.
     """
-    costs = {name: problem.compute_costs(table) for name, table in CPU_COSTS.items()}
+    tables = find_reference().usual.costs if tables is None else tables
+    costs = {name: problem.compute_costs(table) for name, table in tables.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
 
     def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:

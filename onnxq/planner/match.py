@@ -8,12 +8,12 @@ from dataclasses import replace
 from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex
 from onnxq.nearest import suggest_names
-from onnxq.plan import Plan, PrecisionPlan, SitePlan
+from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.planner.build import anchor_sites, find_float_nodes, find_needed_opset
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors, move_rewritten
 from onnxq.planner.sums import bind_sums, digest_weights, mend_sums, read_tensor
-from onnxq.sites import Caution, Edge, Role, Site
+from onnxq.sites import Caution, Cautions, Edge, Role, Site
 from onnxq.spec import PerTensor
 
 
@@ -134,9 +134,7 @@ def _suggest_names(site: SitePlan, index: GraphIndex) -> str:
     return suggest_names(name, known)
 
 
-def drop_orphans(
-    sites: tuple[SitePlan, ...], existing: Iterable[SitePlan]
-) -> tuple[tuple[SitePlan, ...], tuple[Caution, ...]]:
+def drop_orphans(sites: SitePlans, existing: Iterable[SitePlan]) -> tuple[SitePlans, Cautions]:
     """The sites without biases whose input or weight was taken out of the plan, and a line for each.
 
     existing: pairs that the model came with, from which biases may derive too.

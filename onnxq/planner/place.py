@@ -10,11 +10,11 @@ from onnxq.config import Rule
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
-from onnxq.sites import Caution, Edge, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, PerChannel, PerTensor, QuantSpec
 
 # The inputs that read a pair; None: all that read its tensor.
-Readers = tuple[Edge, ...] | None
+Readers = Edges | None
 
 _LEAST_ERROR = ObserverSpec("mse")
 # Up to so many bits a level more on one side is worth a search for the side.
@@ -86,7 +86,7 @@ class Placer:
             return None
         return self._find_quantized_readers(tensor, chosen)
 
-    def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...]:
+    def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Edges:
         beside = chosen - self.apart
         return tuple(edge for edge, op in self.ops.consumers(tensor) if op is not None and op.name in beside)
 

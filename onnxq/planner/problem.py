@@ -15,9 +15,9 @@ from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, ModelLike, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
-from onnxq.plan import Bound, SitePlan
+from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
-from onnxq.sites import Edge, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Edge, Edges, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
 # ORT moves pairs through these.
@@ -43,7 +43,7 @@ class Existing:
     view: ModelLike | None = None
     by_tensor: Mapping[TensorId, SitePlan] = field(default_factory=dict)
     by_edge: Mapping[Edge, SitePlan] = field(default_factory=dict)
-    constants: tuple[SitePlan, ...] = ()
+    constants: SitePlans = ()
     direct: frozenset[Edge] = frozenset()
     stand_ins: frozenset[str] = frozenset()
     weighted: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class Existing:
         return pair if pair is not None and pair.site.scope == edge.scope else None
 
     @property
-    def sites(self) -> tuple[SitePlan, ...]:
+    def sites(self) -> SitePlans:
         """Every pair once: those of computed tensors, then constants."""
         pairs = (*self.by_tensor.values(), *self.by_edge.values())
         return (*{site.site: site for site in pairs}.values(), *self.constants)
@@ -141,7 +141,7 @@ class QuantizableOp:
         return None if self.rule.weight is None else self.node.make_edge(self.rule.weight)
 
     @property
-    def weights(self) -> tuple[Edge, ...]:
+    def weights(self) -> Edges:
         """The inputs of all constant weights."""
         indices = () if self.rule.weight is None else (self.rule.weight, *self.rule.more_weights)
         return tuple(map(self.node.make_edge, indices))

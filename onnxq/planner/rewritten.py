@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, NodeRef, compute_structural_ids
 from onnxq.nearest import suggest_names
 from onnxq.numerics import quantize_weight
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Edges, Role, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor
 
 # Digits that no number of an input has, so that a made-up one costs no time.
@@ -110,10 +109,10 @@ class Anchors:
 
 
 # A tensor of this graph, and the inputs that read it dequantized; None: all of them.
-Place = tuple[TensorId, tuple[Edge, ...] | None]
+Place = tuple[TensorId, Edges | None]
 
 
-def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> tuple[SitePlan, ...]:
+def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> SitePlans:
     """The sites in this graph's names, each with all its readers.
 
     A site has several places where a tool gave its readers tensors of their own, and none where it merged two tensors
@@ -201,7 +200,7 @@ class _Mover:
         onward = self.recognized.follow_readers(edge.node)
         return [self.anchors.edge(Edge(node, k)) for node, k in onward if (node, k) not in self.claims]
 
-    def _find_readers(self, name: str, tensor: TensorId) -> tuple[Edge, ...]:
+    def _find_readers(self, name: str, tensor: TensorId) -> Edges:
         nodes = self.recognized.nodes
         edges = [Edge(nodes[reader].name, k) for reader, k in self.recognized.readers[name] if reader in nodes]
         return tuple(edge for edge in edges if edge in self.index.consumers(tensor))
@@ -297,7 +296,7 @@ def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
     return replace(site, spec=spec, qparams=qparams)
 
 
-def _join_sites(value: NDArray[Any], parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
+def _join_sites(value: Array, parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
     """One site for a matrix whose columns have sites of one spec."""
     qparams = [site.qparams for site, _ in parts if site.qparams is not None]
     scale, zero = (

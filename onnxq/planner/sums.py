@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.backends import find_target
 from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
 from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Caution, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Role, Site, TensorId
 
 ALLOWED = Caution(
     "W102",
@@ -45,7 +44,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
     return replace(plan, sites=tuple(replace(site, sum_orders=list_orders(site)) for site in plan.sites))
 
 
-def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[Caution, ...]]:
+def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
     """The bound plan with integers that keep every sum, and a line for each weight whose integers changed.
 
     For plans that people edited, other tools trained or older versions wrote. Scales stay as they are.
@@ -89,7 +88,7 @@ def read_tensor(index: GraphIndex, site: Site) -> TensorId | None:
     return site if isinstance(site, TensorId) else index.input(index.node(site.node), site.index)
 
 
-def read_constant(index: GraphIndex, site: Site) -> NDArray[Any] | None:
+def read_constant(index: GraphIndex, site: Site) -> Array | None:
     """The value of the constant that a site quantizes; None where it is none."""
     return index.constant(read_tensor(index, site))
 

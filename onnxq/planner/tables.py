@@ -11,11 +11,11 @@ import numpy as np
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import fake_quant, weight_qparams
-from onnxq.plan import SitePlan
+from onnxq.plan import SitePlan, SitePlans
 from onnxq.planner.choose import BY_PERSON
 from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
-from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Edges, LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerChannel, QuantSpec
 
 # The rule that sites and reasons name.
@@ -41,8 +41,8 @@ class Table:
 
     tensor: TensorId
     elements: int
-    lookups: tuple[Edge, ...]
-    others: tuple[Edge, ...]
+    lookups: Edges
+    others: Edges
     match: Match
     spec: QuantSpec
     twin: TensorId | None = None
@@ -206,7 +206,7 @@ def _measure_rows(index: GraphIndex, table: Table) -> float:
     return float(np.percentile(rows, 1))
 
 
-def add_tables(sites: tuple[SitePlan, ...], tables: Iterable[Table]) -> tuple[SitePlan, ...]:
+def add_tables(sites: SitePlans, tables: Iterable[Table]) -> SitePlans:
     """The sites with those of the tables; a site that quantizes the table for other readers gets the lookups as well.
 
     A table whose other readers have become float is left out.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxq.arrays import Shape
 from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.engines.diff.measure import SAME_DB
@@ -15,7 +16,7 @@ from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.report.terminal import format_decibel
-from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Refusals, Unquantized
 from onnxq.wording import abbreviate
 
 DRIFT_DB = 3.0
@@ -172,7 +173,7 @@ class LatencyRatio:
     # 0: all.
     threads: int = 1
     # Of the inputs timed, by name.
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
     # 0 where the model does not say which axis it is.
     batch: int = 1
     # The kind of CPU, of runtime.CPU_KINDS; "" if not determined.
@@ -253,7 +254,7 @@ class Report:
     dynamic: int = 0
     ops: tuple[OpCount, ...] = ()
     sites: tuple[SiteLine, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: Refusals = ()
     left_float: tuple[LeftFloat, ...] = ()
     # The float types around the pairs; None: float32.
     float_types: PrecisionPlan | None = None
@@ -271,7 +272,7 @@ class Report:
     kept: tuple[str, ...] = ()
     # The weights that can overflow 16-bit sums, if runs without and with optimizations drifted apart.
     saturating: str = ""
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
     stages: tuple[StageCost, ...] = ()
 
     @property
@@ -311,7 +312,7 @@ class Report:
         """True if ranges of activations come from the data; False for weights alone."""
         return not self.roles or any(count for role, count in self.roles if role in ("activation", "output"))
 
-    def alarms(self) -> tuple[Caution, ...]:
+    def alarms(self) -> Cautions:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
         alarms = []
         if self.unchanged:

@@ -27,7 +27,7 @@ from onnxq.wording import translate_text
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
-    from onnxq.engines.saturation.model import Cost
+    from onnxq.engines.saturation.measure import Cost
 
 # Reasons of a list, and names of a reason, without `verbose`.
 _REASONS, _MEMBERS, _KEPT = 6, 2, 3

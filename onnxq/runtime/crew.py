@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
+from onnxq.arrays import Array, Arrays, Shape
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
@@ -26,8 +26,6 @@ from onnxq.runtime.engine import import_onnxruntime
 from onnxq.spec import QParams
 from onnxq.workers import Workers, WorkPiece, count_threads, register_packed
 from onnxq.workers.base import R, T
-
-Array = NDArray[Any]
 
 # Bytes; weights begin at pages, so that each can be mapped alone.
 _ALIGNMENT = 4096
@@ -46,7 +44,7 @@ class SharedArray:
     path: str
     offset: int
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     stamp: tuple[int, ...] = ()
 
     def open(self) -> StoredArray:
@@ -129,7 +127,7 @@ class Crew:
             return array
         return self._place(array, "" if isinstance(array, StoredArray) else hash_array(array))
 
-    def share_feeds(self, feeds: Mapping[str, Array]) -> SharedFeeds:
+    def share_feeds(self, feeds: Arrays) -> SharedFeeds:
         """Put one sample into the folder."""
         shared = SharedFeeds(str(self._folder()), hash_feeds(feeds), tuple(feeds))
         path = _name_feeds(shared)
@@ -223,7 +221,7 @@ def hash_array(array: Array | StoredArray) -> str:
     return known[1]
 
 
-def hash_feeds(feeds: Mapping[str, Array]) -> str:
+def hash_feeds(feeds: Arrays) -> str:
     """Hash the names, types, shapes and values of one sample."""
     parts: list[bytes | memoryview] = []
     for name, value in feeds.items():

@@ -45,8 +45,7 @@ _OPTIMIZER = (
 )
 _ANY_LIBRARY = (
     "give the shared library that implements it (`ort_library`, or `libraries` in the section `runtime` of the "
-    "configuration), quantize weights only (ort-int8-weights), without samples: that needs no run; or, where it is a "
-    "plugin of TensorRT, give `target='trt'`, which keeps it and all behind it as they are"
+    "configuration), or quantize weights only (ort-int8-weights), without samples: that needs no run"
 )
 # Libraries that packages bring along, by the domain of their operators.
 _LIBRARIES = {

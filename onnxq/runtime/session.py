@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto
 
+from onnxq.arrays import Array, Arrays
 from onnxq.errors import ConfigError, DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
@@ -95,7 +95,7 @@ def check_loaded(session: Any, provider: str) -> None:
         raise ConfigError(f"provider {_shorten_name(provider)!r}", cause, fix, code="Q323")
 
 
-Feeds = Mapping[str, NDArray[Any]]
+Feeds = Arrays
 AnyModel = ModelLike | str | Path
 
 _ROOT = "/"
@@ -173,7 +173,7 @@ class Session:
         """The onnxruntime.InferenceSession itself, for tools that ask one about its inputs and outputs."""
         return self._session
 
-    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Run once; the outputs by name (all of them when `outputs` is None), sequences as lists.
 
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable
 
 from onnx import TensorProto
 
+from onnxq.arrays import Shape
 from onnxq.graph import GraphIndex, LightModel, ModelLike, get_index, hash_graph
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.tap import Probe, Tapped, tap_tensors
 from onnxq.sites import TensorId
 
-Shape = tuple[int, ...]
 ShapeMap = dict[TensorId, Shape]
 
 # No tensor has the shape [-1]: it says that the branch did not run.

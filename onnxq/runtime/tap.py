@@ -22,7 +22,7 @@ from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk
 from onnxq.graph.subgraph import remove_unneeded
 from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.nearest import suggest_names
-from onnxq.sites import Refusal, TensorId, is_within
+from onnxq.sites import Refusal, Refusals, TensorId, is_within
 
 _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
 
@@ -34,7 +34,7 @@ class Tapped(NamedTuple):
     proto: ModelLike
     # The output that carries each tensor.
     outputs: dict[TensorId, str]
-    refusals: tuple[Refusal, ...]
+    refusals: Refusals
 
 
 @dataclass(frozen=True)

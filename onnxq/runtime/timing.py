@@ -9,12 +9,11 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.graph import ModelLike, compute_fingerprint
 from onnxq.runtime.session import Feeds, Session
 
@@ -122,7 +121,7 @@ def _is_same(model: AnyModel, other: AnyModel) -> bool:
     return compute_fingerprint(model) == compute_fingerprint(other)
 
 
-def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, Array]:
     """Feeds with their floats in the float types of a model's inputs, so that models of several types read the same.
 
     types: ONNX data types by name of the input.

@@ -8,13 +8,24 @@ from typing import Any
 import onnx
 import pytest
 
-from onnxq.backends import TARGETS, Candidate, Capability, PlacementRule, Target, describe_spec, find_target
+from onnxq.backends import (
+    BACKENDS,
+    Candidate,
+    Capability,
+    PlacementRule,
+    Target,
+    describe_spec,
+    find_target,
+    list_backends,
+    list_runnable,
+)
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
 from tests.backends.graphs import model
 
+TARGETS = {(backend.name, mode): target for backend in list_backends() for mode, target in backend.modes.items()}
 TEXT = """g (float[N,4,8,8] x, float[2] other) => (float[N,4,8,8] y, float[2] z) {
     h = Conv<pads=[1,1,1,1]>(x, w) y = Clip(h, , high) z = Relu(other)
 }"""
@@ -198,6 +209,15 @@ def test_targets_are_found_by_name_and_mode() -> None:
     with pytest.raises(ConfigError, match="known: ort, trt, virtual") as caught:
         find_target("openvino")
     assert (caught.value.code, caught.value.subject) == ("Q312", "target 'openvino'")
+
+
+def test_backends_with_engines_are_known_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = [backend.name for backend in list_backends() if backend.engines]
+    assert list_runnable(foreign=False) == loaded
+    for name in list(BACKENDS):
+        monkeypatch.delitem(BACKENDS, name)
+    assert list_runnable(foreign=False) == loaded
+    assert not BACKENDS
 
 
 @pytest.mark.parametrize("key", TARGETS)

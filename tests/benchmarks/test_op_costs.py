@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from onnxq.backends.ort.costs import CPU_COSTS, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
-from onnxq.backends.ort.costs.base import parse_costs
+from onnxq.backends.base import OpCase
+from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts, parse_costs
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 VNNI = CPU_COSTS["vnni"]
@@ -27,16 +27,17 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("op_cost_fit", None)
 
 
-def samples(cpu: CpuCosts) -> Iterator[dict[str, Any]]:
+def samples(cpu: OrtCosts) -> Iterator[dict[str, Any]]:
     """Gemms, MatMuls and pairs of many sizes, timed by the model itself."""
     for op, rows, depth, outputs in itertools.product(("Gemm", "MatMul"), (1, 16, 128), (64, 384, 1024), (64, 512)):
         case = {"op_type": op, "inputs": [[rows, depth]], "output": [rows, outputs], "weight": [depth, outputs]}
-        cost = op_cost(OpCase(**{key: tuple(map(tuple, v)) if key == "inputs" else v for key, v in case.items()}), cpu)
+        fields = {key: tuple(map(tuple, v)) if key == "inputs" else v for key, v in case.items()}
+        cost = cpu.predict_node(OpCase(**fields))
         times = {"float_us": cost.float_us, "int8_us": cost.int8_us}
         yield {"family": op.lower(), "shape": [rows, depth], "op": "", "cases": [case], **times}
     for elements, conv in itertools.product((64, 4096, 262144), (False, True)):
         cases = [{"boundary": side, "elements": elements, "conv": conv} for side in ("dequantize", "quantize")]
-        pair = quantize_us(elements, cpu, from_conv=conv) + dequantize_us(elements, cpu, to_conv=conv)
+        pair = cpu.predict_quantize(elements, from_conv=conv) + cpu.predict_dequantize(elements, to_conv=conv)
         yield {"family": "boundary", "shape": [elements], "op": "", "cases": cases, "float_us": -1.0, "int8_us": pair}
 
 

@@ -59,6 +59,7 @@ GIVEN: dict[str, tuple[list[str], object]] = {
     "diff.min_engines": (["20.5"], 20.5),
     "diff.keep": (["2"], 2),
     "diff.load": (["r.json"], ("r.json",)),
+    "prove.engine": (["tensorrt"], "tensorrt"),
     "prove.compute_capability": (["8.9"], "8.9"),
     "prove.require": (["float16", "MatMul*"], (("float16", "MatMul*"),)),
     "prove.require_int8": (["Conv"], ("Conv",)),
@@ -70,6 +71,7 @@ GIVEN: dict[str, tuple[list[str], object]] = {
     "prove.timeout": (["2m"], 120),
     "profile.by": (["site,node"], ("site", "node")),
     "profile.samples": (["3"], 3),
+    "bench.engine": (["ort"], "ort"),
     "bench.compute_capability": (["8.9"], "8.9"),
     "bench.shapes": (["x:1x3"], ("x:1x3",)),
     "bench.batch": (["4"], 4),
@@ -299,3 +301,23 @@ def test_times_that_are_none(text: str, tmp_path: Path) -> None:
     onnx.save(residual(), tmp_path / "m.onnx")
     done = CliRunner().invoke(cli, ["quantize", str(tmp_path / "m.onnx"), "--budget", text])
     assert done.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, trt; did you mean 'trt'?"),
+        (["prove", "m.onnx", "--engine", "trt"], "'trt' is not one of tensorrt-rtx, tensorrt, ort"),
+    ],
+)
+def test_names_of_engines_are_those_of_the_registry(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+
+
+def test_help_lists_the_names_of_the_registry() -> None:
+    shown = {name: CliRunner().invoke(cli, [name, "--help"]).stdout for name in ("quantize", "prove", "diff")}
+    assert "--target [ort|trt|virtual]" in shown["quantize"]
+    assert "--engine [tensorrt-rtx|tensorrt|ort]" in shown["prove"]
+    assert "--engines ort,trt" in shown["diff"]

@@ -131,18 +131,19 @@ import subprocess, sys
 from pathlib import Path
 from onnx import parser
 from onnxq.cli.signals import catch_signals
-from onnxq.engines.builder.process import Job
-from onnxq.engines.builder.process import build_engine
+from onnxq.backends import find_engine
+from onnxq.backends.building import build_engine
+from onnxq.backends.engine import Job
 run = subprocess.run
 def slow(command, **how):
     # A library that takes long: the process announces itself, and stands still.
-    code = "import os, sys, time; from onnxq.engines.builder import child; child.end_with_parent();"
+    code = "import os, sys, time; from onnxq.backends import child; child.end_with_parent();"
     code += "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     return run([sys.executable, "-c", code, sys.argv[1] + "/pid"], **how)
 subprocess.run = slow
 model = parser.parse_model(MODEL)
 with catch_signals():
-    build_engine(model, Job(engine="ort"), Path(sys.argv[1]), timeout=60)
+    build_engine(find_engine("ort"), model, Job(), Path(sys.argv[1]), timeout=60)
 """
 
 

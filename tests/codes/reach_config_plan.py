@@ -11,9 +11,9 @@ import numpy as np
 
 import onnxq
 from onnxq import import_calibration
-from onnxq.config import load_config
-from onnxq.engines.builder.shapes import parse_shapes
+from onnxq.backends import load_config
 from onnxq.engines.prove.prove import ProveRequest, prove_model
+from onnxq.engines.shapes import parse_shapes
 from onnxq.evaluation.metric import parse_drop
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer

@@ -72,7 +72,7 @@ def no_tokenizers(folder: Path):
 
 @reach("Q804")
 def no_polygraphy(_: Path):
-    return without("polygraphy", "from onnxq.engines.diff.trt import load_polygraphy; load_polygraphy('logger')")
+    return without("polygraphy", "from onnxq.backends.trt.run import load_polygraphy; load_polygraphy('logger')")
 
 
 @reach("Q805", pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there"))

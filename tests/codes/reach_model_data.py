@@ -187,7 +187,7 @@ def strangers(_: Path):
 @reach("Q115")
 def a_foreign_engine_fails(_: Path):
     pytest.importorskip("polygraphy")
-    from onnxq.engines.diff.trt import load_polygraphy, translate_errors
+    from onnxq.backends.trt.run import load_polygraphy, translate_errors
 
     with translate_errors():
         load_polygraphy("logger").G_LOGGER.critical("the engine broke")

@@ -103,9 +103,9 @@ def out_of_reach(_: Path):
 
 @reach("R111")
 def no_tensorrt(_: Path):
-    from onnxq.engines.diff.trt import find_obstacle
+    from onnxq.backends import find_backend
 
-    found = find_obstacle()
+    found = find_backend("trt").local.find_obstacle()
     if found is None:
         pytest.skip("TensorRT runs here")
     return found
@@ -282,14 +282,14 @@ def nothing_done(_: Path):
 
 @reach("W112")
 def other_kernels(folder: Path):
-    from onnxq.engines.builder import process
-    from onnxq.engines.builder.process import BuildResult, BuildState
-    from onnxq.engines.prove.prove import ORT, _find_layout_changes
+    from onnxq.backends import find_engine
+    from onnxq.backends.engine import ENGINE
+    from onnxq.backends.ort.engine import OPTIMIZED
 
-    saved(folder, saturating(), process.OPTIMIZED)
+    saved(folder, saturating(), OPTIMIZED)
     body = "g (float[N,64] x) => (float[N,64] y) { y = QLinearConv(x, x, x, x, x, x, x, x) }"
-    saved(folder, model(body), process.ENGINE)
-    return list(_find_layout_changes(ORT, BuildResult(state=BuildState.BUILT), folder))
+    saved(folder, model(body), ENGINE)
+    return list(find_engine("ort").list_warnings(folder))
 
 
 @reach("W113")

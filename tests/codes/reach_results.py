@@ -16,7 +16,6 @@ from onnx import helper
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import load_config
-from onnxq.engines.bench.trt import time_engines
 from onnxq.files import check_outputs, write_text
 from onnxq.graph import verify_graph
 from onnxq.interop.trt_cache import parse_cache
@@ -170,14 +169,20 @@ def not_exact(folder: Path):
 
 @reach("Q708")
 def no_gpu(_: Path):
-    from onnxq.engines.builder.process import BuildResult, BuildState, check_library
+    from onnxq.backends import find_engine
+    from onnxq.backends.building import check_library
+    from onnxq.backends.engine import BuildResult, BuildState
 
-    check_library(BuildResult(state=BuildState.UNABLE, reason="there is no GPU"), "tensorrt")
+    check_library(BuildResult(state=BuildState.UNABLE, reason="there is no GPU"), find_engine("tensorrt"))
 
 
 @reach("Q710")
 def no_engine_to_time(folder: Path):
-    time_engines("tensorrt-rtx", {"m": (written(folder, "no engine", "engine"), {})}, seconds=0.1)
+    from onnxq.backends import find_engine
+    from onnxq.backends.engine import TimedModel, Timing
+
+    models = {"m": TimedModel(gemm(), written(folder, "no engine", "engine"), {})}
+    find_engine("tensorrt-rtx").time_models(models, Timing(seconds=0.1))
 
 
 @reach("Q711")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import ConfigError, Location, ModelError, OnnxqError, PlanError
 from onnxq.plan import from_json
 from onnxq.sites import Caution

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from onnxq.backends.engine import Untimed
 from onnxq.commands.results import show, write_json
-from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
+from onnxq.engines.bench import Bench, BenchedModel
 from onnxq.runtime import Latency
 from onnxq.sites import Caution
 from tests.commands.test_prove import PROOF

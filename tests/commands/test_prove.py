@@ -8,20 +8,10 @@ from dataclasses import replace
 import pytest
 
 from onnxq.annotate import WeightSums
+from onnxq.backends.engine import BuildState, Kernel, Tensor
 from onnxq.commands.prove import find_unmet_requirement
 from onnxq.commands.results import show, write_json
-from onnxq.engines.prove.proof import (
-    Build,
-    BuildState,
-    Kernel,
-    NodeProof,
-    Proof,
-    Reduced,
-    Requirement,
-    SiteProof,
-    SiteState,
-    Tensor,
-)
+from onnxq.engines.prove.proof import Build, NodeProof, Proof, Reduced, Requirement, SiteProof, SiteState
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 

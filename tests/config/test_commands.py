@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import Config, load_config
+from onnxq.backends import load_config
+from onnxq.config import Config
 from onnxq.errors import ConfigError
 
 FULL = """

@@ -103,7 +103,6 @@ def test_text_of_the_command_line_is_read_by_the_field(path: str, text: str, val
         ("data.memory_limit", "9" * 400, "is no amount of memory"),
         ("accuracy.min_sqnr", "inf", "must be a finite number"),
         ("weight_bits_budget", "17", "must be less than or equal to 16"),
-        ("diff.engines", "ort,trrt", "'trrt' is not one of ort, trt; did you mean 'trt'?"),
         ("profile.by", "nodes", "'nodes' is not one of node, segment, site; did you mean 'node'?"),
     ],
 )

@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 import onnxq
+from onnxq.backends import find_backend
+from onnxq.backends.trt.run import build_trt
 from onnxq.cli import cli
 from onnxq.config import load_config
-from onnxq.engines.diff.trt import build_trt, find_engine
 from onnxq.errors import ConfigError
 from onnxq.sites import TensorId
 from tests.custom_ops.models import network
@@ -51,9 +52,12 @@ def test_without_the_plugin_the_node_is_named(quantized: onnxq.Result) -> None:
 
 
 def test_diff_builds_with_it(quantized: onnxq.Result, plugin: Path, tmp_path: Path) -> None:
-    if find_engine() != "tensorrt-rtx":
+    local = find_backend("trt").local
+    if not local.builds_ahead:
         pytest.skip("only TensorRT for RTX builds without a GPU")
-    engine = build_trt(quantized.model, SHAPES, tmp_path, capability=(8, 6), plugins=(str(plugin),))
+    engine = build_trt(
+        find_backend("trt").local, quantized.model, SHAPES, tmp_path, capability=(8, 6), plugins=(str(plugin),)
+    )
     assert engine.stat().st_size > 1000
 
 

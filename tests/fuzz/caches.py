@@ -15,12 +15,12 @@ import numpy as np
 import onnx
 
 import onnxq
+from onnxq.backends.engine import BuildState, Kernel
+from onnxq.backends.trt.kernels import read_layers_message
 from onnxq.commands.results import write_json
-from onnxq.engines.builder.process import BuildState
 from onnxq.engines.diff.results import load_results
 from onnxq.engines.prove.compare import find_changes, read_proof
-from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof, SiteState
-from onnxq.engines.prove.trt_kernels import read_layers_message
+from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
 from onnxq.spec import PerChannel, QuantSpec

@@ -1,10 +1,12 @@
-"""A target of another package goes through the commands: the module of docs/extending.md, with its entry point."""
+"""A backend of another package goes through every command: the module of docs/extending.md, with its entry point."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +26,12 @@ WISHES = "{scheme: symmetric, signed: true, granularity: tensor}"
 CONFIG = f"target: accelerator\nactivations: {WISHES}\nweights: {WISHES}\nbias: float\n"
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, value: str = "accelerator:MODES") -> None:
-    """Put the package where Python looks for packages."""
-    (folder / "accelerator.py").write_text(read_blocks("A target")[0], encoding="utf-8")
+def install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, value: str = "accelerator:BACKEND", blocks: int = 2
+) -> None:
+    """Put the package where Python looks for packages. blocks: of its module; 1: without an engine."""
+    text = "\n".join(read_blocks("A target")[:blocks])
+    (folder / "accelerator.py").write_text(text, encoding="utf-8")
     info = folder / "accelerator-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerator\nVersion: 1.0\n")
@@ -37,10 +42,10 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, value: str = "acce
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
     """What a package registers is gone afterwards."""
-    before = dict(backends.TARGETS)
+    before = dict(backends.BACKENDS)
     yield
-    backends.TARGETS.clear()
-    backends.TARGETS.update(before)
+    backends.BACKENDS.clear()
+    backends.BACKENDS.update(before)
     sys.modules.pop("accelerator", None)
 
 
@@ -68,7 +73,7 @@ def run(line: str) -> Result:
 
 def test_plan_apply_inspect(work: Path) -> None:
     run("plan m.onnx --config c.yaml --data d.npz -o plan.json")
-    assert ("accelerator", "static") in backends.TARGETS
+    assert "accelerator" in backends.BACKENDS
     assert json.loads((work / "plan.json").read_text())["target"] == "accelerator"
     run("apply m.onnx plan.json --data d.npz --no-latency -o q.onnx")
     shown = json.loads(run("inspect q.onnx --json").stdout)
@@ -85,7 +90,39 @@ def test_quantize_diff_prove_profile(work: Path) -> None:
     run("profile m.onnx --config c.yaml --data d.npz --by node")
 
 
-def test_nothing_here_times_its_placements(work: Path) -> None:
+def test_its_own_engine_proves_it(work: Path) -> None:
+    run("quantize m.onnx --config c.yaml --data d.npz --no-latency -o q.onnx")
+    proof = json.loads(run("prove q.onnx --require-int8 Conv --json").stdout)
+    assert proof["build"]["engine"] == "accelerator-sim"
+    assert proof["chosen"] == "the plan in the file is for accelerator"
+    assert {kernel["kind"] for kernel in proof["kernels"]} == {"conv_s8"}
+    assert {site["state"] for site in proof["sites"].values()} == {"fused"}
+    run("prove q.onnx --engine accelerator-sim -o proof")
+    assert (work / "proof" / "model.engine").exists()
+    done = CliRunner().invoke(cli, ["prove", "q.onnx", "--engine", "accelerator-sim", "--require-exact"])
+    assert "take `--engine ort`" in done.stderr
+
+
+def test_its_own_engine_is_compared(work: Path) -> None:
+    run("quantize m.onnx --config c.yaml --data d.npz --no-latency -o q.onnx")
+    for engines in ("", " --engines accelerator"):
+        difference = json.loads(run(f"diff m.onnx q.onnx --data d.npz --layers --bisect --json{engines}").stdout)
+        assert "accelerator" in {row["name"] for row in difference["runs"]}
+    assert {row["name"] for row in difference["runs"]} == {"float", "accelerator"}
+
+
+def test_its_own_engine_is_timed(work: Path) -> None:
+    run("quantize m.onnx --config c.yaml --data d.npz --no-latency -o q.onnx")
+    bench = json.loads(run("bench m.onnx q.onnx --data d.npz --seconds 0.2 --json").stdout)
+    assert (bench["engine"]["name"] if isinstance(bench["engine"], dict) else bench["engine"]) == "accelerator-sim"
+    assert bench["device"] == "simulator"
+    plan = onnxq.make_plan("m.onnx", "d.npz", "c.yaml", overrides={"placement": "measured"})
+    assert plan.placement is not None
+    assert plan.placement.speedups
+
+
+def test_placements_are_not_timed_without_an_engine(work: Path) -> None:
+    (work / "site" / "accelerator.py").write_text(read_blocks("A target")[0], encoding="utf-8")
     with pytest.raises(ConfigError, match="no engine of target accelerator") as caught:
         onnxq.make_plan("m.onnx", "d.npz", "c.yaml", overrides={"placement": "measured"})
     assert caught.value.code == "Q307"
@@ -118,8 +155,26 @@ def test_a_name_that_is_nearly_its_own(work: Path) -> None:
         from_json(text, source="p.json")
 
 
-@pytest.mark.parametrize("value", ["nowhere:MODES", "accelerator:ACCELERATOR", "accelerator:NOTHING"])
+@pytest.mark.parametrize("value", ["nowhere:BACKEND", "accelerator:ACCELERATOR", "accelerator:NOTHING"])
 def test_a_broken_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     install(tmp_path, monkeypatch, value=value)
     with pytest.raises(ConfigError, match=f"target 'accelerator': its package cannot be loaded from {value}"):
         backends.find_target("accelerator")
+
+
+def test_a_broken_package_is_in_nobodys_way(work: Path) -> None:
+    (work / "site" / "accelerator.py").write_text("raise OSError('no licence')\n", encoding="utf-8")
+    assert "accelerator" in backends.list_names()
+    assert "accelerator-sim" not in backends.list_engines()
+    run("plan m.onnx --data d.npz")
+    run("prove m.onnx --engine ort")
+
+
+def test_own_backends_are_the_entry_points_of_the_project() -> None:
+    """The same door for all; a checkout beside older metadata finds them by their folders."""
+    root = Path(backends.__file__).resolve().parents[2]
+    section = (root / "pyproject.toml").read_text(encoding="utf-8").partition(f'entry-points."{backends.GROUP}"]\n')[2]
+    declared = dict(re.findall(r'(\w+) = "([^"]+)"', section.partition("\n\n")[0]))
+    assert list(declared) == [backend.name for backend in backends.list_backends()]
+    for name, value in declared.items():
+        assert EntryPoint(name, value, backends.GROUP).load() is backends.find_backend(name)

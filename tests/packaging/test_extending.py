@@ -44,13 +44,13 @@ def run_section(title: str, *before: str) -> dict[str, Any]:
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that a program registers is left afterwards."""
     monkeypatch.setattr(observers, "_REGISTRY", dict(observers._REGISTRY))
-    monkeypatch.setattr(backends, "TARGETS", backends.TARGETS)
+    monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS)
     monkeypatch.setattr(registry, "PASSES", registry.PASSES)
     monkeypatch.setattr(strategies, "STRATEGIES", strategies.STRATEGIES)
-    before = dict(backends.TARGETS)
+    before = dict(backends.BACKENDS)
     yield
-    backends.TARGETS.clear()
-    backends.TARGETS.update(before)
+    backends.BACKENDS.clear()
+    backends.BACKENDS.update(before)
     sys.modules.pop("extending", None)
 
 

@@ -26,9 +26,9 @@ OWNERS = {
     "threadpoolctl": "onnxq/numerics/",
     "rich": "onnxq/report/",
     "PIL": "onnxq/data/",
-    "polygraphy": "onnxq/engines/diff/",
-    "tensorrt": "onnxq/engines/builder/",
-    "tensorrt_rtx": "onnxq/engines/builder/",
+    "polygraphy": "onnxq/backends/trt/",
+    "tensorrt": "onnxq/backends/trt/",
+    "tensorrt_rtx": "onnxq/backends/trt/",
     "torch": "torch_frontend/",
     "torch_frontend": "torch_frontend/",
 }

@@ -7,8 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxq import backends
-from onnxq.backends import TARGETS
+from onnxq.backends import BACKENDS, Backend, find_target
 from onnxq.config import Command, Config, load_config
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import register_input
@@ -71,7 +70,8 @@ def test_an_unknown_target_is_named_where_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_registered_target_goes_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(backends, "TARGETS", {**TARGETS, ("mine", "static"): TARGETS["virtual", "static"]})
+    mine = Backend(name="mine", modes={"static": find_target("virtual")})
+    monkeypatch.setitem(BACKENDS, "mine", mine)
     assert make_config(None, {"target": "mine"}, Command.QUANTIZE).target == "mine"
     with pytest.raises(ConfigError) as caught:
         make_config(load_config("ort-int8-weights", {"target": "mine"}), None, Command.QUANTIZE)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Group
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
+from onnxq.engines.saturation.measure import Cost, NodeCost, OutputCost
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.report.sentences import (
     describe_pass,

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from onnxq.arrays import Array
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.runtime import Session
@@ -22,7 +22,7 @@ from torch_frontend.quantizers import override_switches, quantizers_of
 from torch_frontend.tracing.modules import Inputs, as_inputs
 from torch_frontend.tracing.values import use_eval_mode
 
-Arrays = list[NDArray[Any]]
+Arrays = list[Array]
 
 # dB. Float rounding alone leaves more than this; less is right only where it moved values across a level.
 _ROUNDING_DB = 60.0
@@ -126,7 +126,7 @@ def _list_arrays(values: Any) -> Arrays:
     return [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _name_inputs(session: Session, inputs: Inputs) -> dict[str, NDArray[Any]] | None:
+def _name_inputs(session: Session, inputs: Inputs) -> dict[str, Array] | None:
     """The example by the names of the file's inputs; None where they do not fit."""
     names = [value.name for value in session.inputs]
     if not inputs.args and set(names) <= set(inputs.kwargs):

@@ -16,6 +16,7 @@ from torch import nn
 
 import onnxq
 from onnxq.annotate import find_pairs, write_bits
+from onnxq.config import DEFAULT_TARGET
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, check_outputs, is_stream, write_text
 from onnxq.graph import GraphIndex, save_model
@@ -141,10 +142,10 @@ def to_onnx(
 ) -> Exported:
     """Export a QuantModel, or any module with calibrated quantizers in it.
 
-    example_inputs: one batch: a tensor, a tuple of positions, or a mapping by name. target: "ort", "trt" or "virtual";
-    None: the QuantModel's own, "ort" for other modules. opset: None: the one that the quantizers need. optimize: run
-    the exporter's own optimizer. dynamic_batch: the first axis of every input has any size; dynamic_shapes: as for
-    torch.export.
+    example_inputs: one batch: a tensor, a tuple of positions, or a mapping by name. target: a name of
+    `onnxq.backends`; None: the QuantModel's own, ONNX Runtime's for other modules. opset: None: the one that the
+    quantizers need. optimize: run the exporter's own optimizer. dynamic_batch: the first axis of every input has any
+    size; dynamic_shapes: as for torch.export.
 
     Every quantizer that is on leaves a marker in the graph, from which onnxq reads its place; the sites found there
     must be those of the quantizers. The model itself does not change.
@@ -217,7 +218,7 @@ def export_onnx(
 def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str, str]:
     """(module to export, target, mode). Raises PlanError for a QuantModel that is not calibrated."""
     if not isinstance(model, QuantModel):
-        return model, target or "ort", "static"
+        return model, target or DEFAULT_TARGET, "static"
     model.begin_export()
     # calc_qparams leaves everything off.
     if model.state is State.CALIBRATED:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from onnxq.arrays import Shape
 from onnxq.errors import ConfigError
 
 EDGES = ("round", "clip")
@@ -98,7 +99,7 @@ def explain_misfit(shape: Sequence[int], scale_shape: Sequence[int], axis: int |
     return None
 
 
-def qparam_shape(shape: Sequence[int], axis: int | None, block_size: int) -> tuple[int, ...]:
+def qparam_shape(shape: Sequence[int], axis: int | None, block_size: int) -> Shape:
     """Shape of scale and zero point for a tensor of `shape`."""
     if axis is None:
         return ()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 from torch import Tensor, fx, nn
 
+from onnxq.arrays import Array
 from onnxq.config import MultiInput
 from onnxq.graph import Graph, NodeRef, ValueInfo
-from onnxq.sites import Edge, TensorId, Unquantized
+from onnxq.sites import Edge, Edges, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import CallName, is_constant, is_plain
@@ -204,7 +204,7 @@ class CallGraph(Graph):
         """The node that makes the tensor."""
         return None if t is None else self._producers.get(t.name)
 
-    def consumers(self, t: TensorId | None) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor."""
         return () if t is None else tuple(self._consumers.get(t.name, ()))
 
@@ -216,7 +216,7 @@ class CallGraph(Graph):
         """True for parameters and tensors computed from them alone."""
         return t is not None and t.name in self.constants
 
-    def constant(self, t: TensorId | None) -> NDArray[Any] | None:
+    def constant(self, t: TensorId | None) -> Array | None:
         """The value of a constant."""
         value = None if t is None else self.constants.get(t.name)
         # Engines' rules look at values, not at the type and device that training takes.

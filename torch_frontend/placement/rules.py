@@ -1,4 +1,4 @@
-"""The front end's additions to a target's rules: operators of torch for `virtual`, and the person's `multi_input`."""
+"""The front end's additions to a target's rules: operators of torch for no engine, and the person's `multi_input`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 
 _READS = "a pair on what it reads"
-# `virtual` has no engine's limits, and here no engine's file either: what reads an activation may have it quantized.
+# No engine limits it, and here no engine's file does either: what reads an activation may have it quantized.
 VIRTUAL_RULES: tuple[PlacementRule, ...] = (
     PlacementRule(
         name="one-operand",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxq.backends import list_backends
 from onnxq.errors import ConfigError, PlanError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Role
@@ -19,7 +20,8 @@ from torch_frontend.quantizers import Quantizer
 from torch_frontend.quantizers.base import warn_renamed
 from torch_frontend.tracing.modules import as_inputs
 
-BACKENDS = {"onnxruntime": "ort", "tensorrt": "trt"}
+# Sparsebit's words for backends -> ours.
+BACKENDS = {alias: backend.name for backend in list_backends() for alias in backend.aliases if alias != backend.name}
 # torch's exporter writes opset 18 and above; Sparsebit's default is 13.
 _LOWEST_OPSET = 18
 Checker = Callable[[Tensor, Tensor], Any]

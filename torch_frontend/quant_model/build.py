@@ -12,7 +12,7 @@ from torch import fx, nn
 from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.errors import ModelError
-from onnxq.sites import LeftFloat, Refusal, Role, split_unquantized
+from onnxq.sites import LeftFloat, Refusal, Refusals, Role, split_unquantized
 from torch_frontend.placement.lower import lower_layers, lower_model
 from torch_frontend.placement.pairs import Decision, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
@@ -36,7 +36,7 @@ class ConvertedModel:
 
     model: nn.Module
     paths: dict[str, str]
-    refusals: tuple[Refusal, ...]
+    refusals: Refusals
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
     products: tuple[Product, ...]

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from onnxq.config import Config, load_config
+from onnxq.backends import load_config
+from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import LeftFloat, Refusal, Role
+from onnxq.sites import LeftFloat, Refusals, Role
 from torch_frontend.placement.pairs import Decision, Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile
@@ -34,7 +35,7 @@ class QuantModel(AncestorNames, nn.Module):
 
     model: the float module; it does not change. config: as for the engine: a preset's name, a YAML file, a mapping of
     keys, or a Config; the section `torch` is for this class. example_inputs: one batch (a tensor, a tuple, or a
-    mapping by name), from which shapes and types are read. target: "ort", "trt" or "virtual", in place of the
+    mapping by name), from which shapes and types are read. target: a name of `onnxq.backends`, in place of the
     configuration's; with it, or with keys that name it, come the defaults of its preset. copy=False: train the given
     module's own Parameters instead of copies.
 
@@ -64,7 +65,7 @@ class QuantModel(AncestorNames, nn.Module):
             source = copy_with_tensors(model) if copy else model
         built = build_quantized(source, self.quant_config, example_inputs)
         self.model = built.model
-        self.refusals: tuple[Refusal, ...] = built.refusals
+        self.refusals: Refusals = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
         self.decisions: tuple[Decision, ...] = built.decisions
         self.products: tuple[Product, ...] = built.products

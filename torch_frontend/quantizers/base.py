@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Role
@@ -31,6 +32,9 @@ from torch_frontend.quantizers.specs import (
     shape_numbers,
 )
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
+
+# The target of quantizers that are made by hand: every spec is theirs.
+_IDEAL = find_ideal().name
 
 
 def warn_renamed(old: str, new: str) -> None:
@@ -79,7 +83,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     spec: integer range and granularity; its axis is an axis of the tensor at this site.
     site, role: identity; every message and the exported marker name the site.
     observer: gives the first qparams; None: minmax. options: the algorithm's own, checked against `defaults`.
-    target: "virtual", "ort" or "trt". A spec it cannot hold is a ConfigError here, qparams a CalibrationError later.
+    target: a name of `onnxq.backends`. A spec it cannot hold is a ConfigError here, qparams a CalibrationError later.
 
     scale, zero_point: float32, of shape [1] / [channels] / blocked, buffers or parameters; None until calibrated.
     enabled: the switch of the user or of QuantModel. disabled_reason: why it is off for good, whatever the switch;
@@ -108,7 +112,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         role: Role = Role.ACTIVATION,
         observer: ObserverSpec | None = None,
         options: Mapping[str, Option] | None = None,
-        target: str = "virtual",
+        target: str = _IDEAL,
     ) -> None:
         super().__init__()
         check_spec(spec, site, target)

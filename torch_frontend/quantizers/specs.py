@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from onnxq.arrays import Shape
 from onnxq.backends import find_target
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
@@ -36,7 +37,7 @@ def shape_numbers(slots: Iterable[Tensor], spec: QuantSpec) -> list[Tensor]:
     return [values.reshape(()) if axis_of(spec) is None else values for values in slots]
 
 
-def spread_values(values: Tensor, spec: QuantSpec, shape: tuple[int, ...]) -> Tensor:
+def spread_values(values: Tensor, spec: QuantSpec, shape: Shape) -> Tensor:
     """One value per group, [] or [channels] or blocked, as a tensor that broadcasts over `shape`."""
     return grid.spread_over(values, shape, axis_of(spec), block_size_of(spec))
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxq import numerics, observers
+from onnxq.arrays import Floats
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -31,7 +32,7 @@ class Statistics(Protocol):
         """Qparams of all observed tensors. Raises CalibrationError if there were none."""
 
 
-def to_numpy(x: Tensor) -> NDArray[np.float32]:
+def to_numpy(x: Tensor) -> Floats:
     """The values as float32 on the host."""
     return x.detach().float().cpu().numpy()
 

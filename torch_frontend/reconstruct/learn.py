@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxq.errors import ConfigError
-from onnxq.sites import Refusal, Role
+from onnxq.sites import Refusals, Role
 from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, quantizers_of
 from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.units import Unit
@@ -111,7 +111,7 @@ class Reconstruction:
 
     method: str
     units: tuple[UnitResult, ...]
-    refusals: tuple[Refusal, ...] = ()
+    refusals: Refusals = ()
 
 
 # Steps between two reports of progress; reading the loss waits for the device.

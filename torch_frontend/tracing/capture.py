@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from onnxq.config import matches_any
-from onnxq.sites import Refusal
+from onnxq.sites import Refusal, Refusals
 from torch_frontend.qmodules import copy_shallowly
 from torch_frontend.tracing.aten import convert_calls, read_aten_name
 from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, mark_leaves, restore_leaves
@@ -128,7 +128,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
     operators = [(node, read_aten_name(node)) for node in graph.nodes]
-    modes: tuple[Refusal, ...] = ()
+    modes: Refusals = ()
     if any(name for _, name in operators):
         flags = [
             name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1]) for node, name in operators if name in _FLAGS
@@ -148,7 +148,7 @@ _FLAGS = {
 }
 
 
-def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: IsLeaf) -> tuple[Refusal, ...]:
+def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: IsLeaf) -> Refusals:
     """Let the dropout of attention follow the mode; a Refusal if the other mode (train or eval) does other things."""
     inputs = _widen_batch(inputs)
     own = list_calls(model, inputs, is_leaf, training=model.training)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError
-from onnxq.sites import Refusal
+from onnxq.sites import Refusal, Refusals
 from torch_frontend.qmodules import find_entry
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.batch_norms import compare_batch_norms
@@ -149,10 +149,10 @@ class Traced:
 
     root: nn.Module
     graph: fx.Graph
-    opaque: tuple[Refusal, ...] = ()
+    opaque: Refusals = ()
     skipped: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: Refusals = ()
     shaped: tuple[str, ...] = ()
     origin: GraphOrigin = GraphOrigin.SYMBOLIC
 
@@ -297,9 +297,7 @@ def trace_model(
     return Untraceable(f"{_TRIES} of its modules cannot be traced")
 
 
-def _compare_modes(
-    root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Mapping[str, Any] | None
-) -> tuple[Refusal, ...]:
+def _compare_modes(root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Mapping[str, Any] | None) -> Refusals:
     """A Refusal if train and eval mode make different calls: the graph holds those of one mode."""
     before = set(vars(root))
     try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from onnxq.arrays import Shape
 from onnxq.errors import DataError
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.modules import Inputs, find_module, run_call
@@ -113,9 +114,9 @@ def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
     return values
 
 
-def shape_of(node: fx.Node) -> tuple[int, ...] | None:
+def shape_of(node: fx.Node) -> Shape | None:
     """The value's shape in the example; None if unknown or no tensor."""
-    shape: tuple[int, ...] | None = node.meta.get(_SHAPE)
+    shape: Shape | None = node.meta.get(_SHAPE)
     return shape
 
 

@@ -6,41 +6,15 @@ int8 x int8 in any operator; MatMulNBits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
+from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.ort.rules import CONVS, find_sum_order
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
 
 _MICROSOFT = "com.microsoft"
-
-
-class Data(Enum):
-    """The form in which an operator reads its integer data."""
-
-    PAIR = "behind a DequantizeLinear"
-    STORED = "as an input"
-    DYNAMIC = "quantized by the kernel itself, to uint8"
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntegerProduct:
-    """One operator, with the inputs that hold its data and its weights."""
-
-    op: str
-    domains: tuple[str, ...] = ("",)
-    reads: Data
-    data: int = 0
-    # Input of the data's zero point, whose type is that of the data; -1: none.
-    zero: int = -1
-    weights: tuple[int, ...]
-    # The kernel is an integer one only with a QuantizeLinear behind it.
-    result: bool = False
 
 
 INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
@@ -59,12 +33,12 @@ INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
 _BY_NAME = {(domain, product.op): product for product in INTEGER_PRODUCTS for domain in product.domains}
 
 
-def integer_product(node: NodeRef) -> IntegerProduct | None:
+def find_product(node: NodeRef) -> IntegerProduct | None:
     """The table's entry for a node; None for other operators."""
     return _BY_NAME.get((node.domain, node.op_type))
 
 
-def weight_sums(node: NodeRef, weight: NDArray[Any]) -> NDArray[Any] | None:
+def pair_weights(node: NodeRef, weight: Array) -> Array | None:
     """The stored weights as [rows, sums, 2], one pair for each 16-bit sum; None where the node's kernel is exact.
 
     A vector is one row; of a stack of matrices [..., K, N] (recurrent weights, batched MatMul) each column is one.
@@ -77,3 +51,6 @@ def weight_sums(node: NodeRef, weight: NDArray[Any]) -> NDArray[Any] | None:
         return pair_neighbours(rows, (0, 1))
     order = find_sum_order(node, weight.shape)
     return None if order is None else pair_neighbours(weight, order)
+
+
+SUMS = IntegerSums(find_product, pair_weights)

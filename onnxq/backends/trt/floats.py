@@ -1,7 +1,7 @@
 """TensorRT in narrow float types: operators that it computes in float32 only.
 
 Proved by building every ONNX operator with TensorRT-RTX 1.7 for SM86 in float32, float16 and bfloat16; those that fail
-in a narrow type alone stand here. tests/backends/test_trt_floats.py builds them again.
+in a narrow type alone stand here. tests/backends/trt/test_floats.py builds them again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operators that TensorRT's parser does not take, of those that exporters and ONNX Runtime's optimizer write.
 
-Proved with the parser of TensorRT-RTX 1.7: tests/backends/test_trt_parser.py asks it again.
+Proved with the parser of TensorRT-RTX 1.7: tests/backends/trt/test_parser.py asks it again.
 """
 
 from __future__ import annotations

@@ -14,8 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Shape, Target
+from onnxq.arrays import Shape
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.surroundings import (
+    explain_log_front_end,
     find_attention,
     find_attention_cut,
     find_backbone,
@@ -268,6 +270,24 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
     _weight(bits=_NARROW, granularity=(PerTensor, PerChannel)),
 )
 
+
+# From so many weights on, reading a byte each instead of two or four repays a launch (about 2 us).
+_ROW_WEIGHTS = 1 << 22
+
+
+def _explain_one_row(candidate: Candidate, _: Candidate | None) -> str | None:
+    """A vector times a matrix, as the classifier behind a pooling is at batch 1.
+
+    In float product, bias and activation are one kernel, in int8 two; NVIDIA leaves GEMV out as well.
+    """
+    if candidate.node.op_type not in ("Gemm", "MatMul") or not candidate.is_constant(1):
+        return None
+    data, weight = candidate.shape(0), candidate.shape(1)
+    if data is None or weight is None or math.prod(data[:-1]) != 1 or math.prod(weight) >= _ROW_WEIGHTS:
+        return None
+    return "a product with one row in the samples: int8 needs one more kernel, and so few weights do not repay it"
+
+
 _NO_KERNEL = {
     **FUSED_PRODUCTS,
     "ConvTranspose": "TensorRT runs transposed convolutions in float whatever stands around them",
@@ -278,24 +298,19 @@ _NO_KERNEL = {
     "Einsum": "write it as MatMul: pairs are placed on MatMul, Gemm and Conv",
 }
 
-# costs=False: there is no table of costs for GPUs, so every node that the rules take is quantized.
+# There is no table of costs for GPUs, so every node that the rules take is quantized.
 TRT = Target(
     name="trt",
     rules=RULES,
     capabilities=CAPABILITIES,
-    costs=False,
     zero_points=False,
     int32_bias=False,
-    quantizes_alone=False,
-    times_itself=False,
     high_precision=FloatType.FLOAT16,
     refuse_narrow=refuse_narrow,
     refuse_float=refuse_float,
     strict=True,
-    # It also builds where there is no GPU, so that it stands for TensorRT.
-    library="tensorrt-rtx",
     # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
-    exclusions=("log-front-end", "one-row"),
+    exclusions={"log-front-end": explain_log_front_end, "one-row": _explain_one_row},
     advice="try another observer (mse, minmax), or trt-fp8",
     no_kernel=_NO_KERNEL,
     no_gain=dict.fromkeys(ATTENTION, "attention in one node stays float: no pair can stand inside it"),

@@ -97,8 +97,5 @@ VIRTUAL = Target(
     name="virtual",
     rules=RULES,
     capabilities=CAPABILITIES,
-    costs=False,
-    quantizes_alone=False,
-    times_itself=False,
     ideal=True,
 )

@@ -16,20 +16,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.backends import find_target
+from onnxq.backends import check_limits, find_reference, find_target, load_config
 from onnxq.commands.variants.result import FLOAT, FORMS, Variant, Variants, VariantState
-from onnxq.config import Command, Config, check_limits, expand_names, load_config
+from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop
-from onnxq.files import (
-    ScratchFolder,
-    check_outputs,
-    name_folder,
-    prepare_folder,
-    refuse_inputs,
-    replace_files,
-)
+from onnxq.files import ScratchFolder, check_outputs, name_folder, prepare_folder, refuse_inputs, replace_files
 from onnxq.graph import GraphIndex, Model, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
@@ -145,7 +138,7 @@ def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
         )
     if not find_target(config.target).times_itself:
         cause = f"the configuration {config.source!r} is for {config.target!r}, and hubs hold files for ONNX Runtime"
-        raise ConfigError("target", cause, "choose a configuration for `ort`", code="Q312")
+        raise ConfigError("target", cause, f"choose a configuration for `{find_reference().name}`", code="Q312")
     section = config.variants
     if section.max_drop is not None and section.metric is None:
         raise ConfigError("max_drop", "says nothing without a metric", "give `metric=…` as well", code="Q308")

@@ -9,6 +9,8 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
+from onnxq.arrays import Shape
+from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, pick_fields
@@ -29,7 +31,7 @@ from onnxq.report.terminal import (
     make_table,
 )
 from onnxq.runtime import CPU_KINDS, Latency
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Cautions
 from onnxq.wording import abbreviate
 
 # The name under which hubs know the float model.
@@ -76,7 +78,7 @@ class Variant:
     checked: int = 0
     metric: float | None = None
     same_as: str = ""
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
 
     @property
     def worst_db(self) -> float:
@@ -107,7 +109,7 @@ class Variants:
     config: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     cpu: str = ""
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,7 +140,7 @@ def _describe_variant(result: Variants, variant: Variant) -> Values:
         "speedup": result.speedup(variant),
     }
     if not math.isnan(variant.worst_db):
-        values["sqnr_db"] = {"file": variant.sqnr_db[0], "ort": variant.sqnr_db[1]}
+        values["sqnr_db"] = {"file": variant.sqnr_db[0], find_reference().name: variant.sqnr_db[1]}
     if variant.latency is not None:
         values["latency"] = pick_fields(variant.latency, "median_ms threads")
     return values

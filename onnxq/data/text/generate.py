@@ -9,7 +9,8 @@ from enum import Enum, auto
 
 import numpy as np
 
-from onnxq.data.fit import Array, Arrays, Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
+from onnxq.arrays import Array, Arrays
+from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.runtime import Session

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnxq.arrays import Array
 from onnxq.config import DataConfig
 from onnxq.config.data import BYTES
-from onnxq.data.fit import Array, Feeds, Inputs
+from onnxq.data.fit import Feeds, Inputs
 from onnxq.data.scripts import suggest_files
 from onnxq.data.synthetic import count_table_rows
 from onnxq.data.text.generate import TextInputs, find_text_inputs, generate_texts

@@ -1,37 +1,36 @@
-"""The smallest subgraph in which two engines diverge when both are fed the same inputs: the reference engine's.
+"""Pieces of a model that are fed alike: the smallest one in which engines diverge, and every kernel by itself.
 
-From the tensor that diverges, grow backwards until the piece diverges by itself; then leave out all it can do without.
+Both engines get the reference engine's inputs. From the tensor that diverges, the search grows backwards until the
+piece diverges by itself, and leaves out all it can do without.
+
+Down a deep network one value rounded the other way moves thousands after it, and a small fault could hide in that. A
+kernel fed the same integers has nothing to hide in.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from onnxq.engines.diff.cut import Parts
-from onnxq.engines.diff.levels import Array
-from onnxq.engines.diff.matching import Counterpart
+import numpy as np
+from onnx import ValueInfoProto, helper
+
+from onnxq.arrays import Array
+from onnxq.engines.diff.layers import Counterpart, DivergencePoint, Inner, MatchedTensor, mark_divergence, match_tensors
 from onnxq.engines.diff.measure import Tally, diverges
-from onnxq.engines.diff.model import OFF, Bisection, Error
+from onnxq.engines.diff.model import OFF, ON, Bisection, Error, label_run
+from onnxq.engines.diff.runs import EngineUnderTest, run_optimized
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike
+from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory
 from onnxq.sites import TensorId
 
-EngineRun = Callable[[ModelLike, Feeds], Mapping[str, Array]]
 # How much a growing piece grows: a deep network is not run node by node.
 _GROWTH = 1.5
 _NOTHING = Error(run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf, max_rel=math.inf)
-
-
-@dataclass(frozen=True)
-class EngineUnderTest:
-    """An engine that is compared with the reference. name: of its run. run: gives the outputs of a model on feeds."""
-
-    name: str
-    run: EngineRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +40,29 @@ class Piece:
     bisection: Bisection
     proto: ModelLike
     feeds: dict[str, Array]
+
+
+class FedParts(Cutter[ModelLike]):
+    """Cuts parts out of one model. `values` gives the arrays that cross a cut, by tensor name."""
+
+    def __init__(self, index: GraphIndex, values: Callable[[Iterable[str]], dict[str, Array]]) -> None:
+        super().__init__(index.model)
+        self._index, self._values = index, values
+
+    def cut_fed(self, names: Collection[str], output: str) -> tuple[ModelLike, dict[str, Array]]:
+        """The nodes as a model with one output, and the arrays to feed it."""
+        crossing = self.list_inputs(names)
+        arrays = self._values([*crossing, output])
+        inputs = [self._declare(name, arrays[name]) for name in crossing]
+        model = self.cut(names, inputs, [self._declare(output, arrays[output])])
+        return model, {name: arrays[name] for name in crossing}
+
+    def _declare(self, name: str, array: Array) -> ValueInfoProto:
+        """Declared as in the model where it says so, as fusions look at shapes; vectors, perhaps of sizes, as fed."""
+        dtype, shape = self._index.dtype(TensorId(name)), self._index.shape(TensorId(name))
+        if not dtype or shape is None or len(shape) != array.ndim or len(shape) == 1:
+            return declare_input(name, [array], dtype)
+        return helper.make_tensor_value_info(name, dtype, list(shape))
 
 
 class Reference:
@@ -65,11 +87,6 @@ class Reference:
         return {name: self._known[name] for name in wanted}
 
 
-def run_optimized(proto: ModelLike, feeds: Feeds, *, provider: str = "") -> Mapping[str, Array]:
-    """The outputs of ORT with all optimizations, as users run it. provider: "" for the CPU."""
-    return Session(proto, threads=1, arena=False, provider=provider).run(feeds)
-
-
 def bisect_divergence(
     index: GraphIndex,
     counterpart: Counterpart,
@@ -87,8 +104,8 @@ def bisect_divergence(
 
     Returns None when no piece diverges by itself: the difference then adds up from roundings.
     """
-    parts = Parts(index, Reference(index, feeds, threads=threads))
-    search = _Search(parts, counterpart, engine, step, tick, failing)
+    parts = FedParts(index, Reference(index, feeds, threads=threads))
+    search = _PieceSearch(parts, counterpart, engine, step, tick, failing)
     piece = search.grow()
     if piece is None:
         return None
@@ -107,8 +124,8 @@ def bisect_divergence(
 
 
 @dataclass(eq=False)
-class _Search:
-    parts: Parts
+class _PieceSearch:
+    parts: FedParts
     counterpart: Counterpart
     engine: EngineUnderTest
     step: float
@@ -168,3 +185,95 @@ class _Search:
 
     def _to_real(self, value: Array) -> Array:
         return self.counterpart.level.to_real(value) if self.counterpart.level is not None else value
+
+
+@dataclass(frozen=True)
+class KernelCheck:
+    """The agreement of kernels, each by itself."""
+
+    # How many were tried.
+    kernels: int
+    # Most steps that any quantized value is off by, and the share of values that are off in the worst kernel.
+    levels: float = 0.0
+    share: float = 0.0
+    # Of the worst float result.
+    sqnr_db: float = math.inf
+    # The first kernel that diverges.
+    point: DivergencePoint | None = None
+
+    def describe(self) -> str:
+        """The agreement of the kernels, in a line."""
+        whole = f"to 1 level on at most {100 * self.share:.2g}% of a tensor's values" if self.levels else "exactly"
+        real = "exactly" if math.isinf(self.sqnr_db) else f"to {self.sqnr_db:.0f} dB"
+        return (
+            f"{label_run(ON)}: each of {self.kernels} kernels alone, fed the same, agrees with the file: "
+            f"quantized results {whole}, float ones {real}"
+        )
+
+
+def check_kernels(
+    inner: Inner, feeds: Feeds, *, threads: int = 0, tick: Callable[[], None] = lambda: None
+) -> KernelCheck:
+    """Cut the model where ORT's fusions do, and run every piece on the first sample without and with optimizations."""
+    matched = match_tensors(inner.float_index, inner.index)
+    survivors = inner.survivors
+    wanted = [(row, one) for row in matched for one in row.counterparts if one.tensor in survivors]
+    reference = Reference(inner.index, feeds, threads=threads)
+    cutter = FedParts(inner.index, reference)
+    pieces = {one.tensor: _find_kernel(cutter, one.tensor, survivors) for _, one in wanted}
+    # All at once: one run of the model in place of one for every piece.
+    reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))])
+    kernels, levels, share, worst = 0, 0.0, 0.0, math.inf
+    point: DivergencePoint | None = None
+    for row, counterpart in wanted:
+        found = _run_kernel(cutter, row, counterpart, pieces[counterpart.tensor])
+        tick()
+        if found is None:
+            continue
+        kernels += 1
+        error, off = found
+        if math.isnan(error.levels):
+            worst = min(worst, error.sqnr_db)
+        else:
+            levels, share = max(levels, error.levels), max(share, off)
+        if point is None and diverges(error):
+            point = mark_divergence(row, counterpart, error, 0)
+    return KernelCheck(kernels, levels, share, worst, point)
+
+
+def _find_kernel(cutter: FedParts, tensor: str, stops: frozenset[str]) -> set[str]:
+    """The nodes between a tensor ORT computes and those before it that it also computes."""
+    start = cutter.producer(tensor)
+    stack = [start] if start is not None else []
+    found = set(stack)
+    while stack:
+        for name in cutter.list_sources(stack.pop()):
+            if name not in found and not stops.intersection(cutter.nodes[name].output):
+                found.add(name)
+                stack.append(name)
+    return found
+
+
+def _run_kernel(
+    cutter: FedParts, row: MatchedTensor, counterpart: Counterpart, piece: set[str]
+) -> tuple[Error, float] | None:
+    """The error of one piece and the share of values that differ; None when it cannot run by itself."""
+    proto, feeds = cutter.cut_fed(piece, counterpart.tensor)
+    try:
+        mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[counterpart.tensor]
+        theirs = run_optimized(proto, feeds)[counterpart.tensor]
+    except ModelError:
+        return None
+    return _measure(row, counterpart, mine, theirs)
+
+
+def _measure(row: MatchedTensor, counterpart: Counterpart, mine: Array, theirs: Array) -> tuple[Error, float] | None:
+    own, other = (counterpart.read({counterpart.tensor: value}) for value in (mine, theirs))
+    if own is None or other is None:
+        return None
+    level = counterpart.level
+    # Steps are only counted between integers; a float result has none.
+    tally = Tally(row.name, step=level.scale if level is not None and mine.dtype.kind in "iu" else 0.0)
+    tally.update(own, other)
+    same = mine.shape == theirs.shape
+    return tally.error(ON, OFF), float(np.mean(mine != theirs)) if same and mine.size else 0.0

@@ -7,19 +7,18 @@ exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from onnxq.annotate import WeightSums, find_saturating
-from onnxq.engines.diff.levels import Array
-from onnxq.engines.diff.matching import Counterpart
+from onnxq.arrays import Array, Arrays
+from onnxq.backends import find_reference
+from onnxq.engines.diff.layers import Counterpart
 from onnxq.engines.prove.judge import judge_sums
-from onnxq.engines.prove.ort_kernels import read_optimized
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.runtime import optimize_graph
 from onnxq.sites import TensorId
 
 # dB that a run must be nearer to the emulation than to the exact answer: a quarter of the noise. An unrelated fault is
@@ -30,7 +29,7 @@ _EXPLAINED_DB = 6.0
 def find_saturating_weights(
     index: GraphIndex,
     counterpart: Counterpart,
-    feeds: Mapping[str, Array],
+    feeds: Arrays,
     run: Callable[[], Array | None],
     *,
     threads: int = 0,
@@ -43,8 +42,9 @@ def find_saturating_weights(
     if not any(one.rows for one in find_saturating(index)):
         return ()
     try:
-        kernels = read_optimized(index.model, optimize_graph(index.model, layout=False))
-        weights = {one.node: one for one in judge_sums(index, kernels) if one.saturates}
+        engine = find_reference().engines[0]
+        kernels = engine.list_kernels(index.model)
+        weights = {one.node: one for one in judge_sums(index, kernels, engine.words) if one.saturates}
         emulation = emulate_saturation(index.model, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)

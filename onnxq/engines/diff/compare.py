@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.engines.diff.bisect import Piece, bisect_divergence
+from onnxq.engines.diff.bisect import Piece, bisect_divergence, check_kernels
 from onnxq.engines.diff.cause import find_saturating_weights
-from onnxq.engines.diff.isolated import check_kernels
 from onnxq.engines.diff.layers import (
+    Counterpart,
     DivergencePoint,
     Inner,
     LayerResults,
@@ -24,19 +25,8 @@ from onnxq.engines.diff.layers import (
     open_inner,
     read_optimized_tensor,
 )
-from onnxq.engines.diff.matching import Counterpart
-from onnxq.engines.diff.measure import SAME_DB, Tallies, diverges, find_unmet
-from onnxq.engines.diff.model import (
-    FLOAT,
-    OFF,
-    ON,
-    Difference,
-    OutputDiff,
-    Run,
-    Tolerances,
-    label_run,
-)
-from onnxq.engines.diff.outputs import OutputSums, find_output_step
+from onnxq.engines.diff.measure import SAME_DB, OutputSums, Tallies, diverges, find_output_step, find_unmet
+from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, OutputDiff, Run, label_run
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
@@ -51,31 +41,9 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime import NodeError
 from onnxq.sites import Refusal, TensorId
 
-
-@dataclass(frozen=True, kw_only=True)
-class DiffRequest:
-    """The comparisons to make."""
-
-    # Of ENGINES; () takes ORT and, where it can run, TensorRT.
-    engines: tuple[str, ...] = ()
-    layers: bool = False
-    bisect: bool = False
-    top_k: int = 1
-    # Samples to record.
-    keep: int = 0
-    # Of ORT; 0 takes all.
-    threads: int = 0
-    # Bytes of inner tensors held at a time.
-    memory_limit: int = 2**30
-    # Of ORT with optimizations, "" for the CPU; paths of TensorRT's plugins.
-    provider: str = ""
-    plugins: tuple[str, ...] = ()
-    tolerances: Tolerances = field(default_factory=Tolerances)
-
-    @property
-    def inside(self) -> bool:
-        """True when inner tensors are read."""
-        return self.layers or self.bisect
+# Bytes of inner tensors held at a time, where the configuration names no limit: a GiB, which every machine has that
+# can hold two models.
+_MEMORY_LIMIT = 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,22 +59,25 @@ def compare_models(
     float_model: ModelLike,
     quantized: ModelLike,
     dataset: Dataset,
-    request: DiffRequest = DiffRequest(),
+    config: Config,
     *,
+    keep: int = 0,
     loaded: Sequence[LoadedRun] = (),
     progress: Progress = silent,
 ) -> DiffResult:
-    """Run float in ORT (optimizations off), quantized in ORT (off, on) and TensorRT, and sum up the differences.
+    """Run float in ORT (optimizations off), quantized in ORT (off, on) and other engines, and sum up the differences.
 
+    config: of which the sections `diff`, `data`, `verify` and `runtime` are used. keep: samples to record.
     What the float model chooses by computed values is given to all other runs.
     loaded: results of other runs on the same samples, compared like engines; one called "float" only proves that the
     samples are the same. Raises ModelError for models that do not belong together, DataError for results of other
     samples, MissingDependencyError without ONNX Runtime.
     """
+    options = config.diff
     with progress("indexing both models"):
         named, other = name_nodes(float_model), name_nodes(quantized)
         check_pair(GraphIndex(named), GraphIndex(other))
-        reference = FloatOutputs(named, dataset, threads=request.threads)
+        reference = FloatOutputs(named, dataset, threads=config.verify.threads)
         selections = reference.selections
         missing = selections.list_missing(other)
         float_index = GraphIndex(selections.expose_choices(named))
@@ -114,35 +85,32 @@ def compare_models(
     if selections.nodes:
         dataset = dataset.extended(lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds)))
     with ScratchFolder() as folder:
-        engines = Engines(
-            float_index, index, dataset, request.engines, request.threads, folder, progress, request.provider,
-            request.plugins,
-        )  # fmt: skip
-        work = _Comparison(engines, request, Recorder(request.keep), selections)
+        engines = Engines(float_index, index, dataset, config, folder, progress)
+        work = _Comparison(engines, config, Recorder(keep), selections)
         work.notes += [explain_missing(one) for one in missing]
         outputs = work.compare_outputs(loaded)
-        layers = work.compare_layers() if request.inside else LayerResults()
+        layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
         points = _find_first_points(work, layers, outputs)
         # Kernels alone are looked at first: bisection needs a tensor to start from, and they may give one.
-        if request.bisect:
+        if options.bisect:
             points = (*points, *work.check_kernels(points))
         points = tuple(work.explain(point) for point in points)
-        pieces = (*work.bisect(points), *work.bisect_failures()) if request.bisect else ()
+        pieces = (*work.bisect(points), *work.bisect_failures()) if options.bisect else ()
     difference = Difference(
         data=dataset.describe(),
         samples=len(dataset),
         synthetic=dataset.synthetic,
-        top_k=request.top_k,
+        top_k=options.top_k,
         runs=tuple(work.runs),
         outputs=outputs,
         choices={run: sums.results() for run, sums in work.agreement.items() if sums.results()},
-        layers=layers.layers if request.layers else (),
+        layers=layers.layers if options.layers else (),
         worst=layers.worst,
         divergences=tuple(point.divergence for point in points),
         bisections=tuple(piece.bisection for piece in pieces),
         skipped=(*engines.skipped, *work.skipped, *layers.skipped),
         notes=(*layers.notes, *work.notes),
-        unmet=find_unmet(outputs, request.tolerances),
+        unmet=find_unmet(outputs, options),
         missing=tuple(engines.missing),
     )
     return DiffResult(difference, work.recorder, pieces)
@@ -164,7 +132,7 @@ class _Comparison:
     """The steps of one comparison, and their results so far."""
 
     engines: Engines
-    request: DiffRequest
+    config: Config
     recorder: Recorder
     selections: Selections
     agreement: dict[str, AgreementSums] = field(default_factory=dict)
@@ -190,7 +158,7 @@ class _Comparison:
         common = {value.name for value in self.index.outputs}
         names = [value.name for value in self.engines.float_index.outputs if value.name in common]
         steps = {name: find_output_step(self.index, name) for name in names}
-        self.sums = sums = OutputSums(names, steps, Tallies(self.request.top_k, sliced=True))
+        self.sums = sums = OutputSums(names, steps, Tallies(self.config.diff.top_k, sliced=True))
         with self.engines.open_runners(alone=not loaded) as runners:
             # Only now is it known which engines run, and so which names are taken.
             self.loaded = _label_loaded([self._leave_out_rows(one) for one in loaded], self.engines.names)
@@ -243,7 +211,7 @@ class _Comparison:
 
     def _describe_runs(self, seen: Mapping[str, int]) -> None:
         for name in self.engines.names:
-            engine = describe_engine(name, self.request.provider)
+            engine = describe_engine(name, self.config.runtime.provider)
             self.runs.append(Run(name=name, engine=engine, samples=seen.get(name, 0), base=name))
         for name, one in self.loaded.items():
             count = seen.get(name, 0)
@@ -268,19 +236,19 @@ class _Comparison:
 
     def compare_layers(self) -> LayerResults:
         """Every matching tensor inside."""
-        first, threads = self.dataset[0], self.request.threads
+        first, threads = self.dataset[0], self.config.verify.threads
         if OFF not in self.engines.names:
             cause = f"they are compared with the model run {label_run(OFF)}, which failed"
             return LayerResults(skipped=(Refusal("layers", cause, code="R111"),))
         with self.engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
-            fused = ON in self.engines.names and not self.request.provider
+            fused = ON in self.engines.names and not self.config.runtime.provider
             self.inner = inner = open_inner(self.engines.float_index, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
             others = self.engines.open_inner(stack)
             return compare_layers(
                 inner, self.dataset.samples, first, others=others, threads=threads,
-                memory_limit=self.request.memory_limit,
+                memory_limit=self.config.data.memory_limit or _MEMORY_LIMIT,
                 begin=lambda rounds: self.engines.progress("comparing layers", rounds * len(self.dataset)),
             )  # fmt: skip
 
@@ -289,7 +257,7 @@ class _Comparison:
         if self.inner is None or self.inner.fused is None or any(point.divergence.run == ON for point in points):
             return
         with self.engines.progress("checking each kernel alone") as task:
-            found = check_kernels(self.inner, self.dataset[0], threads=self.request.threads, tick=task.advance)
+            found = check_kernels(self.inner, self.dataset[0], threads=self.config.verify.threads, tick=task.advance)
         if found.point is not None:
             yield found.point
         elif found.kernels:
@@ -298,14 +266,14 @@ class _Comparison:
     def explain(self, point: DivergencePoint) -> DivergencePoint:
         """The point with the weights that saturate, where these make a run with optimizations diverge."""
         # ORT's fusions bring in the integer kernels whose sums saturate; TensorRT's sums are exact.
-        if point.divergence.run != ON or self.request.provider:
+        if point.divergence.run != ON or self.config.runtime.provider:
             return point
         feeds = self.dataset[point.sample]
         with self.engines.progress("looking for the cause"):
             found = find_saturating_weights(
                 self.index, point.counterpart, feeds,
                 lambda: read_optimized_tensor(self.inner, self.index, point.counterpart, feeds),
-                threads=self.request.threads,
+                threads=self.config.verify.threads,
             )  # fmt: skip
         return replace(point, divergence=replace(point.divergence, saturating=found))
 
@@ -320,7 +288,7 @@ class _Comparison:
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
                 found = bisect_divergence(
                     self.index, point.counterpart, self.dataset[point.sample], engine,
-                    step=point.step, threads=self.request.threads, tick=task.advance,
+                    step=point.step, threads=self.config.verify.threads, tick=task.advance,
                 )  # fmt: skip
             if found is not None:
                 yield found
@@ -340,7 +308,7 @@ class _Comparison:
                 for tensor in find_named_tensors(self.index, error):
                     found = bisect_divergence(
                         self.index, Counterpart(tensor, None), self.dataset[0], engine, failing=True,
-                        threads=self.request.threads, tick=task.advance,
+                        threads=self.config.verify.threads, tick=task.advance,
                     )  # fmt: skip
                     if found is not None:
                         yield found
@@ -372,7 +340,7 @@ def _find_first_points(
             node, step = work.index.producer(TensorId(output.name)), find_output_step(work.index, output.name)
             worst = work.sums.tallies.find_worst_sample(output.name, error.run, OFF) if work.sums is not None else 0
             found[error.run] = make_point(error, output.name, node, Counterpart(output.name, None), step, worst)
-            if work.request.inside and layers.layers:
+            if layers.layers:
                 label = next(run.label for run in work.runs if run.name == error.run)
                 work.notes.append(f"{label}: output {output.name} diverges though no tensor read inside does")
     return tuple(found.values())

@@ -1,16 +1,84 @@
-"""Errors of a tensor summed up sample by sample, and the bounds they must keep."""
+"""Errors of tensors summed up sample by sample, in real values, and the bounds they must keep.
+
+Integers inside a graph, a file's or the one that ONNX Runtime makes of it, count as (q - zero_point) * scale.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from onnxq.engines.diff.levels import Array
-from onnxq.engines.diff.model import Error, OutputDiff, Tolerances, Unmet
+from onnxq.arrays import Array
+from onnxq.config.commands import DiffConfig
+from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.sites import TensorId
+
+# Where a kernel's inputs hold the scale and zero point of its output.
+_OUTPUT_SCALE = {
+    "QuantizeLinear": (1, 2),
+    "QLinearConv": (6, 7),
+    "QLinearMatMul": (6, 7),
+    "QLinearAdd": (6, 7),
+    "QLinearMul": (6, 7),
+    "QGemm": (7, 8),
+    "QLinearWhere": (7, 8),
+    "QLinearAveragePool": (3, 4),
+    "QLinearGlobalAveragePool": (3, 4),
+    "QLinearLeakyRelu": (3, 4),
+    "QLinearReduceMean": (3, 4),
+    "QLinearSigmoid": (3, 4),
+    "QLinearSoftmax": (3, 4),
+    "QLinearConcat": (0, 1),
+}
+# They move integers and leave them as they are.
+_MOVERS = frozenset(
+    {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "MaxPool", "Resize", "Expand",
+     "DepthToSpace", "SpaceToDepth", "Identity", "Split", "Upsample"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Level:
+    """The affine map of one tensor with a single scale."""
+
+    scale: float
+    zero_point: int
+
+    def to_real(self, value: Array) -> Array:
+        """float64 values of integers; the value itself when it is float already."""
+        if value.dtype.kind == "f":
+            return value
+        return (value.astype(np.float64) - self.zero_point) * self.scale
+
+
+def find_level(index: GraphIndex, tensor: str) -> Level | None:
+    """The scale of a main-graph tensor that holds integers; None when it has none, or one per channel."""
+    node = index.producer(TensorId(tensor))
+    for _ in range(len(index.nodes)):
+        if node is None:
+            return None
+        positions = _OUTPUT_SCALE.get(node.op_type)
+        if positions is not None:
+            return _read_level(index, node, *positions)
+        if node.op_type not in _MOVERS or not node.inputs:
+            return None
+        node = index.producer(TensorId(node.inputs[0]))
+    return None
+
+
+def _read_level(index: GraphIndex, node: NodeRef, scale_at: int, zero_at: int) -> Level | None:
+    scale, zero = (index.input_value(node, k) for k in (scale_at, zero_at))
+    if scale is None or scale.size != 1 or (zero is not None and zero.size != 1):
+        return None
+    return Level(float(scale.reshape(())), int(zero.reshape(())) if zero is not None else 0)
+
 
 # Two engines that add the same float32 numbers in another order differ less than this; so does float16 or TF32.
 SAME_DB = 40.0
@@ -121,7 +189,7 @@ def diverges(error: Error, accuracy_db: float = math.inf) -> bool:
     return error.sqnr_db < min(SAME_DB, accuracy_db - _TWICE_DB) and not error.levels <= ONE_LEVEL
 
 
-# (measure for people, field of Error, field of Tolerances).
+# (measure for people, field of Error, field of DiffConfig).
 _AGAINST_FLOAT = (
     ("SQNR in dB", "sqnr_db", "min_sqnr"),
     ("cosine", "cosine", "min_cosine"),
@@ -131,7 +199,7 @@ _AGAINST_FLOAT = (
 _AGAINST_FILE = ("SQNR in dB against what the file says", "sqnr_db", "min_engines")
 
 
-def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet, ...]:
+def find_unmet(outputs: Iterable[OutputDiff], tolerances: DiffConfig) -> tuple[Unmet, ...]:
     """Every tolerance that an output of a run does not meet; one that cannot be measured is not met."""
     found = []
     for output in outputs:
@@ -147,3 +215,53 @@ def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[U
                 one = Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted)
                 found.append(replace(one, at_most=at_most, part=error.part if attribute == "sqnr_db" else ""))
     return tuple(found)
+
+
+@dataclass(eq=False)
+class OutputSums:
+    """Errors of the outputs."""
+
+    names: Sequence[str]
+    steps: Mapping[str, float]
+    tallies: Tallies
+    # Samples of each run: a file may hold fewer than were run here.
+    seen: dict[str, int] = field(default_factory=dict)
+    # By output that cannot be compared: its kind.
+    not_numeric: dict[str, str] = field(default_factory=dict)
+
+    def add(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """One sample of all runs."""
+        for name in self.names:
+            if not _is_numeric(value := values[FLOAT][name]):
+                self.not_numeric[name] = "a tensor of text" if isinstance(value, np.ndarray) else "a sequence or a map"
+        for run, found in values.items():
+            self.seen[run] = self.seen.get(run, 0) + 1
+            for name, against in product(self.names, (FLOAT, OFF)):
+                mine, other = found.get(name), values.get(against, {}).get(name)
+                # Float is nobody's quantized run, and no run is compared with itself.
+                if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
+                    self.tallies.add(name, run, against, other, mine, self.steps[name])
+
+    def make_results(self, runs: Sequence[str], classes: Mapping[str, bool]) -> tuple[OutputDiff, ...]:
+        """Output by output. classes: as of `find_class_scores`."""
+        errors = self.tallies.list_errors
+        return tuple(
+            OutputDiff(
+                name=name,
+                accuracy=errors(name, runs, FLOAT),
+                engines=errors(name, runs, OFF),
+                classes=classes.get(name),
+            )
+            for name in self.names
+        )
+
+
+def find_output_step(index: GraphIndex, name: str) -> float:
+    """One quantization step of an output's last quantizer; 0 when a float node makes it."""
+    node = index.producer(TensorId(name))
+    level = find_level(index, node.inputs[0]) if node is not None and node.op_type == "DequantizeLinear" else None
+    return level.scale if level is not None else 0.0
+
+
+def _is_numeric(value: object) -> TypeGuard[Array]:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"

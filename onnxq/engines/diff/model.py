@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from onnxq.annotate import WeightSums
 from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.sites import Refusal
+from onnxq.sites import Refusal, Refusals
 from onnxq.wording import abbreviate
 
-FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
+# The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
+# has the name of its backend.
+FLOAT, OFF, ON = "float", "ort-off", "ort-on"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
 
 
@@ -131,19 +133,6 @@ class Bisection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tolerances:
-    """Bounds that the quantized model must keep; None: not checked."""
-
-    # dB, like min_engines.
-    min_sqnr: float | None = None
-    min_cosine: float | None = None
-    max_abs: float | None = None
-    min_agreement: float | None = None
-    # Of each engine against ORT without optimizations; the others are against float.
-    min_engines: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Unmet:
     """A tolerance that an output, or part of it, does not meet in a run."""
 
@@ -183,7 +172,7 @@ class Difference:
     worst: tuple[str, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     bisections: tuple[Bisection, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
+    skipped: Refusals = ()
     notes: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
     unmet: tuple[Unmet, ...] = ()

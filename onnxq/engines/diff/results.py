@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.data.scripts import decode_array, encode_array
 from onnxq.errors import DataError
 from onnxq.files import check_input_kind, shorten_error, write_text
 from onnxq.runtime import Feeds
-
-Array = NDArray[Any]
 
 RESULTS, INPUTS = "results.json", "inputs.json"
 # Polygraphy's own runner names end in a counter and the time.

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from onnxq.annotate import read_plan_note
+from onnxq.arrays import Arrays
+from onnxq.backends import Backend, find_backend, find_reference, list_backends
+from onnxq.backends.engine import Engine, Profile, Runner
+from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.engines.builder.library import ORT, RTX, name_version
-from onnxq.engines.builder.process import Profile
-from onnxq.engines.builder.shapes import find_sample_shapes
-from onnxq.engines.diff import trt
-from onnxq.engines.diff.bisect import EngineRun, EngineUnderTest, run_optimized
-from onnxq.engines.diff.levels import Array
-from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT, explain_absence
+from onnxq.engines.diff.model import FLOAT, OFF, ON, explain_absence
+from onnxq.engines.shapes import find_sample_shapes
 from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
@@ -28,22 +27,12 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Refusal
 
-ENGINES = ("ort", "trt")
+EngineRun = Callable[[ModelLike, Feeds], Arrays]
 _FIX = {ON: "without optimizations it may run all the same: keep what the message names float with a rule"}
-_ORT_RUNS = {FLOAT: "float model, optimizations off", OFF: "optimizations off", ON: "all optimizations"}
+_RUNS = {FLOAT: "float model, optimizations off", OFF: "optimizations off", ON: "all optimizations"}
 
 
-class Runner(Protocol):
-    """One model in one engine. seconds: of its last run."""
-
-    name: str
-    seconds: float
-
-    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
-        """One sample: arrays by name, lists for sequences."""
-
-
-class OrtRunner:
+class SessionRunner:
     """A Runner of a session of ONNX Runtime. outputs: those to compute, None for all."""
 
     def __init__(self, name: str, session: Session, outputs: Sequence[str] | None = None) -> None:
@@ -59,22 +48,29 @@ class OrtRunner:
         return values
 
 
+@dataclass(frozen=True)
+class EngineUnderTest:
+    """An engine that is compared with the reference. name: of its run. run: gives the outputs of a model on feeds."""
+
+    name: str
+    run: EngineRun
+
+
+def run_optimized(proto: ModelLike, feeds: Feeds, *, provider: str = "") -> Arrays:
+    """The outputs of ORT with all optimizations, as users run it. provider: "" for the CPU."""
+    return Session(proto, threads=1, arena=False, provider=provider).run(feeds)
+
+
 @dataclass(eq=False)
 class Engines:
-    """Both models in the engines asked for."""
+    """Both models in the engines asked for. A backend's run has its name; the reference has two: OFF and ON."""
 
     float_index: GraphIndex
     index: GraphIndex
     dataset: Dataset
-    # Of ENGINES; () takes ORT and, where it can run, TensorRT.
-    wanted: tuple[str, ...]
-    threads: int
+    config: Config
     folder: Path
     progress: Progress
-    # Of ONNX Runtime with optimizations, "" for the CPU. Without them, as the reference, it runs on the CPU.
-    provider: str = ""
-    # Paths of TensorRT's.
-    plugins: tuple[str, ...] = ()
     # The runs that work, float first.
     names: list[str] = field(default_factory=list)
     # Engines that do not run, with the reason; those of them that had to run; and errors of those that were tried.
@@ -92,104 +88,135 @@ class Engines:
         """
         with ExitStack() as stack:
             # Outside the try: without the float model there is nothing to compare with.
-            runners = [self._start(FLOAT, stack)]
+            runners = [self._start_runner(FLOAT, stack)]
             self.names.append(FLOAT)
             for name in self._find_candidates():
                 try:
-                    runners.append(self._start(name, stack))
+                    runners.append(self._start_runner(name, stack))
                     self.names.append(name)
                 except OnnxqError as error:
                     cause = f"{error.subject}: {error.cause}".splitlines()[0]
                     refusal = Refusal(name, cause, _FIX.get(name, error.fix), code="R111")
-                    self._skip(refusal, required=self._is_required(name))
+                    self._skip_run(refusal, required=self._is_required(name))
                     self.failed[name] = error
             if len(runners) == 1 and alone:
                 raise next(iter(self.failed.values()), None) or explain_absence(self.skipped[0])
             yield runners
 
+    def _list_backends(self) -> list[Backend]:
+        """The reference first."""
+        if wanted := self.config.diff.engines:
+            backends = [find_backend(name) for name in wanted]
+        else:
+            plan = read_plan_note(self.index.proto)
+            planned = [] if plan is None else [find_backend(plan.target)]
+            backends = [backend for backend in list_backends() if backend.engines]
+            backends += [backend for backend in planned if backend.engines and backend not in backends]
+        return sorted(backends, key=lambda backend: not backend.reference)
+
     def _find_candidates(self) -> list[str]:
-        """The runs to try. TensorRT is only tried where it can run."""
-        found = [OFF, ON] if not self.wanted or "ort" in self.wanted else []
-        if self.wanted and TRT not in self.wanted:
-            return found
-        obstacle = trt.find_obstacle()
-        if obstacle is None:
-            return [*found, TRT]
-        self._skip(obstacle, required=TRT in self.wanted)
-        return found
+        """The runs to try. Other engines than the reference are only tried where they can run."""
+        runs: list[str] = []
+        for backend in self._list_backends():
+            obstacle = None if backend.local is None else backend.local.find_obstacle()
+            if backend.reference:
+                runs += [OFF, ON]
+            elif obstacle is None:
+                runs.append(backend.name)
+            else:
+                refusal = replace(obstacle, subject=backend.name)
+                self._skip_run(refusal, required=self._is_required(backend.name))
+        return runs
 
     def _is_required(self, run: str) -> bool:
         """True for an engine that was named, or where none was, for the one that the model was made for."""
-        if self.wanted:
-            return (TRT if run == TRT else "ort") in self.wanted
+        reference = find_reference().name
+        backend = reference if run in (OFF, ON) else run
+        if wanted := self.config.diff.engines:
+            return backend in wanted
         plan = read_plan_note(self.index.proto)
-        return (run == TRT) == (plan is not None and plan.target == TRT)
+        made_for = reference if plan is None or not find_backend(plan.target).engines else plan.target
+        return backend == made_for
 
-    def _skip(self, refusal: Refusal, *, required: bool) -> None:
+    def _skip_run(self, refusal: Refusal, *, required: bool) -> None:
         self.skipped.append(refusal)
         if required:
             self.missing.append(refusal.subject)
 
-    def _start(self, name: str, stack: ExitStack) -> Runner:
+    def _start_runner(self, name: str, stack: ExitStack) -> Runner:
         """A runner that got through the first sample; open until the stack is closed."""
         # A runner that fails its first sample is closed at once: an engine holds the GPU's memory.
         with ExitStack() as trial:
-            runner = self._open(name, trial)
+            runner = self._open_runner(name, trial)
             runner.infer(self.dataset[0])
             stack.enter_context(trial.pop_all())
         return runner
 
-    def _open(self, name: str, stack: ExitStack) -> Runner:
-        if name == TRT:
-            with self.progress("building the TensorRT engine"):
-                return self._open_trt("outputs", stack)
+    def _open_runner(self, name: str, stack: ExitStack) -> Runner:
+        if name not in (FLOAT, OFF, ON):
+            with self.progress(f"building the {_find_local(name).family} engine"):
+                return self._open_engine(name, "outputs", stack)
         model = (self.float_index if name == FLOAT else self.index).model
         with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
-            provider = self.provider if name == ON else ""
-            return OrtRunner(name, Session(model, optimize=name == ON, threads=self.threads, provider=provider))
+            # Without optimizations, as the reference, it runs on the CPU.
+            provider, threads = self.config.runtime.provider if name == ON else "", self.config.verify.threads
+            return SessionRunner(name, Session(model, optimize=name == ON, threads=threads, provider=provider))
 
-    def _open_trt(self, name: str, stack: ExitStack, *, debug_tensors: bool = False) -> Runner:
-        """TensorRT's runner, of an engine built in a folder of this name."""
+    def _open_engine(self, name: str, place: str, stack: ExitStack, *, inner: bool = False) -> Runner:
+        """A backend's runner, of an engine built in a folder of this name."""
         # One engine for all samples, so it must take the smallest and the largest.
         if not self._shapes:
             self._shapes = find_sample_shapes(self.index, self.dataset.samples())
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        engine = trt.build_trt(
-            self.index.model, self._shapes, folder, debug_tensors=debug_tensors, plugins=self.plugins
-        )  # fmt: skip
-        return stack.enter_context(trt.TrtRunner(TRT, engine, self.plugins))
+        folder = self.folder / name / place
+        folder.mkdir(parents=True, exist_ok=True)
+        runner = _find_local(name).open_runner(
+            name, self.index.model, self._shapes, folder, plugins=self.config.runtime.plugins, inner=inner
+        )
+        return stack.enter_context(runner)
 
     def open_inner(self, stack: ExitStack) -> list[Runner]:
-        """Runners that give inner tensors with their outputs: TensorRT's, if it runs."""
-        if TRT not in self.names:
-            return []
-        try:
-            with self.progress("building the TensorRT engine for its layers"):
-                # Another engine than the outputs': inner tensors must be asked for when it is built.
-                return [self._open_trt("layers", stack, debug_tensors=True)]
-        except OnnxqError as error:
-            fix = "the outputs are compared all the same"
-            self._skip(Refusal(f"layers of {TRT}", error.cause, fix, code="R111"), required=False)
-            return []
+        """Runners that give inner tensors with their outputs: those of other engines than the reference that run."""
+        runners = []
+        for name in self.names:
+            if name in (FLOAT, OFF, ON) or not _find_local(name).shows_inner:
+                continue
+            try:
+                with self.progress(f"building the {_find_local(name).family} engine for its layers"):
+                    # Another engine than the outputs': inner tensors must be asked for when it is built.
+                    runners.append(self._open_engine(name, "layers", stack, inner=True))
+            except OnnxqError as error:
+                fix = "the outputs are compared all the same"
+                self._skip_run(Refusal(f"layers of {name}", error.cause, fix, code="R111"), required=False)
+        return runners
 
     def find_under_test(self, run: str) -> EngineUnderTest | None:
         """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
-        found: dict[str, EngineRun] = {ON: partial(run_optimized, provider=self.provider), TRT: self._run_trt}
-        return EngineUnderTest(run, found[run]) if run in found else None
+        if run == ON:
+            return EngineUnderTest(run, partial(run_optimized, provider=self.config.runtime.provider))
+        if run in (FLOAT, OFF) or (run not in self.names and run not in self.failed):
+            return None
+        return EngineUnderTest(run, partial(self._run_part, run))
 
-    def _run_trt(self, proto: ModelLike, feeds: Feeds) -> Mapping[str, Array]:
+    def _run_part(self, name: str, proto: ModelLike, feeds: Feeds) -> Arrays:
+        """The outputs of a part of the model in a backend's engine."""
         with ScratchFolder(self.folder) as folder:
-            shapes = find_sample_shapes(GraphIndex(proto), [feeds])
-            engine = trt.build_trt(proto, shapes, folder, plugins=self.plugins)
-            with trt.TrtRunner(TRT, engine, self.plugins) as runner:
+            shapes, plugins = find_sample_shapes(GraphIndex(proto), [feeds]), self.config.runtime.plugins
+            with _find_local(name).open_runner(name, proto, shapes, folder, plugins=plugins) as runner:
                 # Copies: the runner's buffers are gone when it is closed.
-                return {name: np.array(value) for name, value in runner.infer(feeds).items()}
+                return {output: np.array(value) for output, value in runner.infer(feeds).items()}
+
+
+def _find_local(name: str) -> Engine:
+    """The engine that runs the models of a backend here."""
+    engine = find_backend(name).local
+    # Backends without engines are no candidates.
+    assert engine is not None
+    return engine
 
 
 def describe_engine(run: str, provider: str = "") -> str:
     """The engine of a local run, for people. provider: of the run with optimizations."""
-    if run == TRT:
-        return name_version(trt.find_engine() or RTX)
+    if run not in _RUNS:
+        return _find_local(run).describe_version()
     place = f" on {provider}" if run == ON and provider else ""
-    return f"{name_version(ORT)}{place}, {_ORT_RUNS[run]}"
+    return f"{_find_local(find_reference().name).describe_version()}{place}, {_RUNS[run]}"

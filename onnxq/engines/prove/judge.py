@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.bits import Notes, read_notes
+from onnxq.backends.engine import Kernel, KernelWords
 from onnxq.engines.prove.kernels import (
     HEAVY,
     PRODUCTS,
@@ -17,7 +18,7 @@ from onnxq.engines.prove.kernels import (
     is_low,
     list_arithmetic,
 )
-from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, Kernel, NodeProof, SiteProof, SiteState
+from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
@@ -38,14 +39,14 @@ def judge_model(
     )
 
 
-def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums, ...]:
-    """The weights that can overflow 16-bit sums, by the kernels that ONNX Runtime took where these are known."""
+def judge_sums(index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords) -> tuple[WeightSums, ...]:
+    """The weights that can overflow 16-bit sums, by the kernels that the engine took where these are known."""
     by_node = _group_by_node(kernels)
     found = []
     for weight in find_saturating(index):
         if index.node(weight.node).op_type in PRODUCTS:
-            working = find_workers(weight.op, by_node.get(weight.node, ()))
-            kind = find_computed_type(weight.op, working)
+            working = find_workers(weight.op, by_node.get(weight.node, ()), words)
+            kind = find_computed_type(weight.op, working, words)
             # A kernel that computes in float, or takes signed data, has no sum that could overflow.
             if kind != UNSEEN:
                 weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None))
@@ -56,7 +57,7 @@ def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums
 def judge_optimizer_sums(
     index: GraphIndex, kernels: Sequence[Kernel], optimized: GraphIndex, known: Sequence[WeightSums]
 ) -> tuple[WeightSums, ...]:
-    """The weights that the file holds as float, ONNX Runtime rounds to int8 by itself, and that can overflow.
+    """The weights that the file holds as float, the engine rounds to int8 by itself, and that can overflow.
 
     optimized: the graph that the kernels are nodes of. known: the weights found in the file.
     """
@@ -108,16 +109,18 @@ def _find_rule(notes: Notes, pair: PairInfo) -> str:
 
 
 def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
-    op, found = node.op_type, find_workers(node.op_type, kernels)
-    kind, names = find_computed_type(op, found), tuple(kernel.name for kernel in kernels)
-    types = describe_types(op, found[0]) if found else ""
-    stored = find_arithmetic(op, found[0]).stored if found else ""
+    op, words = node.op_type, reasons.engine.words
+    workers = find_workers(op, kernels, words)
+    kind, names = find_computed_type(op, workers, words), tuple(kernel.name for kernel in kernels)
+    types, stored = "", ""
+    if workers:
+        types, stored = describe_types(op, workers[0], words), find_arithmetic(op, workers[0], words).stored
     reason = "" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types, stored=stored)
     proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
-    if not found:
+    if not workers:
         return proof
-    computed = tuple(dict.fromkeys(one.dtype for one in list_arithmetic(op, found)))
-    return replace(proof, kernel=found[0].name, kind=found[0].kind, computed=computed, stored=stored)
+    computed = tuple(dict.fromkeys(part.dtype for part in list_arithmetic(op, workers, words)))
+    return replace(proof, kernel=workers[0].name, kind=workers[0].kind, computed=computed, stored=stored)
 
 
 def _judge_pair(

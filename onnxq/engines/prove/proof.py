@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.builder.process import BuildState
-from onnxq.engines.saturation.model import Cost
-from onnxq.sites import Caution
+from onnxq.backends.engine import BuildState, Kernels
+from onnxq.engines.saturation.measure import Cost
+from onnxq.sites import Cautions
 from onnxq.wording import abbreviate
 
 INT8, FLOAT8 = "int8", "float8"
@@ -33,46 +33,6 @@ class SiteState(str, Enum):
 
     def __str__(self) -> str:
         return self.value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tensor:
-    """A tensor between kernels."""
-
-    name: str
-    # onnxq's name (int8, float32 …), "" unknown.
-    dtype: str
-    # -1 for a dynamic axis.
-    shape: tuple[int, ...] = ()
-    # In the engine's words.
-    layout: str = ""
-
-    @property
-    def size(self) -> int:
-        """Number of elements; dynamic axes count once."""
-        size = 1
-        for dim in self.shape:
-            size *= max(dim, 1)
-        return size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One kernel of the engine."""
-
-    name: str
-    # The engine's own word (correlation, gemm, kgen, QLinearConv …).
-    kind: str
-    # Names of the ONNX nodes it computes, wholly or in part.
-    nodes: tuple[str, ...] = ()
-    inputs: tuple[Tensor, ...] = ()
-    # Constants it reads.
-    weights: tuple[Tensor, ...] = ()
-    outputs: tuple[Tensor, ...] = ()
-    # The implementation, "" where the engine hides it.
-    tactic: str = ""
-    # It lays data out anew, copies it or converts its type, and computes nothing.
-    moves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +158,7 @@ class Proof:
     source: str
     build: Build
     chosen: str = ""
-    kernels: tuple[Kernel, ...] = ()
+    kernels: Kernels = ()
     nodes: tuple[NodeProof, ...] = ()
     sites: tuple[SiteProof, ...] = ()
     requirements: tuple[Requirement, ...] = ()
@@ -207,7 +167,7 @@ class Proof:
     require_exact: bool = False
     compared: str = ""
     changes: tuple[Change, ...] = ()
-    warnings: tuple[Caution, ...] = ()
+    warnings: Cautions = ()
 
     @property
     def built(self) -> bool:
@@ -249,6 +209,6 @@ class Proof:
         return Counter(kernel.kind for kernel in self.kernels)
 
     @property
-    def moving(self) -> tuple[Kernel, ...]:
+    def moving(self) -> Kernels:
         """The kernels that only lay out, copy or convert data."""
         return tuple(kernel for kernel in self.kernels if kernel.moves)

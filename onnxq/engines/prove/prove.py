@@ -13,23 +13,19 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
+from onnxq.backends import Engine, find_backend, find_engine, find_usual_engine, list_engines
+from onnxq.backends.building import build_engine, check_library, fail_alike
+from onnxq.backends.engine import LOG, BuildResult, BuildState, Job, Kernel
 from onnxq.config import matches_any
 from onnxq.data import Dataset
-from onnxq.engines.builder import process
-from onnxq.engines.builder.library import ENGINES, LIBRARIES, ORT, RTX, name_version
-from onnxq.engines.builder.process import BuildResult, BuildState, Job, build_engine, check_library
-from onnxq.engines.builder.shapes import make_profile
-from onnxq.engines.prove.choice import choose_engine
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
-from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
-from onnxq.engines.prove.proof import QUANTIZED, STORED, TYPES, Build, Kernel, NodeProof, Proof, Reduced, Requirement
+from onnxq.engines.prove.proof import QUANTIZED, STORED, TYPES, Build, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
-from onnxq.engines.prove.trt_kernels import read_inspector, read_layers_message
-from onnxq.engines.saturation.measure import measure_saturation
-from onnxq.engines.saturation.model import Cost
+from onnxq.engines.saturation.measure import Cost, measure_saturation
+from onnxq.engines.shapes import make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
@@ -38,10 +34,6 @@ from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Unquantized
 
-# Compute capability that engines are built for where none is asked for: GeForce 30.
-CAPABILITY = "8.6"
-# That of the GPU in this machine.
-CURRENT = "current"
 # Seconds.
 TIMEOUT = 600.0
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
@@ -71,7 +63,7 @@ class ProveRequest:
     reduce: bool = False
     # Seconds.
     timeout: float = TIMEOUT
-    # Of custom operators, for ONNX Runtime; with plugins, for TensorRT.
+    # Of custom operators, and with plugins.
     libraries: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     progress: Progress = silent
@@ -83,37 +75,35 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     before = None if request.compare is None else read_proof(request.compare)
     with request.progress("reading the model"):
         inspection = _inspect_all_nodes(source)
-        engine, chosen = request.engine or "", ""
-        if not engine:
+        if request.engine:
+            engine, chosen = find_engine(request.engine), ""
+        else:
             engine, chosen = choose_engine(inspection.model, request.capability)
-        capability = _read_capability(request, engine)
+        _check_saturation(engine, request)
+        capability = engine.read_capability(request.capability)
         proto = infer_shapes(add_libraries(read_integer_products(inspection.model), request.libraries))
         index = GraphIndex(proto)
         reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
     required = _select_required(index, request.require, reasons)
     _check_types(request.forbid, "forbid")
-    # ONNX Runtime builds for any size.
-    shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
-    operators, plugins = (request.libraries, ()) if engine == ORT else ((), request.plugins)
-    # TensorRT's timing cache grows from build to build.
+    shapes, note = ({}, "") if engine.any_size else make_profile(proto, index, request.shapes)
+    # A timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())
-    job = Job(
-        engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators, plugins=plugins
-    )  # fmt: skip
+    job = Job(capability=capability, shapes=shapes, cache=cache, operators=request.libraries, plugins=request.plugins)
     with ScratchFolder() as folder:
-        with request.progress(f"building with {LIBRARIES[engine].title}, for at most {request.timeout:g} s"):
-            result = check_library(build_engine(inspection.model, job, folder, timeout=request.timeout), engine)
+        with request.progress(f"building with {engine.title}, for at most {request.timeout:g} s"):
+            result = check_library(build_engine(engine, inspection.model, job, folder, timeout=request.timeout), engine)
         if result.state is BuildState.NO_CAPABILITY:
             subject = f"compute capability {request.capability}"
             raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
         built = result.state is BuildState.BUILT
         with request.progress("reading the engine"):
-            kernels = _read_kernels(engine, proto, folder) if built else ()
+            kernels = engine.read_kernels(proto, folder) if built else ()
             weights = _find_weights(engine, index, kernels, folder)
             saved = _copy_files(folder, result, engine, request.save)
             guesses = [Caution("W112", note)] if note else []
-            warnings = [*inspection.warnings, *guesses, *_find_layout_changes(engine, result, folder)]
-    reduced = _reduce(index, job, result, request) if request.reduce and not built else None
+            warnings = [*inspection.warnings, *guesses, *(engine.list_warnings(folder) if built else ())]
+    reduced = _reduce(engine, index, job, result, request) if request.reduce and not built else None
     if reduced is not None and reduced.path:
         saved = (*saved, reduced.path)
     with request.progress("finding the kernels of nodes and pairs"):
@@ -121,7 +111,9 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     proof = Proof(
         source=inspection.source,
         chosen=chosen,
-        build=replace(_describe_build(job, result, reduced, saved), needs_plugin=_is_custom(index, result.node)),
+        build=replace(
+            _describe_build(engine, job, result, reduced, saved), needs_plugin=_is_custom(index, result.node)
+        ),
         kernels=kernels,
         nodes=nodes,
         sites=sites,
@@ -147,24 +139,32 @@ def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: Prov
     return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
 
-def _read_capability(request: ProveRequest, engine: str) -> tuple[int, ...]:
-    """(8, 6) for "8.6"; () where the engine takes the GPU it finds."""
-    if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r}", "is not known", suggest_names(engine, ENGINES), code="Q312")
-    if engine != ORT and (request.require_exact or request.dataset is not None):
-        asked = "`require_exact=True`" if request.require_exact else "`data=…`"
-        cause = "is about kernels of ONNX Runtime; TensorRT's sums are exact"
-        raise ConfigError(asked, cause, "take `engine='ort'`", code="Q317")
-    if engine != RTX:
-        if request.capability is not None:
-            raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out", code="Q317")
-        return ()
-    if request.capability == CURRENT:
-        return ()
-    found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (request.capability or CAPABILITY).lower())
-    if found is None:
-        raise ConfigError(f"compute capability {request.capability!r}", "is none", "write it as 8.6", code="Q304")
-    return int(found[1]), int(found[2])
+def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[Engine, str]:
+    """The engine that a model is proved on when the caller names none, and why in a few words.
+
+    capability: the device that was asked for; only one engine builds for a device that is not there.
+    """
+    usual = find_usual_engine()
+    if capability is not None:
+        return usual, "a compute capability was given"
+    plan = read_plan_note(proto)
+    if plan is None:
+        return usual, "the default: the file holds no plan"
+    engines = find_backend(plan.target).engines
+    if not engines:
+        return usual, f"the default: the plan in the file is for {plan.target}"
+    return engines[0], f"the plan in the file is for {plan.target}"
+
+
+def _check_saturation(engine: Engine, request: ProveRequest) -> None:
+    """Raise ConfigError where 16-bit sums are asked of an engine that has none."""
+    if engine.saturates or not (request.require_exact or request.dataset is not None):
+        return
+    fitting = [other for other in list_engines(foreign=False).values() if other.saturates]
+    asked = "`require_exact=True`" if request.require_exact else "`data=…`"
+    cause = f"is about kernels of {' or '.join(other.family for other in fitting)}; {engine.family}'s sums are exact"
+    fix = f"take {' or '.join(f'`engine={other.name!r}`' for other in fitting)}"
+    raise ConfigError(asked, cause, fix, code="Q317")
 
 
 def _inspect_all_nodes(source: str | Path | onnx.ModelProto) -> Inspection:
@@ -236,35 +236,15 @@ def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
     return (*plan.refusals, *plan.left_float) if plan is not None else ()
 
 
-def _read_kernels(engine: str, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
-    if engine == ORT:
-        return read_optimized(model, onnx.load(folder / process.OPTIMIZED))
-    inspection = folder / process.INSPECTION
-    if os.path.exists(inspection):
-        return read_inspector(inspection.read_text(encoding="utf-8"))
-    return read_layers_message((folder / process.LAYERS).read_text(encoding="utf-8"))
-
-
-def _find_weights(engine: str, index: GraphIndex, kernels: Sequence[Kernel], folder: Path) -> tuple[WeightSums, ...]:
-    """The weights that can overflow 16-bit sums of ONNX Runtime; those of the file alone where it was not built."""
-    if engine != ORT:
+def _find_weights(engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path) -> tuple[WeightSums, ...]:
+    """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
+    if not engine.saturates:
         return ()
-    found = judge_sums(index, kernels)
-    if not kernels:
-        return found
-    optimized = GraphIndex(name_nodes(onnx.load(folder / process.OPTIMIZED)))
-    return (*found, *judge_optimizer_sums(index, kernels, optimized, found))
-
-
-def _find_layout_changes(engine: str, result: BuildResult, folder: Path) -> Iterator[Caution]:
-    """ONNX Runtime's kernels are found in its graph before tensors are laid out anew; warn when that changes them."""
-    if engine == ORT and result.state is BuildState.BUILT:
-        paths = (folder / process.OPTIMIZED, folder / process.ENGINE)
-        before, after = (count_integer_kernels(onnx.load(path)) for path in paths)
-        if before != after:
-            counts = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
-            text = f"the last step of ONNX Runtime's optimization changes the integer kernels: {counts}"
-            yield Caution("W112", text)
+    weights = judge_sums(index, kernels, engine.words)
+    optimized = engine.read_optimized(folder) if kernels else None
+    if optimized is None:
+        return weights
+    return (*weights, *judge_optimizer_sums(index, kernels, GraphIndex(name_nodes(optimized)), weights))
 
 
 def _is_custom(index: GraphIndex, name: str) -> bool:
@@ -272,10 +252,12 @@ def _is_custom(index: GraphIndex, name: str) -> bool:
     return any(node.name == name and not onnx.defs.has(node.op_type, node.domain) for node in index.nodes)
 
 
-def _describe_build(job: Job, result: BuildResult, reduced: Reduced | None, saved: tuple[str, ...]) -> Build:
+def _describe_build(
+    engine: Engine, job: Job, result: BuildResult, reduced: Reduced | None, saved: tuple[str, ...]
+) -> Build:
     return Build(
-        engine=job.engine,
-        version=name_version(job.engine),
+        engine=engine.name,
+        version=engine.describe_version(),
         state=result.state,
         capability=".".join(map(str, job.capability)),
         seconds=result.seconds,
@@ -289,14 +271,6 @@ def _describe_build(job: Job, result: BuildResult, reduced: Reduced | None, save
     )
 
 
-def find_saved_names(engine: str) -> dict[str, str]:
-    """The files of a build -> their names in the user's folder."""
-    if engine == ORT:
-        return {process.LOG: "build.log", process.ENGINE: "optimized.onnx"}
-    kernels = {process.LAYERS: "layers.txt", process.INSPECTION: "layers.txt"}
-    return {process.LOG: "build.log", **kernels, process.ENGINE: "model.engine"}
-
-
 @contextmanager
 def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) -> Iterator[None]:
     """Open the user's folder for a build's results, none of which may be an input.
@@ -307,8 +281,8 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
     if folder is None:
         yield
         return
-    engines = ENGINES if engine is None else (engine,)
-    names = tuple(dict.fromkeys((*(name for one in engines for name in find_saved_names(one).values()), REDUCED)))
+    engines = list_engines().values() if engine is None else (find_engine(engine),)
+    names = tuple(dict.fromkeys((*(name for one in engines for name in one.saved.values()), REDUCED)))
     for name in names:
         if os.path.exists(folder / name) and not force:
             raise OutputError(str(folder / name), "exists", "choose another folder, or use `force=True`", code="Q601")
@@ -316,21 +290,21 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
         yield
 
 
-def _copy_files(folder: Path, result: BuildResult, engine: str, save: Path | None) -> tuple[str, ...]:
+def _copy_files(folder: Path, result: BuildResult, engine: Engine, save: Path | None) -> tuple[str, ...]:
     """Copy a build's files to the user's folder, if there is one; returns their paths there."""
     if save is None:
         return ()
-    found = []
-    for name, kept in find_saved_names(engine).items():
+    paths = []
+    for name, own in engine.saved.items():
         # Of a build that failed only the log says anything.
-        if os.path.exists(folder / name) and (result.state is BuildState.BUILT or name == process.LOG):
-            with (folder / name).open("rb") as made, replace_files([save / kept], overwrite=True) as files:
-                shutil.copyfileobj(made, files[0])
-            found.append(str(save / kept))
-    return tuple(found)
+        if os.path.exists(folder / name) and (result.state is BuildState.BUILT or name == LOG):
+            with (folder / name).open("rb") as source, replace_files([save / own], overwrite=True) as files:
+                shutil.copyfileobj(source, files[0])
+            paths.append(str(save / own))
+    return tuple(paths)
 
 
-def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: ProveRequest) -> Reduced | None:
+def _reduce(engine: Engine, index: GraphIndex, job: Job, whole: BuildResult, request: ProveRequest) -> Reduced | None:
     """The smallest part that fails as the whole does, written to the user's folder if there is one."""
     timeout = min(request.timeout, _PART_SECONDS)
 
@@ -345,8 +319,8 @@ def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: ProveReque
             task.advance()
         with ScratchFolder() as folder:
             # Without the user's timing cache, which such builds would fill with kernels of no use.
-            result = build_engine(part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
-        return result.fails_like(whole)
+            result = build_engine(engine, part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
+        return fail_alike(result, whole)
 
     with request.progress(f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s") as task:
         found = find_smallest_failure(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)

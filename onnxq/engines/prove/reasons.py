@@ -6,40 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxq.annotate import PairInfo
-from onnxq.engines.builder.library import ORT, TRT
+from onnxq.backends.engine import Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
+from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
-_NO_KERNEL = {
-    TRT: frozenset({"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}),
-    ORT: frozenset({"ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"}),
-}
 # Operators that only move data: engines carry a quantization over them.
 _MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand"})
-_ACTIVATIONS = frozenset(
-    {"Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Elu", "PRelu", "Tanh", "Mul", "Mish"}
-)
-# Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
-_PURPOSE = {
-    "matmul-qkv": "it keeps the product in front of it in int8, whose weight TensorRT would else cut up in float: "
-    "its own integers are read by none, and cost rounding only"
-}
-_CUT_UP = "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
-_SIGNED = (
-    "its input is int8, which ONNX Runtime on x86 turns into uint8 one tensor at a time and not everywhere: quantize "
-    "activations to uint8"
-)
-_DEQUANTIZED = "its weight alone is quantized, and dequantized in each run"
-# Operators that ONNX Runtime 1.32 reads the integers of a weight beside float data in, and those that keep it from it.
-_ALONE, _BOUNDS = ("MatMul", "Gemm"), ("Relu", "Clip")
-# Int8 kernels of TensorRT need 8.0 or more.
-_TURING = (7, 5)
-# Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
-_NEAR = 4
 # Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
 _CHANNELS = {"Conv": 0, "MatMul": -1}
 
@@ -48,7 +24,7 @@ _CHANNELS = {"Conv": 0, "MatMul": -1}
 class Reasons:
     """Explains one model's nodes and pairs."""
 
-    engine: str
+    engine: Engine
     index: GraphIndex
     pairs: Sequence[PairInfo]
     # The nodes that the model's plan left float.
@@ -69,22 +45,24 @@ class Reasons:
         left = self._find_left(node)
         if left is not None:
             return f"the plan left it float: {left.reason}"
-        family = ORT if self.engine == ORT else TRT
-        if self._has_weight_alone(node) and (stored or family == ORT):
-            return "" if stored else self._explain_dequantized(node)
-        if node.op_type in _NO_KERNEL[family]:
-            text = f"{'ONNX Runtime' if family == ORT else 'TensorRT'} has no int8 kernel for {node.op_type}"
+        engine = self.engine
+        if self._has_weight_alone(node):
+            dequantized = "" if stored else engine.explain_weight(self.index, node)
+            if stored or dequantized:
+                return dequantized
+        if node.op_type in engine.no_kernel:
+            text = f"{engine.family} has no int8 kernel for {node.op_type}"
             return f"{text}; its list names no kernel for it" if kind == UNSEEN else text
         if kind == UNSEEN:
             return "the engine's list of kernels does not name it: it was merged with an equal one or computed away"
-        if self.capability == _TURING:
-            return "int8 kernels need compute capability 8.0 or more"
-        fault = self._find_operand_fault(node)
-        fault = fault or (self._find_result_fault(node) if family == ORT else self._find_slicing(node))
+        if old := engine.explain_capability(self.capability):
+            return old
+        if fault := self._find_operand_fault(node) or engine.explain_result(self.index, node):
+            return fault
         pair = self._find_pair(node, 0)
-        if not fault and family == ORT and pair is not None and self._read_type(pair) == "int8":
-            return _SIGNED
-        return fault or f"its pairs are in place, but the engine took another kernel: {types}"
+        if pair is not None and (unfit := engine.explain_data(self._read_type(pair))):
+            return unfit
+        return f"its pairs are in place, but the engine took another kernel: {types}"
 
     def is_quantized(self, node: NodeRef) -> bool:
         """True for a product whose weight has a pair, or both of whose operands have; not where the plan left it."""
@@ -98,8 +76,8 @@ class Reasons:
 
     def explain_site(self, pair: PairInfo, rule: str, unfused: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
         """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
-        if self.engine != ORT and rule in _PURPOSE:
-            return _PURPOSE[rule]
+        if rule in self.engine.purposes:
+            return self.engine.purposes[rule]
         # A pair fails with its reader, whose reason says more than anything about the pair.
         causes = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in unfused if name in proven]
         if causes:
@@ -120,16 +98,6 @@ class Reasons:
         weight = self._find_pair(node, 1) if node.op_type in PRODUCTS else None
         return weight is not None and weight.role is Role.WEIGHT and self._find_pair(node, 0) is None
 
-    def _explain_dequantized(self, node: NodeRef) -> str:
-        """Why ONNX Runtime does not read the integers of a weight alone."""
-        if node.op_type not in _ALONE:
-            return f"{_DEQUANTIZED}: ONNX Runtime reads integers beside float data in {' and '.join(_ALONE)} alone"
-        readers = self.index.readers(node.result)
-        if len(readers) == 1 and readers[0].op_type in _BOUNDS:
-            # It looks for the QuantizeLinear of an int8 product behind these, and gives up where none is.
-            return f"{_DEQUANTIZED}: ONNX Runtime makes no MatMulNBits with {readers[0].op_type} right behind it"
-        return _DEQUANTIZED
-
     def _find_operand_fault(self, node: NodeRef) -> str:
         """The first fault of the pairs in front of a product or pool, "" for none."""
         for k in (0, 1) if node.op_type in PRODUCTS else (0,):
@@ -142,9 +110,9 @@ class Reasons:
         return ""
 
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
-        scale = self._find_scale_shape(pair)
-        if self.engine != ORT and pair.role is not Role.WEIGHT and node.op_type == "Conv" and scale == (1,):
-            return f"the scale of its {what} has shape [1], which TensorRT takes for one scale per channel: make it []"
+        data = pair.role is not Role.WEIGHT
+        if data and (fault := self.engine.explain_operand(node, self._find_scale_shape(pair), what)):
+            return fault
         if not isinstance(pair.granularity, PerTensor) and pair.role is not Role.WEIGHT:
             return f"its {what} is quantized per channel: activations need one scale"
         grain = pair.granularity
@@ -153,7 +121,9 @@ class Reasons:
             if want is not None and grain.axis not in want:
                 return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"
         read = self._read_type(pair)
-        if read in ("int16", "uint16", "int4", "uint4") and not (self.engine != ORT and pair.role is Role.WEIGHT):
+        if read in ("int16", "uint16", "int4", "uint4") and not (
+            self.engine.packs_weights and pair.role is Role.WEIGHT
+        ):
             return f"its {what} is {read}, for which there is no kernel"
         return ""
 
@@ -162,35 +132,6 @@ class Reasons:
         maker = self.index.maker(self.index.node(pair.dequantize)) if pair.dequantize else None
         unpacked = maker is not None and maker.op_type == "Cast"
         return find_numpy_storage(pair.storage) if unpacked else pair.storage
-
-    def _find_result_fault(self, node: NodeRef) -> str:
-        """ONNX Runtime fuses most operators only when their result is quantized too."""
-        # A MatMul becomes MatMulIntegerToFloat instead, which writes floats.
-        if node.op_type == "MatMul":
-            return ""
-        between: list[str] = []
-        while True:
-            readers = self.index.readers(node.result)
-            if any(reader.op_type == QUANTIZE for reader in readers):
-                break
-            if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
-                return "its result is not quantized, and ONNX Runtime fuses it only then"
-            node = readers[0]
-            between.append(node.op_type)
-        if between:
-            return f"{' and '.join(between)} between it and QuantizeLinear changes what the pair saturates by itself"
-        return ""
-
-    def _find_slicing(self, node: NodeRef) -> str:
-        """TensorRT slices a product's weight instead of its result, and dequantizes the slices before it runs."""
-        for _ in range(_NEAR):
-            readers = self.index.readers(node.result)
-            if any(reader.op_type in ("Slice", "Split") for reader in readers):
-                return _CUT_UP
-            if len(readers) != 1 or readers[0].op_type not in (*_MOVES, "Add"):
-                return ""
-            node = readers[0]
-        return ""
 
     def _find_pair(self, node: NodeRef, k: int) -> PairInfo | None:
         """The pair in front of an input, seen through operators that only move data."""

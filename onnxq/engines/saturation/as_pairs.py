@@ -57,11 +57,11 @@ def replace_integer_operators(proto: M, wanted: frozenset[str]) -> tuple[M, dict
         # No float operator of ONNX takes channels last.
         if node.name in wanted and node.op_type in _WRITERS and not node.attrs.get("channels_last", 0):
             editor.remove_node(node.name)
-            _WRITERS[node.op_type](_Writer(editor, index, node, names))
+            _WRITERS[node.op_type](_OperatorWriter(editor, index, node, names))
     return editor.export(), names
 
 
-class _Writer(NodeWriter):
+class _OperatorWriter(NodeWriter):
     """Writes the replacement of one node. names: the float operator's is added."""
 
     def __init__(self, editor: Editor[Any], index: GraphIndex, node: NodeRef, names: dict[str, str]) -> None:
@@ -104,19 +104,19 @@ class _Writer(NodeWriter):
         return len(self.index.shape(found) or (0, 0)) - 1 if found is not None else 1
 
 
-def _write_conv(w: _Writer) -> None:
+def _write_conv(w: _OperatorWriter) -> None:
     data, weight = w.dequantize(w.inputs(0, 1, 2)), w.dequantize(w.inputs(3, 4, 5), axis=0)
     bias = [w.dequantize([w.input(8), w.add("Mul", w.inputs(1, 4))], axis=0)] if w.input(8) else []
     w.quantize(w.product("Conv", [data, weight, *bias]), w.input(6), w.input(7))
 
 
-def _write_matmul(w: _Writer) -> None:
+def _write_matmul(w: _OperatorWriter) -> None:
     data = w.dequantize(w.inputs(0, 1, 2))
     weight = w.dequantize(w.inputs(3, 4, 5), axis=w.last_axis(w.input(3)))
     w.quantize(w.product("MatMul", [data, weight]), w.input(6), w.input(7))
 
 
-def _write_gemm(w: _Writer) -> None:
+def _write_gemm(w: _OperatorWriter) -> None:
     data = w.dequantize(w.inputs(0, 1, 2))
     weight = w.dequantize(w.inputs(3, 4, 5), axis=0 if w.node.attrs.get("transB", 0) else 1)
     bias = []
@@ -130,25 +130,25 @@ def _write_gemm(w: _Writer) -> None:
         w.quantize(made, w.input(7), w.input(8))
 
 
-def _write_matmul_integer(w: _Writer) -> None:
+def _write_matmul_integer(w: _OperatorWriter) -> None:
     data = w.dequantize([w.input(0), w.ones(w.input(2)), w.input(2)])
     weight = w.dequantize([w.input(1), w.ones(w.input(3)), w.input(3)])
     rounded = w.add("Round", [w.product("MatMul", [data, weight])])
     w.add("Cast", [rounded], w.node.outputs[0], to=TensorProto.INT32)
 
 
-def _write_matmul_integer_to_float(w: _Writer) -> None:
+def _write_matmul_integer_to_float(w: _OperatorWriter) -> None:
     _write_matmul_and_bias(w, w.dequantize(w.inputs(0, 2, 4)), (1, 3, 5), w.input(6))
 
 
-def _write_dynamic_matmul(w: _Writer) -> None:
+def _write_dynamic_matmul(w: _OperatorWriter) -> None:
     made = [w.editor.fresh(f"{w.node.name}/{name}") for name in ("quantized", "scale", "zero_point")]
     name = w.editor.fresh(f"{w.node.name}/DynamicQuantizeLinear")
     w.editor.insert_node(w.node.scope, "DynamicQuantizeLinear", [w.input(0)], made, name=name)
     _write_matmul_and_bias(w, w.dequantize(made), (1, 2, 3), w.input(4))
 
 
-def _write_matmul_and_bias(w: _Writer, data: str, weight: tuple[int, int, int], bias: str) -> None:
+def _write_matmul_and_bias(w: _OperatorWriter, data: str, weight: tuple[int, int, int], bias: str) -> None:
     tensor, scale, zero = w.inputs(*weight)
     made = w.dequantize([tensor, scale, zero], axis=w.last_axis(tensor))
     product = w.product("MatMul", [data, made], "" if bias else w.node.outputs[0])
@@ -156,7 +156,7 @@ def _write_matmul_and_bias(w: _Writer, data: str, weight: tuple[int, int, int], 
         w.add("Add", [product, bias], w.node.outputs[0])
 
 
-_WRITERS: Mapping[str, Callable[[_Writer], None]] = {
+_WRITERS: Mapping[str, Callable[[_OperatorWriter], None]] = {
     "QLinearConv": _write_conv,
     "QLinearMatMul": _write_matmul,
     "QGemm": _write_gemm,

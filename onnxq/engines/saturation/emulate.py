@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
-from onnxq.backends.ort.sums import Data
+from onnxq.arrays import Floats
+from onnxq.backends.base import Data
 from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusal, Refusals, TensorId
 
 # Sums computed at a time: with 112 x 112 positions a tensor of them is 50 MB.
 _CHUNK = 1024
@@ -60,7 +61,7 @@ class Emulation:
     exact: ModelLike
     saturating: ModelLike
     counters: tuple[Counter, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
+    skipped: Refusals = ()
 
 
 def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) -> Emulation:
@@ -84,7 +85,7 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
         if reason:
             skipped.append(Refusal(name, reason, rule="saturation", code="R114"))
         else:
-            counters.append(replace(_Writer(editor, index, operand).write(), node=name))
+            counters.append(replace(_ExcessWriter(editor, index, operand).write(), node=name))
     seen = {one.node for one in counters} | {one.subject for one in skipped}
     skipped += [Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
@@ -100,7 +101,7 @@ def _find_obstacle(index: GraphIndex, operand: Operand) -> str:
     return ""
 
 
-def _find_scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | None:
+def _find_scale(index: GraphIndex, operand: Operand) -> Floats | None:
     """One factor a row, or one for all. Kernels read scales along another axis as if they were the rows'."""
     scale = None if operand.dequantize is None else index.input_value(operand.dequantize, 1)
     if scale is None or scale.size not in (1, len(operand.sums)):
@@ -108,7 +109,7 @@ def _find_scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | No
     return np.asarray(scale, np.float32).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
 
 
-class _Writer(NodeWriter):
+class _ExcessWriter(NodeWriter):
     """Writes the nodes of one product."""
 
     def __init__(self, editor: Editor[Any], index: GraphIndex, operand: Operand) -> None:

@@ -3,29 +3,68 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.arrays import Array, Arrays
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
-from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
 from onnxq.graph import ModelLike
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusals, TensorId
 
-Array = NDArray[Any]
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCost:
+    """One node on the samples: how many of the sums it computed saturated."""
+
+    node: str
+    saturated: int
+    sums: int
+
+    @property
+    def share(self) -> float:
+        """Of all sums of the node, 0 to 1."""
+        return self.saturated / self.sums if self.sums else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCost:
+    """One output: the saturating model against the exact one."""
+
+    output: str
+    # inf where no sum of a sample saturated.
+    sqnr_db: float
+    max_abs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The errors that CPUs without VNNI make on samples."""
+
+    data: str = ""
+    samples: int = 0
+    synthetic: bool = False
+    # Those whose weights can overflow.
+    nodes: tuple[NodeCost, ...] = ()
+    outputs: tuple[OutputCost, ...] = ()
+    # Those of the nodes that could not be emulated.
+    skipped: Refusals = ()
+
+    @property
+    def saturated(self) -> int:
+        """Sums that saturated, of all nodes."""
+        return sum(one.saturated for one in self.nodes)
 
 
 def measure_saturation(
     proto: ModelLike,
-    samples: Iterable[Mapping[str, Array]],
+    samples: Iterable[Arrays],
     *,
     nodes: frozenset[str] | None = None,
     threads: int = 0,
@@ -66,7 +105,7 @@ class SaturatingRun:
     tensor: str = ""
     # Run the exact model, which counts nothing.
     exact: bool = False
-    refusals: tuple[Refusal, ...] = ()
+    refusals: Refusals = ()
     # Of each node, by its counters' tensors.
     _totals: Counts[TensorId] = field(default_factory=Counts)
 
@@ -80,7 +119,7 @@ class SaturatingRun:
         self.refusals = tapped.refusals
         self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, feeds: Arrays) -> dict[str, Array]:
         """The model's outputs, or the tensor asked for."""
         values = self._session.run(feeds)
         for tensor in (tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)):

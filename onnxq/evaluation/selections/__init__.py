@@ -10,12 +10,9 @@ come out, and go in, as one tensor of all iterations; those that cannot be one t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
+from onnxq.arrays import Array, Arrays
 from onnxq.evaluation.selections.forms import make_form
 from onnxq.evaluation.selections.routers import write_out_routers
 from onnxq.evaluation.selections.search import Selection, explain_missing, name_own, search_choices
@@ -25,8 +22,6 @@ from onnxq.graph.scopes import walk_graphs
 from onnxq.sites import TensorId
 
 __all__ = ["NO_SELECTIONS", "Array", "Selection", "Selections", "explain_missing", "find_selections", "name_own"]
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Selections:
         """
         return make_form(_spell_out(model), self.nodes, self.settled, given=True) if self.nodes else model
 
-    def add_choices(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    def add_choices(self, feeds: Arrays, outputs: Arrays) -> Arrays:
         """The inputs of another model. outputs: of the float model, on the same sample."""
         if not self.nodes:
             return feeds

@@ -11,9 +11,9 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, Generic
 
-from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
+from onnxq.arrays import Array
 from onnxq.errors import ModelError
 from onnxq.graph.editing import gs
 from onnxq.graph.editing.wiring import (
@@ -31,7 +31,7 @@ from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.names import check_names, choose_name, list_names
 from onnxq.graph.values import encode_tensor
 from onnxq.nearest import suggest_names
-from onnxq.sites import Edge, TensorId, is_within
+from onnxq.sites import Edge, Edges, TensorId, is_within
 
 _fault = partial(ModelError, code="Q117")
 
@@ -74,7 +74,7 @@ class Editor(Generic[M]):
         related = (other for other in self._scopes if is_within(other, scope) or is_within(scope, other))
         return not any(TensorId(name, other) in self._tensors for other in related)
 
-    def add_initializer(self, scope: str, name: str, array: NDArray[Any], *, dtype: int | None = None) -> str:
+    def add_initializer(self, scope: str, name: str, array: Array, *, dtype: int | None = None) -> str:
         """A new initializer in `scope`; returns its name.
 
         dtype: an onnx.TensorProto type, by default the array's; sub-byte values are given as ordinary integers.
@@ -102,7 +102,7 @@ class Editor(Generic[M]):
             raise _fault(str(t), "is not an initializer, or is still read", "rewire its readers first")
         del self._tensors[t], self._scopes[t.scope].initializers[t.name]
 
-    def replace_initializer(self, t: TensorId, array: NDArray[Any]) -> None:
+    def replace_initializer(self, t: TensorId, array: Array) -> None:
         """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
@@ -217,7 +217,7 @@ class Editor(Generic[M]):
         self._find_visible(new, scope.name)
         scope.outputs[k] = rename_value(scope.outputs[k], new)
 
-    def consumers(self, t: TensorId) -> tuple[Edge, ...]:
+    def consumers(self, t: TensorId) -> Edges:
         """The edges that read the tensor now."""
         tensor = self._tensors.get(t)
         edges: dict[Edge, None] = {}

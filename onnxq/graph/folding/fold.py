@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
+from onnxq.arrays import Array, Shape
 from onnxq.graph.base import NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
@@ -198,7 +198,7 @@ class _Folding:
         rest = [t for t in wanted if t not in moved]
         return {**done, **self._evaluate_nodes(nodes, rest)} if rest else done
 
-    def _move_weight(self, t: TensorId) -> NDArray[Any] | None:
+    def _move_weight(self, t: TensorId) -> Array | None:
         """The value of a weight that is only transposed, reshaped or widened, perhaps several times."""
         chain: list[NodeRef] = []
         at: TensorId | None = t
@@ -270,7 +270,7 @@ class _Folding:
             return 0
         return count_tensor_bytes(TensorProto(data_type=dtype, dims=shape))
 
-    def _static_shape(self, t: TensorId) -> tuple[int, ...] | None:
+    def _static_shape(self, t: TensorId) -> Shape | None:
         dims = self.index.shape(t)
         static = tuple(d for d in dims or () if isinstance(d, int))
         return None if dims is None or len(static) != len(dims) else static

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from onnxq.arrays import Array, Shape
 from onnxq.errors import MissingDependencyError
 from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.editing import gs
@@ -37,7 +36,7 @@ class _Known:
     scalar: bool = False
 
 
-def infer_shape_values(index: GraphIndex) -> dict[TensorId, NDArray[Any]]:
+def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     """The value of every tensor that follows from static dims alone, constants themselves left out.
 
     Types and shapes are taken from the index as they are: it must not hold guesses.
@@ -185,9 +184,7 @@ _WIDER: dict[int, tuple[int, ...]] = {
 _RESHAPES = LAYOUT_OPS - {"Transpose"}
 
 
-def move_constant(
-    node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ...] | None
-) -> NDArray[Any] | None:
+def move_constant(node: NodeRef, source: Array, dtype: int, shape: Shape | None) -> Array | None:
     """Return the output of `node` for a constant first input; None unless it only moves or widens values.
 
     dtype: of the source. shape: of the output where inferred, None otherwise.
@@ -206,7 +203,7 @@ def move_constant(
 
 def evaluate_nodes(
     like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Array]:
     """The values of the `wanted` tensors; those that ONNX Runtime cannot compute are left out.
 
     nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
@@ -235,7 +232,7 @@ def _make_part(
     return model
 
 
-def _run_part(model: ModelProto) -> dict[str, NDArray[Any]] | None:
+def _run_part(model: ModelProto) -> dict[str, Array] | None:
     """The model's outputs by name, None when ONNX Runtime cannot compute them."""
     graph = gs.import_onnx(model)
     try:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from onnxq.arrays import Array
 from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
@@ -224,7 +224,7 @@ class _NodeTypes:
         return scale is not None and holds_scale(scale, self.narrow, weight=weight)
 
 
-def holds_scale(scale: NDArray[Any], narrow: int, *, weight: bool) -> bool:
+def holds_scale(scale: Array, narrow: int, *, weight: bool) -> bool:
     """True when the type holds a pair's scales.
 
     For an activation all of them are normal numbers of the type, since kernels may multiply by their reciprocals. Those
@@ -239,13 +239,13 @@ def holds_scale(scale: NDArray[Any], narrow: int, *, weight: bool) -> bool:
     return bool(np.sqrt(np.sum((written - values) ** 2)) <= _LOST * np.sqrt(np.sum(values**2)))
 
 
-def is_exact(scale: NDArray[Any], narrow: int) -> bool:
+def is_exact(scale: Array, narrow: int) -> bool:
     """True when a pair has the same scales in the type, as one has that was written in it."""
     values, written = _round_scale(scale, narrow)
     return bool((values >= FLOAT_TYPES[narrow].smallest).all() and np.array_equal(written, values))
 
 
-def _round_scale(scale: NDArray[Any], narrow: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _round_scale(scale: Array, narrow: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The scale before and after rounding to the type."""
     values = np.asarray(scale, np.float64)
     with np.errstate(over="ignore", under="ignore"):
@@ -309,7 +309,7 @@ class _TypeWriter:
     def _is_limited(self, tensor: TensorId) -> bool:
         return any(edge in self.types.limited for edge in self.index.consumers(tensor))
 
-    def _narrow_value(self, value: NDArray[Any], limited: bool) -> NDArray[Any]:
+    def _narrow_value(self, value: Array, limited: bool) -> Array:
         if limited:
             value = np.maximum(value, np.float32(LOWEST[self.types.narrow]))
         with np.errstate(over="ignore", under="ignore"):

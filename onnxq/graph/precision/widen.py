@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+from onnxq.arrays import Array
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_proto, copy_store, rebuild, store_of
 from onnxq.graph.names import choose_name, list_names
@@ -191,7 +191,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
     return rebuild(model, out, store)
 
 
-def _holds(narrow: NDArray[Any], wide: NDArray[Any], kind: int) -> bool:
+def _holds(narrow: Array, wide: Array, kind: int) -> bool:
     """True where the values are the same, or differ by rounding to float16 and by nothing that it cannot reach."""
     error = narrow.astype(np.float64) - wide
     if kind != TensorProto.FLOAT16 or not error.any():

@@ -23,11 +23,10 @@ that take it into a bias (`channels`). The graph stays as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64
@@ -39,7 +38,7 @@ from onnxq.passes.linear import Linear
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
-Shifts = Mapping[TensorId, NDArray[np.float32]]
+Shifts = Mapping[TensorId, Floats]
 # Least share by which the tensor's range must shrink.
 WORTH = 0.02
 # Share of a ReLU output's smallest value that is absorbed; the rest is a margin for other inputs than the samples.
@@ -62,7 +61,7 @@ def _measure_width(low: Array64, high: Array64) -> float:
     return float(max(high.max(initial=0.0), 0.0) - min(low.min(initial=0.0), 0.0))
 
 
-def absorb_shifts(weight: NDArray[Any], c: Array64, axis: int, groups: int) -> Array64:
+def absorb_shifts(weight: Array, c: Array64, axis: int, groups: int) -> Array64:
     """W·c, [output channels]: added to the bias if the input is lowered everywhere by c, [input channels].
 
     axis: W's output axis, 0 for Conv ([out, in / groups, kernel…]) and a transposed Gemm, 1 for [in, out] matrices.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Floats
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import Taps
 from onnxq.data import Batch, Dataset, read_mask
@@ -74,7 +75,7 @@ class _RunningStatistics:
     def __init__(self, channels: int, rows: int) -> None:
         self.low = np.full(channels, np.inf)
         self.high = np.full(channels, -np.inf)
-        self.rows: list[NDArray[np.float32]] = []
+        self.rows: list[Floats] = []
         self.left = rows
 
     def extend_range(self, value: NDArray[np.floating[Any]], axis: int) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64
@@ -23,7 +23,7 @@ from onnxq.passes.equalization.operators import find_scaled_channels
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
-Factors = Mapping[TensorId, NDArray[np.float32]]
+Factors = Mapping[TensorId, Floats]
 # Below this a factor moves nothing that eight bits could tell.
 _WORTH = 1.05
 

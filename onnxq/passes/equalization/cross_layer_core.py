@@ -15,11 +15,11 @@ without values (below 1e-6 of the largest) keep 1, and nothing is scaled by more
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.passes.affine_core import Array64
 
 Labels = NDArray[np.intp]
@@ -85,14 +85,14 @@ def _normalize_factors(s: Array64, alive: NDArray[np.bool_], groups: Labels) -> 
     return np.asarray(out.astype(np.float32).astype(np.float64))
 
 
-def group_by_label(weight: NDArray[Any], groups: int, output_first: bool) -> Array64:
+def group_by_label(weight: Array, groups: int, output_first: bool) -> Array64:
     """Largest |weight| over the kernel, [groups, outputs, inputs]. output_first: Conv's order of axes."""
     outer, inner = weight.shape[:2]
     flat = np.abs(weight.astype(np.float64)).reshape(groups, outer // groups, inner, -1).max(axis=3)
     return np.asarray(flat if output_first else flat.swapaxes(1, 2))
 
 
-def scale_weight(weight: NDArray[Any], groups: int, output_first: bool, outputs: Array64, inputs: Array64) -> Array64:
+def scale_weight(weight: Array, groups: int, output_first: bool, outputs: Array64, inputs: Array64) -> Array64:
     """weight · outputs / inputs, per channel ([out channels], [in channels]), in float64."""
     factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
     factor = factor if output_first else factor.swapaxes(1, 2)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.passes.affine_core import Array64
 
 # Largest matrix that is multiplied row by row; larger ones are made of it by doubling.
@@ -81,7 +81,7 @@ class Hadamard:
     size: int
     level: bool = False
 
-    def turn_channels(self, values: NDArray[Any], axis: int, scale: Array64 | None = None) -> NDArray[Any]:
+    def turn_channels(self, values: Array, axis: int, scale: Array64 | None = None) -> Array:
         """Values whose `axis` is of channels, in the channels' new basis: x·Q of rows x, Qᵀ·W of what reads x.
 
         An axis of some times `size` channels is turned part by part. scale: [channels], a factor of each in front of
@@ -163,7 +163,7 @@ def _sum_rows(values: Array64) -> Array64:
     return np.asarray(values[0])
 
 
-def multiply_row(row: Array64, matrix: NDArray[Any]) -> Array64:
+def multiply_row(row: Array64, matrix: Array) -> Array64:
     """row·matrix, [n] times [n, m], in the order of the rows."""
     out = np.zeros(matrix.shape[1])
     for factor, values in zip(row, matrix, strict=True):

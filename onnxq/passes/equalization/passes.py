@@ -16,7 +16,7 @@ from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, fin
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, gains_by_rotation, score_rotated
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
 from onnxq.plan import Rotation
 from onnxq.sites import Refusal, TensorId
 
@@ -30,7 +30,7 @@ _ROWS = 256
 _SEEDS = 4
 
 
-def equalize_layers(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Cross-layer equalization, Nagel et al. 2019."""
     axes = list_channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
     observed = _observe(ctx, state, axes, "equalizing")
@@ -40,13 +40,13 @@ def equalize_layers(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
 
 
-def absorb_biases(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def absorb_biases(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
     shifts = choose_shifts(state.model, _observe(ctx, state, list_shift_axes(state.model), "absorbing"))
     return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
 
 
-def smooth_activations(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Outliers of activations moved into weights, SmoothQuant, Xiao et al. 2023."""
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
@@ -58,7 +58,7 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> tuple[FloatSt
     return _write(ctx, state, SMOOTHQUANT, *compute_smoothing_factors(state.model, plan, observed))
 
 
-def rotate_channels(ctx: EqualizeContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
     fixed, possible = list_fixed(state.model), list_rotations(state.model, 0)
     before = score_rotated(ctx, state) if possible else None
@@ -110,9 +110,7 @@ def _observe(
     return observe_channels(state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit)
 
 
-def _write(
-    ctx: EqualizeContext, state: FloatState, name: str, factors: Factors, lines: Sequence[str]
-) -> tuple[FloatState, PassReport]:
+def _write(ctx: EqualizeContext, state: FloatState, name: str, factors: Factors, lines: Sequence[str]) -> FloatStep:
     """The state with the factors written, and the report, which says so where they change the function."""
     if not factors:
         return state, PassReport(name, tuple(lines), outcome=Outcome.NO_GAIN)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64
@@ -25,7 +24,7 @@ from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamRea
 from onnxq.passes.linear import find_linear
 from onnxq.passes.view import View
 from onnxq.plan.model import Rotation
-from onnxq.sites import Edge, Refusal, TensorId
+from onnxq.sites import Edge, Refusal, Refusals, TensorId
 
 
 def has_residual_stream(proto: ModelLike) -> bool:
@@ -42,7 +41,7 @@ def list_rotations(proto: ModelLike, seed: int) -> tuple[Rotation, ...]:
     return tuple(Rotation(tensor=stream.tensor, seed=seed, size=stream.size) for stream in free)
 
 
-def list_fixed(proto: ModelLike) -> tuple[Refusal, ...]:
+def list_fixed(proto: ModelLike) -> Refusals:
     """The streams that begin and end in weights, but meet something that asks for their channels as they are.
 
     Those that a normalization reads come first.
@@ -104,7 +103,7 @@ def _choose_matrices(streams: Streams, rotations: Sequence[Rotation]) -> list[tu
     return chosen
 
 
-def _read_constant(view: View, edge: Edge) -> NDArray[Any]:
+def _read_constant(view: View, edge: Edge) -> Array:
     value = view.constant(view.index.node(edge.node), edge.index)
     assert value is not None
     return value
@@ -181,7 +180,7 @@ def _write_constants(
 _PLAIN = _ConstantRecipe()
 
 
-def _rewrite(view: View, edge: Edge, recipe: _ConstantRecipe, gain: Array64 | None) -> NDArray[Any]:
+def _rewrite(view: View, edge: Edge, recipe: _ConstantRecipe, gain: Array64 | None) -> Array:
     value = _read_constant(view, edge)
     if gain is not None:
         value = (value.astype(np.float64) + gain).astype(value.dtype)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
 from onnxq.graph.stored import release_pages
@@ -29,11 +29,11 @@ from onnxq.passes.equalization.smoothquant_core import (
 )
 from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.view import View
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import Plan, SitePlans
 from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerTensor, QuantSpec
 
-Factors = Mapping[TensorId, NDArray[np.float32]]
+Factors = Mapping[TensorId, Floats]
 # Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
 FREE, MUL = 0.9, 0.4
 
@@ -73,7 +73,7 @@ def find_quantized_groups(proto: ModelLike, plan: Plan) -> tuple[SmoothingGroup,
     return tuple(group for group, *_ in _find_specs(View(proto), plan))
 
 
-def _find_specs(view: View, plan: Plan) -> Iterator[tuple[SmoothingGroup, QuantSpec | None, tuple[SitePlan, ...]]]:
+def _find_specs(view: View, plan: Plan) -> Iterator[tuple[SmoothingGroup, QuantSpec | None, SitePlans]]:
     """Each such group, the spec of its activation, None where it stays float, and the sites of its weights."""
     paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
     written = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
@@ -104,7 +104,7 @@ def compute_smoothing_factors(
 
     plan: without numbers; it says which tensors are quantized and how. statistics: of each group's tensor.
     """
-    factors: dict[TensorId, NDArray[np.float32]] = {}
+    factors: dict[TensorId, Floats] = {}
     lines = []
     for group, spec, sites in _find_specs(View(proto), plan):
         values = statistics.get(group.tensor)

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats
 from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.numerics import SumOrder, fake_quant, fake_quant_weight, qparams_from_range, weight_qparams
 from onnxq.passes.affine_core import Array64
@@ -30,7 +29,7 @@ SMOOTHING_ALPHAS = (0.5, 0.65, 0.8, 0.9)
 AWQ_ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
 # Share of the largest channel below which a channel counts as empty, of its largest value and of its mean magnitude.
 _DEAD_PEAK, _DEAD_MEAN = 1e-6, 1e-4
-Array32 = NDArray[np.float32]
+Array32 = Floats
 # (s [channels], alpha, error with them, error without scaling); errors are noise over signal.
 Choice = tuple[Array32, float, float, float]
 
@@ -67,7 +66,7 @@ class ChannelStatistics:
         return np.maximum(np.abs(self.low), np.abs(self.high))
 
 
-def compute_smoothing(largest: Array64, weights: Sequence[NDArray[Any]], alpha: float) -> Array32:
+def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Array32:
     """SmoothQuant's s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
     columns = np.max([np.abs(w).max(axis=1) for w in weights], axis=0).astype(np.float64)
     alive = (largest > _DEAD_PEAK * largest.max(initial=0.0)) & (columns > _DEAD_PEAK * columns.max(initial=0.0))
@@ -91,7 +90,7 @@ def measure_layer_error(
     weights: Sequence[SmoothedWeight],
     spec: QuantSpec,
     s: Array32,
-    exact: Sequence[NDArray[Any]] | None = None,
+    exact: Sequence[Array] | None = None,
 ) -> float:
     """Mean noise-to-signal ratio of the layers' outputs, with activations (by `spec`) and weights quantized.
 

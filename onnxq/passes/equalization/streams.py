@@ -18,6 +18,7 @@ from math import gcd
 
 import numpy as np
 
+from onnxq.arrays import Shape
 from onnxq.graph import NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
 from onnxq.passes.view import View
@@ -201,7 +202,7 @@ class Streams(ChannelFlow[StreamLabel]):
             self.turn_constant(label, shift, self.find_shape(shift) or ())
         return replace(label, waiting=waiting)
 
-    def find_shape(self, edge: Edge) -> tuple[int, ...] | None:
+    def find_shape(self, edge: Edge) -> Shape | None:
         """The shape of a constant of floats; None for anything else."""
         index = self.view.index
         tensor = self.view.tensor(index.node(edge.node), edge.index)

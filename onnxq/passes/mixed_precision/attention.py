@@ -11,7 +11,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import THRESHOLDS
 from onnxq.passes.mixed_precision.float_types import find_high_precision
 from onnxq.passes.rounding.passes import ROUNDED, round_again
-from onnxq.passes.state import Note, PlacedState
+from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import AttentionChoice, AttentionKind, Plan
 from onnxq.spec import FloatType
 
@@ -33,7 +33,7 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
     )  # fmt: skip
 
 
-def choose_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Attention quantized if that answers as well as float, else the plan without it, with the same numbers."""
     whole, judge = state.planned, ctx.data.judge
     plain = without_attention(whole, PLAIN.read(state))
@@ -70,7 +70,7 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedSta
     return replace(state, plan=plan), PassReport(NAME, ("float",))
 
 
-def reconsider_attention(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def reconsider_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Attention chosen anew with rounded weights, and in float, where that is chosen, with weights rounded for it.
 
     Rounding makes other errors smaller, and so those of attention larger beside them; never the other way.

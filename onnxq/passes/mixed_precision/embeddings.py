@@ -11,7 +11,7 @@ from onnxq.graph import get_index
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS
-from onnxq.passes.state import PlacedState
+from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan
 from onnxq.planner import Table, choose_tables, explain_loss
 from onnxq.sites import Unquantized, split_unquantized
@@ -21,7 +21,7 @@ NAME = "embeddings"
 _MARGIN_DB = 3.0
 
 
-def quantize_tables(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with tables of embeddings in few bits, and those that nobody asked for where the outputs bear it."""
     plan = state.planned
     tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)

@@ -24,7 +24,7 @@ from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.limits import LIMITS
-from onnxq.passes.state import PlacedState
+from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import KeptFloat32, PrecisionPlan
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.spec import FloatType
@@ -47,7 +47,7 @@ def find_high_precision(config: Config, types: SourceTypes) -> FloatType:
     return FloatType.BFLOAT16 if narrow else usual
 
 
-def choose_float_types(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with its float types."""
     kind, plan, io = find_high_precision(ctx.config, state.types), state.planned, _find_io(ctx.config)
     if kind is FloatType.FLOAT32:

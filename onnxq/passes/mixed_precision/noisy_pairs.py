@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from onnxq.backends.ort.costs import list_cpu_costs
+from onnxq.backends import list_costs
 from onnxq.config import Rule
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import noise_to_db
@@ -39,7 +39,7 @@ from onnxq.passes.mixed_precision.limits import LIMITS
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.scales import fix_scales
-from onnxq.passes.state import PlacedState
+from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement
 from onnxq.planner.choose import choose_ops, compare_times, predict_times
@@ -60,7 +60,7 @@ _TITLE = "trying scales of each run"
 MeasureNoises = Callable[[Sequence[Setting]], list[float]]
 
 
-def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The calibrated plan with such operators float.
 
     The calibration samples are searched, those for validation confirm. Deterministic. Raises ModelError and DataError
@@ -123,7 +123,7 @@ def _find_loudest(pairs: Sequence[Switch], share: float, measure: MeasureNoises)
     return pairs[0] if pairs else None
 
 
-def choose_scales(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with scales of each run where they leave less than half of a pair's noise."""
     readers = list_dynamic_candidates(state.problem, state.planned)
     better = []
@@ -144,7 +144,8 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, tuple[str, ...]]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     candidates: dict[TensorId, tuple[str, ...]] = {}
-    costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in list_cpu_costs(problem.config.cpu)]
+    kinds = list_costs(problem.engine, problem.config.cpu)
+    costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:
         tensor, edges = site.site, site.consumers
         if site.role is not Role.ACTIVATION or site.spec != _STATIC or not isinstance(tensor, TensorId) or not edges:
@@ -171,7 +172,7 @@ def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[tuple[
     return replace(state, plan=calibrate_missing(ctx, state, plan), problem=again)
 
 
-def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan without the operators that read the loudest pairs, as far as time allows. Deterministic."""
     problem, limits = state.problem, LIMITS[FLOAT_NAME]
     noise = SwitchedPlan(ctx, state, state.planned).measure_alone(_TITLE)

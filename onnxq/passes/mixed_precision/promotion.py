@@ -32,7 +32,7 @@ from onnxq.passes.mixed_precision.request import UINT16, AccuracyRequest, has_wh
 from onnxq.passes.mixed_precision.search import PromotionSearch, SearchStep
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
-from onnxq.passes.state import Note, PlacedState
+from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan
 from onnxq.sites import Role
 
@@ -46,7 +46,7 @@ PromotedPlan = tuple[Plan, Promotion]
 JudgingFold = tuple[Fold, FloatOutputs]
 
 
-def promote_operators(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with as little promoted as the request takes, by the figures on samples that judge it.
 
     Without a request: only where the worst output is below 10 dB, where answers are usually broken, and weights and
@@ -77,7 +77,7 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> tuple[PlacedSt
     return PROMOTED.write(replace(state, plan=promoted), account), report
 
 
-def round_promoted(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights rounded anew for the plan with promotions, where that answers better."""
     sites = tuple(
         replace(site, qparams=None, values=None) if site.role in (Role.WEIGHT, Role.BIAS) else site

@@ -23,7 +23,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.weight_errors import measure_isolated
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.samples import augment_samples
-from onnxq.passes.state import PlacedState
+from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.sums import read_constant
 from onnxq.sites import Role, Site
@@ -52,7 +52,7 @@ def check_budget(config: Config) -> None:
             "name wider ones, or lower `weights: {bits: …}`", code="Q308")  # fmt: skip
 
 
-def spread_bits(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """More bits for the weights that need them.
 
     Weights that a rule gave another width keep it, and count. The cost of each is measured on samples that its rounding

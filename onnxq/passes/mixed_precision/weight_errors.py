@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset
@@ -24,8 +24,6 @@ from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
 from onnxq.sites import Edge, Site
 from onnxq.workers import WorkPiece
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,13 @@ all of them are candidates, and the error behind the operator that reads the ten
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
+from onnxq.arrays import Array
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
 from onnxq.observers.histogram import HistogramObserver
 from onnxq.plan import Bound
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
-Array = NDArray[Any]
 # The first clips nothing: it is minmax.
 OBSERVERS = (
     ObserverSpec("percentile", (("percentile", 100.0),)),

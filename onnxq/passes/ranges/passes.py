@@ -13,7 +13,7 @@ from onnxq.passes.ranges.scarce import find_scarce_sites
 from onnxq.passes.ranges.search import ChosenRanges, choose_ranges
 from onnxq.passes.rounding.samples import take_enough
 from onnxq.passes.scales import MEASURED, fix_scales, list_replaced
-from onnxq.passes.state import PlacedState
+from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan
 
 NAME = "ranges"
@@ -22,7 +22,7 @@ _JUDGES = 4
 _WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
 
 
-def improve_ranges(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The range of each activation that disturbs the operators behind it least."""
     samples, seed, plan = ctx.data, ctx.config.data.seed, state.planned
     fitted = take_enough(samples.calibration, plan, ctx.config.effort, seed)

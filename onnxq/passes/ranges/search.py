@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import onnx
 
+from onnxq.arrays import Array
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
@@ -25,7 +26,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import fake_quant
 from onnxq.numerics.threads import map_in_threads
-from onnxq.passes.ranges.core import WORTH, Array, RangeCandidates, choose_candidate
+from onnxq.passes.ranges.core import WORTH, RangeCandidates, choose_candidate
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner
 from onnxq.passes.rounding.shared_work import read_tensor

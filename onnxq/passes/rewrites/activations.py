@@ -18,9 +18,8 @@ from onnx import TensorProto
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Replacement, apply_replacements
-from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
 from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
 
@@ -57,7 +56,7 @@ class _Single:
     domain: str = ""
 
 
-def fuse_activations(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def fuse_activations(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
     computes = state.types.computes
     return apply_replacements(state, "activations", lambda view: _find_activations(view, computes))

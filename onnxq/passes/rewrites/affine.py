@@ -11,29 +11,27 @@ A BatchNormalization in front of a Conv stays: it evens out channels that share 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.passes.affine_core import Array64, round_to_type, scale_outputs, sum_inputs
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import ARITHMETIC, Linear, ScalarSource, find_linear, find_scalar_source, list_followers
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
 from onnxq.passes.view import View
 from onnxq.sites import Refusal
 
 _BATCHNORM = frozenset({"BatchNormalization"})
 
 
-def fold_batchnorm(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def fold_batchnorm(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Every BatchNormalization that alone reads a linear operator with constant weights."""
     return _fold_behind(state, "batchnorm", _BATCHNORM)
 
 
-def fold_scalars(ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
     """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
     # A BatchNormalization behind such arithmetic comes into reach only now.
     kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
@@ -42,7 +40,7 @@ def fold_scalars(ctx: RunContext, state: FloatState) -> tuple[FloatState, PassRe
     return state, PassReport("scalars", behind.changed + front.changed, behind.skipped + front.skipped)
 
 
-def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> tuple[FloatState, PassReport]:
+def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
     view = View(state.model)
     edit, changed, skipped = Edit(state.model), [], []
     for node in view.index.nodes:
@@ -65,7 +63,7 @@ def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
     return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
 
 
-def _write_constants(view: View, edit: Edit, op: Linear, weight: NDArray[Any] | None, bias: Array64) -> bool:
+def _write_constants(view: View, edit: Edit, op: Linear, weight: Array | None, bias: Array64) -> bool:
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
@@ -85,7 +83,7 @@ def _write_constants(view: View, edit: Edit, op: Linear, weight: NDArray[Any] | 
     return True
 
 
-def _fold_in_front(state: FloatState) -> tuple[FloatState, PassReport]:
+def _fold_in_front(state: FloatState) -> FloatStep:
     view = View(state.model)
     edit, changed, skipped = Edit(state.model), [], []
     for node in view.index.nodes:

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Shape
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Replacement, apply_replacements
-from onnxq.passes.journal import PassReport
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
 from onnxq.passes.view import View, is_float, is_op
 from onnxq.sites import TensorId
 
 
-def fuse_layernorm(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def fuse_layernorm(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
     return apply_replacements(state, "layernorm", _find_norms)
 
@@ -138,7 +137,7 @@ def _axes(view: View, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
 
 def _affine(
     view: View, node: NodeRef, x: TensorId, count: int
-) -> tuple[NodeRef, NDArray[Any], NDArray[Any] | None, list[NodeRef]] | None:
+) -> tuple[NodeRef, Array, Array | None, list[NodeRef]] | None:
     """(last node, gamma, beta, the nodes) behind the division."""
     scaled = _constant_reader(view, node, "Mul")
     if scaled is None:
@@ -155,7 +154,7 @@ def _affine(
     return shifted[0], gamma, beta, [scaled[0], shifted[0]]
 
 
-def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, NDArray[Any]] | None:
+def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, Array] | None:
     reader = view.sole_reader(view.output(node), op_type)
     if reader is None:
         return None
@@ -163,7 +162,7 @@ def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, 
     return (reader[0], value) if value is not None and is_float(value) else None
 
 
-def _trailing(value: NDArray[Any], count: int, dims: tuple[int, ...] | None, least_rank: int) -> NDArray[Any] | None:
+def _trailing(value: Array, count: int, dims: Shape | None, least_rank: int) -> Array | None:
     """A constant in the shape of the normalized axes; None when it varies along others or raises the rank."""
     if value.ndim > max(least_rank, 1) or any(dim != 1 for dim in value.shape[: max(value.ndim - count, 0)]):
         return None

@@ -18,10 +18,10 @@ from onnxq.passes.rewrites.single_nodes import (
     replace_reduce_mean,
     write_axes,
 )
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
 
 
-def compute_constants(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Compute constant subgraphs: weights behind Cast or Transpose, shape chains, Pad amounts."""
     folded = infer_shapes(fold_constants(state.model))
     left = {node.name for node in GraphIndex(folded).nodes}

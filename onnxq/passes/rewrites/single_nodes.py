@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
 from onnxq.passes.view import SINGLE, View, is_op
 from onnxq.sites import TensorId
 
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
-def remove_dead(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Bypass nodes that do nothing in inference, then remove those that nobody reads.
 
     Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad. They hide patterns (x · Sigmoid(1·x))
@@ -82,7 +83,7 @@ def _find_neutral(view: View, node: NodeRef) -> TensorId | None:
     return None
 
 
-def reorder_residual(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def reorder_residual(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Make a residual Add in front of LayerNormalization Sum, for ORT.
 
     ORT fuses Add and LayerNormalization into SkipLayerNormalization wherever it can tell the shapes, and on the CPU
@@ -105,7 +106,7 @@ def _is_residual(view: View, node: NodeRef) -> bool:
     return normed and view.index.dtype(node.result) in SINGLE
 
 
-def replace_prelu(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Make PRelu with a constant slope LeakyRelu (one slope) or Max(x, slope·x) (slopes of at most 1).
 
     ORT's PRelu kernel is slow and has no quantized form: four 1x1 convolutions of 64 channels at 28x28 take 0.66 ms
@@ -136,7 +137,7 @@ def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
     return "Max(x, slope·x)"
 
 
-def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Make ReduceMean over all spatial axes GlobalAveragePool: in ORT only the latter has a quantized kernel.
 
     For float [N, C, spatial...] tensors of known rank that hold no squares. Without kept dims it becomes
@@ -180,7 +181,7 @@ def _is_square(view: View, x: TensorId) -> bool:
     return maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1])
 
 
-def fold_pad(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Move every Pad of zeros along spatial axes that only Convs read into their own pads.
 
     Pad between pairs is a float kernel in ORT, and a pair on each side of it costs more than the convolution.
@@ -268,7 +269,7 @@ def _add_pads(conv: NodeRef, amounts: tuple[int, ...]) -> list[int]:
     return [a + b for a, b in zip(own or [0] * len(amounts), amounts, strict=True)]
 
 
-def write_axes(_ctx: RunContext, state: FloatState) -> tuple[FloatState, PassReport]:
+def write_axes(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Write out the axes of every Pad, Resize and CenterCropPad that names constant ones of a tensor of known rank.
 
     Amounts, scales and sizes are then of every axis, as before opset 18. ONNX Runtime's layout optimizer (1.32) moves
@@ -297,7 +298,7 @@ class _Amounts:
 
     input: int
     places: NDArray[np.int64]
-    rest: NDArray[Any] | None
+    rest: Array | None
 
 
 def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:

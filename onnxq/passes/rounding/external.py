@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
 from onnxq.numerics import limit_sums
@@ -30,8 +30,6 @@ from onnxq.planner.sums import count_saturating
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Role, Site
 from onnxq.spec import QParams
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

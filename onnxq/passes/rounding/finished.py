@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from numpy.typing import NDArray
-
+from onnxq.arrays import Array
 from onnxq.graph import ModelLike
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import hash_feeds, hash_model, hash_parts, hash_run
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
-
-Array = NDArray[Any]
 
 
 @register_packed

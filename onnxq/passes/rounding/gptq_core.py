@@ -24,16 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats, Shape
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
 from onnxq.numerics.saturation import MOST
 from onnxq.passes.rounding.second_moments import Moments
-
-Array = NDArray[Any]
 
 # Of the mean diagonal of H; see above.
 DAMPING = 0.1
@@ -101,7 +99,7 @@ class RoundedWeight:
     """codes: int32 [groups, rows, K]. factors: of the scales, float32 [groups, rows]; None: the scales stay."""
 
     codes: NDArray[np.int32]
-    factors: NDArray[np.float32] | None = None
+    factors: Floats | None = None
 
 
 def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
@@ -231,7 +229,7 @@ def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> 
     return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap), np.float64)
 
 
-def refit_weight(w: Array, moments: Moments, *, ridge: float) -> NDArray[np.float32]:
+def refit_weight(w: Array, moments: Moments, *, ridge: float) -> Floats:
     """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
     wide = np.asarray(w, np.float64)
     return np.asarray(wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32)
@@ -325,7 +323,7 @@ class _SharedSums:
         return total
 
 
-def find_partner_columns(rows: NDArray[np.int64], shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
+def find_partner_columns(rows: NDArray[np.int64], shape: Shape, order: SumOrder) -> NDArray[np.int64]:
     """[K]: the column that shares a 16-bit sum with each column of a weight's matrix form, or -1.
 
     rows: flat indices into the weight of `shape`, in the order of a row of its matrix form.

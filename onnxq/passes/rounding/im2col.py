@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from onnxq.arrays import Array, Floats, Shape
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Geometry:
     """
 
     groups: int = 1
-    kernel: tuple[int, ...] = ()
+    kernel: Shape = ()
     strides: tuple[int, ...] = ()
     dilations: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
@@ -47,7 +46,7 @@ class Places:
     index: NDArray[np.int64]
     outside: NDArray[np.int64]
 
-    def gather_columns(self, x: Array) -> NDArray[np.float32]:
+    def gather_columns(self, x: Array) -> Floats:
         """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
         values = np.asarray(x, np.float32)
         if not self.geometry.kernel:
@@ -61,7 +60,7 @@ class Places:
         return columns.reshape(self.geometry.groups, len(flat) // self.geometry.groups * taps, count)
 
 
-def compute_gather_indices(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
+def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
     """Gather indices of the positions `chosen` of an input of this shape."""
     if not geometry.kernel:
         return Places(geometry, chosen, chosen[:0])
@@ -106,7 +105,7 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
     return np.asarray(sums.reshape(entries, geometry.groups, -1) / total)
 
 
-def gather_positions(shape: tuple[int, ...], geometry: Geometry) -> int:
+def gather_positions(shape: Shape, geometry: Geometry) -> int:
     """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
         return int(np.prod(shape[:-1], dtype=np.int64))
@@ -121,7 +120,7 @@ def sample_positions(total: int, limit: int, seed: int) -> NDArray[np.int64]:
 
 
 def _find_reads(
-    axis: int, size: int, spatial: tuple[int, ...], geometry: Geometry, output: Array
+    axis: int, size: int, spatial: Shape, geometry: Geometry, output: Array
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
     taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
@@ -135,7 +134,7 @@ def _find_reads(
 
 # All samples of one operator have one shape or few, and the next operator others.
 @lru_cache(maxsize=4)
-def _count_reads(spatial: tuple[int, ...], geometry: Geometry) -> tuple[NDArray[np.float32], ...]:
+def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
     """For each axis the number of outputs that read each element by each tap: [elements, taps]."""
     every = []
     for axis, size in enumerate(spatial):
@@ -147,13 +146,13 @@ def _count_reads(spatial: tuple[int, ...], geometry: Geometry) -> tuple[NDArray[
     return tuple(every)
 
 
-def _spread_out(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
+def _spread_out(spatial: Shape, geometry: Geometry) -> Shape:
     if not geometry.upsample:
         return spatial
     return tuple((n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True))
 
 
-def _find_output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
+def _find_output(spatial: Shape, geometry: Geometry) -> Shape:
     reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
     ends = _find_padding(spatial, geometry)
     return tuple(
@@ -162,7 +161,7 @@ def _find_output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...
     )
 
 
-def _find_padding(spatial: tuple[int, ...], geometry: Geometry) -> list[tuple[int, int]]:
+def _find_padding(spatial: Shape, geometry: Geometry) -> list[tuple[int, int]]:
     """(before, after): padding of each spatial axis."""
     rank = len(geometry.kernel)
     if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):

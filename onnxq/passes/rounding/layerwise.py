@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Arrays
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, infer_shapes
 from onnxq.graph.light import bare_proto
@@ -30,12 +30,11 @@ from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
 from onnxq.sites import TensorId
 
-Array = NDArray[Any]
 R = TypeVar("R")
 Tensor = Array | TensorFile
 # Of a name between two pieces: a tensor, or those of a sequence.
 Value = Tensor | list[Tensor]
-Sample = Mapping[str, Array] | Mapping[str, TensorFile]
+Sample = Arrays | Mapping[str, TensorFile]
 # (node, input index) -> what it reads instead of its own constant.
 Changes = dict[tuple[str, int], Array]
 

@@ -16,14 +16,12 @@ descend_values     AdaRound's objective (Nagel et al. 2020, arXiv 2004.10568: th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.passes.rounding.gptq_core import RoundedWeight, RoundingProblem, layer_error, round_with_feedback
-
-Array = NDArray[Any]
 
 # Up to so many bits everything hangs on the rounding of a weight, and its scales are searched together with it; above,
 # the whole range is best.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Shape
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
@@ -16,8 +15,6 @@ from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
-
-Array = NDArray[Any]
 
 # Positions are only alike to what the operator reads, so correlations count for half.
 POOLED_DAMPING = 1.0
@@ -42,7 +39,7 @@ class Operator:
     geometry: Geometry
     bias: Array
     bias_edge: Edge | None
-    bias_shape: tuple[int, ...]
+    bias_shape: Shape
     bias_site: SitePlan | None
     alone: bool
     kind: str

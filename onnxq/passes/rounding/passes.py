@@ -22,7 +22,7 @@ from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding
 from onnxq.passes.rounding.strategies import SEARCHED
 from onnxq.passes.runner import run_stage
 from onnxq.passes.scales import list_replaced
-from onnxq.passes.state import Note, PlacedState
+from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.passes.time_budget import Timers
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds
@@ -46,7 +46,7 @@ class RoundedWeights(NamedTuple):
 ROUNDED: Note[RoundedWeights] = Note(NAME)
 
 
-def round_weights(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Round all weights in the order they run, with biases corrected."""
     samples, others = _take_samples(ctx, state.plan)
     rounding = round_sequentially(state.model, state.plan, samples, others=others, crew=ctx.crew, progress=ctx.progress)
@@ -55,7 +55,7 @@ def round_weights(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     return _report_rounding(state, state.plan, rounding)
 
 
-def round_segments(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Segments of the network, from its end to its start, each kept if it helps those kept before."""
     plan, judges = state.plan, ctx.data.judges
     score = judges.score(state, plan, progress=ctx.progress)
@@ -77,7 +77,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState
     return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _report_rounding(state, plan, best)
 
 
-def search_longer(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights of few bits rounded anew, with a longer search for their values."""
     plan, operators = ROUNDED.read(state)
     samples, others = _take_samples(ctx, plan)
@@ -88,7 +88,7 @@ def search_longer(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
 
-def round_externally(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, PassReport]:
+def round_externally(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The roundings that others hand in, block by block; each is kept if the outputs come nearer to float by it."""
     plan, judge, lines = state.plan, ctx.data.judge, []
     samples = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
@@ -107,7 +107,7 @@ def round_externally(ctx: SampledContext, state: PlacedState) -> tuple[PlacedSta
     return replace(state, plan=plan), PassReport(EXTERNAL, ("; ".join(lines),))
 
 
-def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) -> tuple[PlacedState, PassReport]:
+def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) -> PlacedStep:
     """`state`, or `bare`, its plan before weights were rounded, rounded anew: the one that answers better."""
     # With a journal and timers of its own: this pass is one entry of the run's, whatever it took.
     inner = replace(ctx, journal=[], timers=Timers(ctx.progress))
@@ -131,7 +131,7 @@ def _take_samples(ctx: SampledContext, plan: Plan) -> tuple[list[Feeds], list[Fe
     return samples, augment_samples(samples, plan, ctx.skip)
 
 
-def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRounding) -> tuple[PlacedState, PassReport]:
+def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRounding) -> PlacedStep:
     """The state with the rounded plan, and the report of it."""
     plan = rounding.plan
     searched = [site for site in plan.sites if site.qparams is not None and site.qparams.origin == SEARCHED]

@@ -14,12 +14,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from onnxq.arrays import Array, Floats
+
 # (positions, mean of x, mean of y), the means float64 [groups, K].
 Part = tuple[int, Array, Array]
 
@@ -71,7 +71,7 @@ class Workspace(threading.local):
     def __init__(self) -> None:
         self._held = [np.empty(0, np.float32), np.empty(0, np.float32)]
 
-    def shift_columns(self, which: int, parts: Sequence[Array], shift: Array) -> NDArray[np.float32]:
+    def shift_columns(self, which: int, parts: Sequence[Array], shift: Array) -> Floats:
         """Blocks of columns side by side, less their shift, in the blocks' memory order; valid until the next call."""
         groups, size, _ = parts[0].shape
         count = sum(part.shape[2] for part in parts)
@@ -92,17 +92,17 @@ class Workspace(threading.local):
 class Columns(Protocol):
     """Columns of one operator's input, at the same positions in both models."""
 
-    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[NDArray[np.float32]]:
+    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[Floats]:
         """y and, with `both`, x, float32 [groups, K, n], of some of the positions."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class _HeldColumns:
-    x: NDArray[np.float32]
-    y: NDArray[np.float32]
+    x: Floats
+    y: Floats
 
-    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[NDArray[np.float32]]:
+    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[Floats]:
         return [columns[:, :, first:last] for columns in ((self.y, self.x) if both else (self.y,))]
 
 
@@ -150,8 +150,8 @@ class Accumulator:
 
     def add_samples(
         self,
-        x: NDArray[np.float32],
-        y: NDArray[np.float32],
+        x: Floats,
+        y: Floats,
         parts: Sequence[Part] | None = None,
         *,
         count: int | None = None,

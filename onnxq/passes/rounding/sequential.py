@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.float_outputs import add_own_choices
 from onnxq.evaluation.selections import find_selections
@@ -53,8 +52,6 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Role, TensorId
-
-Array = NDArray[Any]
 
 # Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
 _MANY_THREADS = 1 << 22

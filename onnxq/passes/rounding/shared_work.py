@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Arrays, Shape
 from onnxq.files.access import make_write_error
 from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.runtime.crew import Crew
 from onnxq.workers import WorkPiece
 
-Array = NDArray[Any]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -36,7 +35,7 @@ class TensorFile:
 
     path: str
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    shape: Shape
     finite: bool
 
     @property
@@ -83,7 +82,7 @@ class SharedWork:
         """The path of a file that there was none of yet."""
         return str(self._folder / str(next(self._numbers)))
 
-    def put_sample(self, feeds: Mapping[str, Array]) -> dict[str, TensorFile]:
+    def put_sample(self, feeds: Arrays) -> dict[str, TensorFile]:
         """Put one sample into the folder."""
         return {name: write_tensor(self.make_path(), np.asarray(value)) for name, value in feeds.items()}
 

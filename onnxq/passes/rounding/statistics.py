@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Floats, Shape
 from onnxq.data import read_mask
 from onnxq.numerics.threads import map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
@@ -34,7 +35,6 @@ from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tenso
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 
-Array = NDArray[Any]
 # `SharedWork.map`: a title, a function, and what it is called with; its results in order.
 Spread = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 
@@ -104,7 +104,7 @@ class _Sample:
     real: bool
     x: Array | TensorFile
     y: Array | TensorFile
-    shape: tuple[int, ...]
+    shape: Shape
     meant: NDArray[np.bool_] | None
 
     @property
@@ -155,7 +155,7 @@ class _Group:
             means.append(windows.reshape(len(self.samples), -1, *windows.shape[1:]).mean(axis=1))
         return list(zip(self.counts, *means, strict=True))
 
-    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[NDArray[np.float32]]:
+    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[Floats]:
         """See `Columns`."""
         x, y = self.read_tensors()
         total, most, seed = sum(self.counts), self.each * len(self.samples), self.samples[0].number

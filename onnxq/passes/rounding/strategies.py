@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array, Shape
 from onnxq.numerics import floor_weight_scale, needs_bound, weight_qparams
 from onnxq.numerics.rounding import align_qparams
 from onnxq.passes.rounding.gptq_core import (
@@ -29,8 +29,6 @@ from onnxq.passes.rounding.operators import Operator
 from onnxq.passes.rounding.statistics import OperatorStatistics
 from onnxq.plan import SitePlan
 from onnxq.spec import PerBlock, PerChannel, QParams
-
-Array = NDArray[Any]
 
 # Where the scale of a weight is from that is not its observer's.
 SEARCHED = "weights, rounded with scales searched"
@@ -163,7 +161,7 @@ def pose_weight(
     return PosedWeight(operator, site, qparams, strategy, problem)
 
 
-def _weigh_columns(h: Array, shape: tuple[int, ...]) -> Array:
+def _weigh_columns(h: Array, shape: Shape) -> Array:
     """The power of each column, of mean 1, for every row of a weight of this shape, [groups, rows, K]; none is 0."""
     power = np.diagonal(h, axis1=1, axis2=2)[:, None, :]
     return np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq.backends.base import Data
 from onnxq.backends.ort.rules import find_sum_order
-from onnxq.backends.ort.sums import INTEGER_PRODUCTS, Data, integer_product, weight_sums
+from onnxq.backends.ort.sums import INTEGER_PRODUCTS, find_product, pair_weights
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
 
@@ -37,7 +38,7 @@ def node(op: str, domain: str = "", **attrs: Any) -> NodeRef:
     ],
 )
 def test_the_table_is_by_domain_and_operator(op: str, domain: str, reads: Data | None) -> None:
-    found = integer_product(node(op, domain))
+    found = find_product(node(op, domain))
     assert (None if found is None else found.reads) == reads
 
 
@@ -73,18 +74,18 @@ def test_the_order_in_which_kernels_read_a_weight(op: str, shape: tuple, attrs: 
 
 def test_pairs_of_a_convolution_are_input_channels_of_one_tap() -> None:
     weight = np.arange(2 * 4 * 1 * 2, dtype=np.int8).reshape(2, 4, 1, 2)
-    found = weight_sums(node("Conv"), weight)
+    found = pair_weights(node("Conv"), weight)
     assert found is not None
     assert found.shape == (2, 4, 2)
     # Of the first filter: channels 0 and 1 of the first tap, 2 and 3 of it, then the second tap's.
     assert found[0].tolist() == [[0, 2], [4, 6], [1, 3], [5, 7]]
-    assert weight_sums(node("Conv", group=2), weight[:, :1]) is None
+    assert pair_weights(node("Conv", group=2), weight[:, :1]) is None
 
 
 def test_pairs_of_a_matrix_lie_along_what_is_summed() -> None:
     weight = np.arange(12, dtype=np.int8).reshape(4, 3)
-    down = weight_sums(node("MatMul"), weight)
-    across = weight_sums(node("Gemm", transB=1), weight)
+    down = pair_weights(node("MatMul"), weight)
+    across = pair_weights(node("Gemm", transB=1), weight)
     assert down is not None
     assert across is not None
     assert down.tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
@@ -95,7 +96,7 @@ def test_pairs_of_a_matrix_lie_along_what_is_summed() -> None:
 @settings(max_examples=20)
 def test_each_column_of_a_stack_of_matrices_is_a_row_of_sums(shape: list[int]) -> None:
     weight = np.random.default_rng(0).integers(-127, 128, shape).astype(np.int8)
-    found = weight_sums(node("DynamicQuantizeLSTM"), weight)
+    found = pair_weights(node("DynamicQuantizeLSTM"), weight)
     assert found is not None
     matrices = weight.reshape(-1, *shape[-2:])
     each = np.concatenate([pair_neighbours(matrix, (1, 0)) for matrix in matrices])
@@ -103,7 +104,7 @@ def test_each_column_of_a_stack_of_matrices_is_a_row_of_sums(shape: list[int]) -
 
 
 def test_a_vector_is_one_row_and_a_number_none() -> None:
-    found = weight_sums(node("MatMul"), np.int8([1, 2, 3, 4]))
+    found = pair_weights(node("MatMul"), np.int8([1, 2, 3, 4]))
     assert found is not None
     assert found.tolist() == [[[1, 2], [3, 4]]]
-    assert weight_sums(node("MatMul"), np.asarray(np.int8(3))) is None
+    assert pair_weights(node("MatMul"), np.asarray(np.int8(3))) is None

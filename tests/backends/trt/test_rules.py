@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.backends.trt.rules import RULES, TRT
-from onnxq.config import load_config
 from onnxq.plan import AttentionKind
 from onnxq.sites import Role
 from tests.backends.graphs import judge, model

@@ -9,9 +9,8 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.backends import find_target
+from onnxq.backends import find_target, load_config
 from onnxq.backends.virtual.rules import VIRTUAL
-from onnxq.config import load_config
 from onnxq.errors import ConfigError
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.runtime import Session

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 import onnxq
+from onnxq.backends.engine import Untimed
+from onnxq.backends.trt.cuda import count_gpus
 from onnxq.cli import cli
-from onnxq.engines.bench.model import Untimed
-from onnxq.engines.builder.gpu import count_gpus
 from onnxq.errors import ConfigError, ModelError
 from onnxq.runtime import check_provider
 from tests.engines import kit

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from onnxq.engines.bench.model import Bench, BenchedModel, Untimed
-from onnxq.engines.builder.process import BuildState
+from onnxq.backends.engine import BuildState, Untimed
+from onnxq.engines.bench import Bench, BenchedModel
 from onnxq.runtime import Latency
 from tests.commands.test_prove import PROOF
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import onnxq
-from onnxq.engines.bench.trt import demand_gpu, time_engines, time_models_on_gpu
-from onnxq.engines.builder.gpu import count_gpus
+from onnxq.backends import find_engine
+from onnxq.backends.engine import TimedModel, Timing
+from onnxq.backends.trt.cuda import count_gpus
+from onnxq.engines.bench import demand_timer, time_placements
 from onnxq.errors import VerificationError
 from tests.engines import kit
 
@@ -20,8 +22,9 @@ FEEDS = {"x": np.zeros((1, 32, 16, 16), np.float32)}
 @pytest.mark.trt
 def test_an_engine_that_cannot_be_timed_is_an_error_with_the_cause(tmp_path: Path) -> None:
     (tmp_path / "engine").write_bytes(b"no engine")
+    models = {"a/b": TimedModel(kit.conv(), tmp_path / "engine", FEEDS)}
     with pytest.raises(VerificationError) as caught:
-        time_engines("tensorrt-rtx", {"a/b": (tmp_path / "engine", FEEDS)}, seconds=0.1)
+        find_engine("tensorrt-rtx").time_models(models, Timing(seconds=0.1))
     assert caught.value.code == "Q710"
     assert "driver" in caught.value.cause or count_gpus()
 
@@ -29,7 +32,7 @@ def test_an_engine_that_cannot_be_timed_is_an_error_with_the_cause(tmp_path: Pat
 @no_gpu
 def test_without_a_gpu_nothing_is_timed() -> None:
     with pytest.raises(VerificationError) as caught:
-        demand_gpu("placement")
+        demand_timer("trt", "placement")
     assert caught.value.code == "Q708"
 
 
@@ -42,7 +45,7 @@ def test_a_measured_placement_for_tensorrt_asks_for_a_gpu() -> None:
 @pytest.mark.gpu
 @pytest.mark.trt
 def test_models_are_built_and_timed_on_the_gpu() -> None:
-    found = time_models_on_gpu({"int8": kit.conv(), "refused": kit.conv(zero=np.int8(3))}, FEEDS, 3)
+    found = time_placements("trt", {"int8": kit.conv(), "refused": kit.conv(zero=np.int8(3))}, FEEDS, 3)
     assert list(found) == ["int8"]
     assert found["int8"].rounds == 3
     assert 0 < found["int8"].median_ms < 100

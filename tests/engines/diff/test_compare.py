@@ -11,15 +11,18 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.config import DataConfig
 from onnxq.data import load_data
-from onnxq.engines.diff.compare import DiffRequest, compare_models
+from onnxq.engines.diff.compare import compare_models
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session
 from tests.engines.diff.models import by_name, chain, pairs, samples, sqnr
 from tests.pipeline.models import EVERYTHING, images, residual
+
+ORT_ALONE = load_config(overrides={"diff.engines": ["ort"]})
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def test_samples_are_streamed(float_model: onnx.ModelProto) -> None:
     named = GraphIndex(float_model)
     quantized = pairs(float_model)
     data = load_data(samples(12), named.inputs)
-    result = compare_models(float_model, quantized, data, DiffRequest(engines=("ort",), keep=3))
+    result = compare_models(float_model, quantized, data, ORT_ALONE, keep=3)
     assert len(result.recorder.inputs) == 3
     assert {len(kept) for kept in result.recorder.outputs.values()} == {3}
     whole = Session(quantized, threads=1).run(samples(12))["y"]
@@ -149,7 +152,7 @@ def test_without_data_it_says_so(float_model: onnx.ModelProto) -> None:
 
 def test_the_account_is_frozen(float_model: onnx.ModelProto) -> None:
     data = load_data(samples(2), GraphIndex(float_model).inputs, DataConfig())
-    found = compare_models(float_model, pairs(float_model), data, DiffRequest(engines=("ort",))).difference
+    found = compare_models(float_model, pairs(float_model), data, ORT_ALONE).difference
     with pytest.raises(AttributeError):
         found.samples = 3  # type: ignore[misc]
     assert replace(found, samples=3).samples == 3

@@ -7,7 +7,7 @@ import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.engines.diff.cut import Parts
+from onnxq.engines.diff.bisect import FedParts
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
@@ -26,7 +26,7 @@ def test_parts_carry_sizes_ranks_and_sequences(net: ShapeNet, data: st.DataObjec
         tap_tensors(proto, [TensorId(n) for node in proto.graph.node for n in node.output]).proto, optimize=False
     )
     values = {**feeds, **session.run(feeds)}
-    parts = Parts(GraphIndex(proto), lambda wanted: {name: values[name] for name in wanted})
+    parts = FedParts(GraphIndex(proto), lambda wanted: {name: values[name] for name in wanted})
     output = data.draw(st.sampled_from(made))
     ends = data.draw(st.sets(st.sampled_from([*values]), max_size=4))
     model, inputs = parts.cut_fed(parts.list_between([output], ends - {output}), output)
@@ -47,7 +47,7 @@ def test_a_part_is_a_model_that_computes_the_same() -> None:
         asked.extend(wanted)
         return {name: values[name] for name in wanted}
 
-    parts = Parts(GraphIndex(proto), given)
+    parts = FedParts(GraphIndex(proto), given)
     inside = {"r/DequantizeLinear", "w1/DequantizeLinear", "node_b"}
     model, inputs = parts.cut_fed(inside, "b")
     onnx.checker.check_model(model)

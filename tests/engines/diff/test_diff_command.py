@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import parser
 
+from onnxq.backends import find_backend
 from onnxq.cli import cli
-from onnxq.engines.diff.trt import find_obstacle
 from tests.engines.diff.models import chain, pairs, samples
 
 
@@ -143,7 +143,7 @@ def test_a_missing_model_is_the_users_to_mend(folder: Path) -> None:
     assert "nothing.onnx" in done.stderr
 
 
-needs_no_gpu = pytest.mark.skipif(find_obstacle() is None, reason="TensorRT can run here")
+needs_no_gpu = pytest.mark.skipif(find_backend("trt").local.find_obstacle() is None, reason="TensorRT can run here")
 
 
 @needs_no_gpu

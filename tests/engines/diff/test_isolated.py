@@ -7,7 +7,7 @@ import onnx
 from onnx import numpy_helper
 
 import onnxq
-from onnxq.engines.diff.isolated import check_kernels
+from onnxq.engines.diff.bisect import check_kernels
 from onnxq.engines.diff.layers import Inner, open_inner
 from onnxq.engines.diff.model import ON
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes

@@ -9,10 +9,9 @@ import pytest
 
 import onnxq
 from onnxq.data import load_data
-from onnxq.engines.diff.layers import compare_layers, group_by_size, open_inner
-from onnxq.engines.diff.matching import match_tensors
+from onnxq.engines.diff.layers import compare_layers, group_by_size, match_tensors, open_inner
 from onnxq.engines.diff.model import OFF, ON
-from onnxq.engines.diff.runs import OrtRunner
+from onnxq.engines.diff.runs import SessionRunner
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
@@ -72,7 +71,7 @@ def test_another_engine_that_gives_inner_tensors_is_a_column(float_model: onnx.M
     quantized = infer_shapes(name_nodes(pairs(float_model)))
     inner = open_inner(GraphIndex(float_model), GraphIndex(quantized), {"x": samples(1)["x"]}, fused=True, threads=1)
     tapped = tap_tensors(quantized, [TensorId("r/quantized"), TensorId("b")])
-    other = OrtRunner("other", Session(tapped.proto, optimize=False, threads=1))
+    other = SessionRunner("other", Session(tapped.proto, optimize=False, threads=1))
     data = load_data(samples(4), inner.float_index.inputs)
     found = compare_layers(inner, data.samples, data[0], others=[other], threads=1)
     layers = {layer.name: layer for layer in found.layers}

@@ -7,7 +7,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.engines.diff.levels import Level, find_level
+from onnxq.engines.diff.measure import Level, find_level
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import optimize_graph
 from onnxq.sites import TensorId

@@ -7,7 +7,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.engines.diff.matching import find_losses, find_source, match_tensors
+from onnxq.engines.diff.layers import find_losses, find_source, match_tensors
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from tests.engines.diff.models import chain, pairs
 from tests.pipeline.models import EVERYTHING, images, residual

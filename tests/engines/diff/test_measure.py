@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from onnxq.config.commands import DiffConfig
 from onnxq.engines.diff.measure import Tally, diverges, find_unmet
-from onnxq.engines.diff.model import OFF, Error, OutputDiff, Tolerances
+from onnxq.engines.diff.model import OFF, Error, OutputDiff
 
 VALUES = st.floats(-100, 100, width=32)
 
@@ -121,24 +122,24 @@ def output(**changes: float) -> OutputDiff:
 @pytest.mark.parametrize(
     ("tolerances", "measure"),
     [
-        (Tolerances(min_sqnr=31), "SQNR in dB"),
-        (Tolerances(min_cosine=0.995), "cosine"),
-        (Tolerances(max_abs=0.4), "max abs error"),
-        (Tolerances(min_agreement=0.95), "top-k agreement"),
-        (Tolerances(min_engines=13), "SQNR in dB against what the file says"),
+        (DiffConfig(min_sqnr=31), "SQNR in dB"),
+        (DiffConfig(min_cosine=0.995), "cosine"),
+        (DiffConfig(max_abs=0.4), "max abs error"),
+        (DiffConfig(min_agreement=0.95), "top-k agreement"),
+        (DiffConfig(min_engines=13), "SQNR in dB against what the file says"),
     ],
 )
-def test_an_unmet_tolerance_names_output_run_and_value(tolerances: Tolerances, measure: str) -> None:
+def test_an_unmet_tolerance_names_output_run_and_value(tolerances: DiffConfig, measure: str) -> None:
     (found,) = find_unmet([output()], tolerances)
     assert (found.output, found.run, found.measure) == ("y", "ort-on", measure)
 
 
 def test_met_tolerances_say_nothing() -> None:
-    fair = Tolerances(min_sqnr=30, min_cosine=0.99, max_abs=0.5, min_agreement=0.9, min_engines=12)
+    fair = DiffConfig(min_sqnr=30, min_cosine=0.99, max_abs=0.5, min_agreement=0.9, min_engines=12)
     assert find_unmet([output()], fair) == ()
-    assert find_unmet([output(top_k=math.nan)], Tolerances(min_agreement=1.0)) == ()
+    assert find_unmet([output(top_k=math.nan)], DiffConfig(min_agreement=1.0)) == ()
 
 
 def test_what_cannot_be_measured_is_not_met() -> None:
-    (found,) = find_unmet([output(sqnr_db=math.nan)], Tolerances(min_sqnr=-100))
+    (found,) = find_unmet([output(sqnr_db=math.nan)], DiffConfig(min_sqnr=-100))
     assert math.isnan(found.value)

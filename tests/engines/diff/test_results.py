@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 import onnxq
+from onnxq.backends.trt.run import load_polygraphy, translate_errors
 from onnxq.engines.diff.results import Recorder, find_inputs_beside, load_results
-from onnxq.engines.diff.trt import load_polygraphy, translate_errors
 from onnxq.errors import DataError, OutputError
 from onnxq.runtime import Session
 from tests.engines.diff.models import chain, pairs, samples

@@ -11,9 +11,15 @@ from click.testing import CliRunner
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.engines.builder.library import ORT, RTX
-from onnxq.engines.prove.choice import choose_engine
+from onnxq.engines.prove import prove
 from tests.pipeline.models import images, residual
+
+ORT, RTX = "ort", "tensorrt-rtx"
+
+
+def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[str, str]:
+    engine, reason = prove.choose_engine(proto, capability)
+    return engine.name, reason
 
 
 @pytest.fixture(scope="module")

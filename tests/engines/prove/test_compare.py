@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.builder.process import BuildState
+from onnxq.backends.engine import BuildState, Kernel
 from onnxq.engines.prove.compare import find_changes, read_proof
-from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof, SiteState
+from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState
 from onnxq.errors import DataError
 
 BUILD = Build(engine="ort", version="ONNX Runtime 1.31.0", state=BuildState.BUILT, capability="", shapes={})

@@ -8,9 +8,10 @@ import onnx
 import pytest
 
 from onnxq.annotate import WeightSums, inspect_model
-from onnxq.engines.builder.library import RTX
+from onnxq.backends import find_engine
+from onnxq.backends.engine import Kernel, Tensor
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
-from onnxq.engines.prove.proof import Kernel, NodeProof, SiteProof, SiteState, Tensor
+from onnxq.engines.prove.proof import NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, infer_shapes
 from tests.engines import kit
@@ -37,7 +38,9 @@ OPS = {
 def judged(proto: onnx.ModelProto, *kernels: Kernel) -> tuple[dict[str, NodeProof], dict[str, SiteProof]]:
     inspection = inspect_model(infer_shapes(proto))
     index = GraphIndex(inspection.model)
-    nodes, sites = judge_model(index, inspection, kernels, Reasons(RTX, index, inspection.pairs))
+    nodes, sites = judge_model(
+        index, inspection, kernels, Reasons(find_engine("tensorrt-rtx"), index, inspection.pairs)
+    )
     return {one.node: one for one in nodes}, {one.site: one for one in sites}
 
 
@@ -159,7 +162,7 @@ ORT_CONV = Kernel(
 )
 def test_sums_are_exact_where_the_kernel_taken_adds_otherwise(found: Kernel | None, exact: str) -> None:
     index = GraphIndex(infer_shapes(kit.ort_residual()))
-    weights = {one.node: one for one in judge_sums(index, [] if found is None else [found])}
+    weights = {one.node: one for one in judge_sums(index, [] if found is None else [found], find_engine("ort").words)}
     assert weights["c/Conv"].exact == exact
     assert weights["d/Conv"].exact == ""
     assert weights["c/Conv"].saturates is (exact == "")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from onnxq.backends import find_engine
+from onnxq.backends.engine import Kernel, Tensor
 from onnxq.engines.prove.kernels import (
     Arithmetic,
     describe_types,
@@ -12,7 +16,11 @@ from onnxq.engines.prove.kernels import (
     find_workers,
     is_low,
 )
-from onnxq.engines.prove.proof import UNSEEN, Kernel, Tensor
+from onnxq.engines.prove.proof import UNSEEN
+
+# Of all engines: the cases say which one a kernel is of.
+ORT = find_engine("ort").words
+WORDS = replace(find_engine("tensorrt-rtx").words, int8=ORT.int8, packed=ORT.packed)
 
 
 def tensor(dtype: str, *shape: int, name: str = "t") -> Tensor:
@@ -73,15 +81,15 @@ CASES = {
 
 @pytest.mark.parametrize(("op", "found", "dtype"), CASES.values(), ids=CASES)
 def test_the_type_a_kernel_computes_in(op: str, found: Kernel, dtype: str) -> None:
-    assert str(find_arithmetic(op, found)) == dtype
-    assert find_computed_type(op, [found]) == dtype
+    assert str(find_arithmetic(op, found, WORDS)) == dtype
+    assert find_computed_type(op, [found], WORDS) == dtype
 
 
 def test_several_kernels_give_all_their_types_once() -> None:
     low, real = CASES["integers on both sides"][1], CASES["floats"][1]
-    assert find_computed_type("Conv", [low, low]) == "int8"
-    assert find_computed_type("Conv", [low, real]) == "int8+float32"
-    assert find_computed_type("Conv", []) == UNSEEN
+    assert find_computed_type("Conv", [low, low], WORDS) == "int8"
+    assert find_computed_type("Conv", [low, real], WORDS) == "int8+float32"
+    assert find_computed_type("Conv", [], WORDS) == UNSEEN
     assert str(Arithmetic("float16", "int4")) == "int4 weights, float16"
 
 
@@ -102,12 +110,12 @@ def test_several_kernels_give_all_their_types_once() -> None:
     ],
 )
 def test_the_kernels_that_do_a_nodes_work(op: str, kinds: list[str], workers: list[str]) -> None:
-    assert [one.kind for one in find_workers(op, [kernel(kind) for kind in kinds])] == workers
+    assert [one.kind for one in find_workers(op, [kernel(kind) for kind in kinds], WORDS)] == workers
 
 
 def test_fused_attention_is_known_by_its_name() -> None:
     mha, other = kernel("kgen", name="_gemm_mha_v2"), kernel("kgen")
-    assert find_workers("MatMul", [other, mha]) == (mha,)
+    assert find_workers("MatMul", [other, mha], WORDS) == (mha,)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +128,7 @@ def test_fused_attention_is_known_by_its_name() -> None:
     ],
 )
 def test_operands_and_results_in_words(op: str, found: Kernel, text: str) -> None:
-    assert describe_types(op, found) == text
+    assert describe_types(op, found, WORDS) == text
 
 
 def test_types_that_quantized_tensors_are_stored_in() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.builder.process import BuildState
-from onnxq.engines.prove.proof import Build, Change, Kernel, NodeProof, Proof, SiteProof, SiteState, Tensor
+from onnxq.backends.engine import BuildState, Kernel, Tensor
+from onnxq.engines.prove.proof import Build, Change, NodeProof, Proof, SiteProof, SiteState
 
 BUILD = Build(engine="ort", version="ONNX Runtime 1", state=BuildState.BUILT, shapes={})
 NODES = (

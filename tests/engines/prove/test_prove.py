@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.engines.prove.prove import ProveRequest, find_saved_names, open_output_folder, prove_model
+from onnxq.backends import find_engine
+from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
 from onnxq.errors import ConfigError, OutputError
 from tests.engines.kit import matmul
 
@@ -47,7 +48,7 @@ def test_an_earlier_proof_that_cannot_be_read_is_found_out_first(tmp_path: Path)
     ],
 )
 def test_files_of_a_build_have_names_for_people(engine, names):
-    assert set(find_saved_names(engine).values()) == names
+    assert set(find_engine(engine).saved.values()) == names
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import onnxq
+from onnxq.backends import find_engine
 from onnxq.engines.prove.proof import NodeProof
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, infer_shapes
@@ -21,7 +22,7 @@ def test_a_pair_placed_for_another_node_s_sake_is_not_called_waste() -> None:
     model = kit.conv()
     pair = onnxq.inspect(model).pairs[0]
     told = {
-        engine: Reasons(engine, GraphIndex(model), ()).explain_site(pair, "matmul-qkv", ("r",), {})
+        engine: Reasons(find_engine(engine), GraphIndex(model), ()).explain_site(pair, "matmul-qkv", ("r",), {})
         for engine in ("tensorrt", "ort")
     }
     assert "keeps the product in front of it in int8" in told["tensorrt"]
@@ -33,7 +34,9 @@ def explained(
 ) -> str:
     typed = infer_shapes(proto)
     index = GraphIndex(typed)
-    return Reasons(engine, index, onnxq.inspect(typed).pairs, **known).explain_node(index.node(node), kind, "types")
+    return Reasons(find_engine(engine), index, onnxq.inspect(typed).pairs, **known).explain_node(
+        index.node(node), kind, "types"
+    )
 
 
 OTHER = "its pairs are in place, but the engine took another kernel: types"
@@ -98,7 +101,7 @@ def test_the_plans_own_reason_comes_first_and_an_older_gpu_before_the_pairs() ->
 def test_why_a_pair_did_not_fuse() -> None:
     index = GraphIndex(infer_shapes(kit.round_trip()))
     (pair,) = onnxq.inspect(kit.round_trip()).pairs
-    reasons = Reasons("tensorrt-rtx", index, [pair])
+    reasons = Reasons(find_engine("tensorrt-rtx"), index, [pair])
     slow = NodeProof(node="n", op="Conv", type="float32", reason="why")
     assert reasons.explain_site(pair, "", ("n", "n"), {"n": slow}) == "n runs in float32: why"
     assert reasons.explain_site(pair, "", ("y/Tanh",), {}).startswith("Tanh reads floats: ")

@@ -7,30 +7,13 @@ table.
 from collections.abc import Mapping
 from importlib import resources
 
-from onnxq.backends.ort.costs.base import Cost, CpuCosts, Moves, OpCase, parse_costs
-from onnxq.backends.ort.costs.model import dequantize_us, op_cost, quantize_us
+from onnxq.backends.ort.costs.model import OrtCosts, parse_costs
 
 
-def _read_costs(cpu: str) -> CpuCosts:
+def _read_costs(cpu: str) -> OrtCosts:
     return parse_costs(resources.files(__name__).joinpath(f"{cpu}.json").read_text(encoding="utf-8"))
 
 
-CPU_COSTS: Mapping[str, CpuCosts] = {cpu: _read_costs(cpu) for cpu in ("vnni", "avx2")}
+CPU_COSTS: Mapping[str, OrtCosts] = {cpu: _read_costs(cpu) for cpu in ("vnni", "avx2")}
 
-
-def list_cpu_costs(cpu: str) -> list[CpuCosts]:
-    """The table of one kind of CPU; all of them for "any" and for kinds without one."""
-    return [CPU_COSTS[cpu]] if cpu in CPU_COSTS else list(CPU_COSTS.values())
-
-
-__all__ = [
-    "CPU_COSTS",
-    "Cost",
-    "CpuCosts",
-    "Moves",
-    "OpCase",
-    "dequantize_us",
-    "list_cpu_costs",
-    "op_cost",
-    "quantize_us",
-]
+__all__ = ["CPU_COSTS", "OrtCosts", "parse_costs"]

@@ -1,0 +1,16 @@
+"""The types of arrays and of their sizes, as all rooms write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+# By the names of tensors.
+Arrays = Mapping[str, Array]
+# Fixed sizes of a tensor.
+Shape = tuple[int, ...]

@@ -1,0 +1,136 @@
+"""Builds in child processes: a failed build poisons the next one in its process, and some graphs crash the library.
+
+The child is `python -m onnxq.backends.child FOLDER`: it reads job.json there, writes build.log line by line, and at its
+end result.json, beside the engine and the list of its kernels. No result means that it crashed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job
+from onnxq.errors import ConfigError, MissingDependencyError, VerificationError
+from onnxq.graph import ModelLike, save_model
+
+JOB, RESULT = "job.json", "result.json"
+_STDERR = "stderr.txt"
+# Lines of the log and of stderr that are shown.
+_TAIL = 12
+# The differences between equal errors of two graphs: names in quotes or brackets, numbers, addresses.
+_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\d+")
+# Characters of an error that are compared: behind them libraries list their own stack.
+_COMPARED = 120
+
+
+def build_engine(engine: Engine, model: ModelLike, job: Job, folder: Path, *, timeout: float) -> BuildResult:
+    """Build in a fresh process; its files lie in `folder` afterwards. Whatever goes wrong is a result.
+
+    timeout: seconds.
+    """
+    save_model(model, folder / MODEL, overwrite=True)
+    start = time.perf_counter()
+    try:
+        environment = engine.prepare_environment(job, folder)
+        code = run_child(engine, folder, asdict(job), timeout=timeout, environment=environment, builds=True)
+    except subprocess.TimeoutExpired:
+        reason = f"the build did not end within {timeout:g} s"
+        return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_read_last_lines(folder))
+    row = read_result(folder)
+    if row is None:
+        seconds, reason = time.perf_counter() - start, describe_death(code)
+        result = BuildResult(state=BuildState.CRASHED, seconds=seconds, reason=reason, exit_code=code)
+    else:
+        result = BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
+    if result.state is BuildState.BUILT:
+        return replace(result, engine_bytes=(folder / ENGINE).stat().st_size)
+    return replace(result, log=_read_last_lines(folder))
+
+
+def run_child(
+    engine: Engine,
+    folder: Path,
+    job: Mapping[str, Any],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    builds: bool = False,
+) -> int:
+    """Have an engine do a job in a process of its own, which reads and writes in `folder`; returns its exit code.
+
+    The child finds the same packages as this process, wherever it has them from. timeout: seconds. environment:
+    variables besides. builds: the job is a build. Raises subprocess.TimeoutExpired.
+    """
+    (folder / RESULT).unlink(missing_ok=True)
+    task = {"engine": engine.name, "builds": builds, "job": job}
+    (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
+    paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    command = [sys.executable, "-m", "onnxq.backends.child", str(folder)]
+    with open(folder / _STDERR, "wb") as sink:
+        done = subprocess.run(
+            command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, check=False, timeout=timeout, env=variables
+        )
+    return done.returncode
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a child; None where it left none."""
+    try:
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    return result
+
+
+def describe_death(code: int) -> str:
+    """The end of a process that left no result, by its exit code."""
+    if code < 0:
+        try:
+            return f"the library crashed the process: {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+        except ValueError:
+            return f"the library crashed the process: signal {-code}"
+    return f"the process ended with exit code {code:#x} and no result"
+
+
+def _read_last_lines(folder: Path) -> tuple[str, ...]:
+    """The end of the log, and of the text that came on stderr past it."""
+    lines: list[str] = []
+    for name in (LOG, _STDERR):
+        path = folder / name
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines += [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL:]
+    return tuple(lines[-_TAIL:])
+
+
+def fail_alike(result: BuildResult, other: BuildResult) -> bool:
+    """True when both ended in one state, by the same signal and with the same words, names and numbers aside."""
+    mine, theirs = (_VARYING.sub("", one.reason)[:_COMPARED] for one in (result, other))
+    return (result.state, result.exit_code) == (other.state, other.exit_code) and mine == theirs
+
+
+def check_library(result: BuildResult, engine: Engine) -> BuildResult:
+    """The result, if the library could work at all. Raises MissingDependencyError or VerificationError if not.
+
+    ConfigError for a plugin that it cannot load.
+    """
+    if result.state is BuildState.NO_PLUGIN:
+        fix = "give a shared library for this machine and this release that exports getCreators or getPluginCreators"
+        raise ConfigError("plugin", f"{engine.title} cannot load it: {result.reason}", fix, code="Q322")
+    if result.state is BuildState.MISSING:
+        cause = f"cannot be imported ({result.reason})"
+        raise MissingDependencyError(engine.module, cause, engine.install, code="Q805")
+    if result.state is BuildState.UNABLE:
+        raise VerificationError(engine.module, result.reason, engine.unable_fix, code="Q708")
+    return result

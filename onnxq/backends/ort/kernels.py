@@ -1,0 +1,173 @@
+"""ONNX Runtime's optimized graph as kernels, each with the nodes of the model that it computes.
+
+Fusions make new nodes under new names; only tensors keep theirs. So a kernel computes the
+nodes that lie, in the model, between the tensors it reads and those it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import onnx
+
+from onnxq.backends.engine import Kernel, Kernels, Tensor
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
+from onnxq.graph.values import name_type
+from onnxq.graph.verify import DEQUANTIZE
+from onnxq.sites import TensorId
+
+# Kernels on integers. Every other one computes in the type of its tensors, or moves them.
+INT8_KERNELS = frozenset(
+    {
+        "QLinearConv",
+        "QLinearMatMul",
+        "QGemm",
+        "ConvInteger",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
+        "QAttention",
+        "QLinearAdd",
+        "QLinearMul",
+        "QLinearConcat",
+        "QLinearAveragePool",
+        "QLinearGlobalAveragePool",
+        "QLinearSigmoid",
+        "QLinearLeakyRelu",
+        "QLinearSoftmax",
+        "QLinearReduceMean",
+        "QLinearWhere",
+    }
+)
+# On float data and weights in few bits.
+PACKED_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
+# ONNX's names of types that a proof calls otherwise, as TensorRT's do.
+_WORDS = {"float": "float32", "double": "float64", "float8e4m3fn": "float8"}
+
+
+def read_optimized(model: ModelLike, optimized: onnx.ModelProto) -> Kernels:
+    """The optimized graph's nodes as kernels, in the order they run in; a body's belong to the kernel around it."""
+    index, after = GraphIndex(model), GraphIndex(name_nodes(optimized))
+    finder = _NodeFinder(index, after)
+    return tuple(_make_kernel(node, finder, index, after) for node in after.nodes)
+
+
+class _NodeFinder:
+    """Finds the nodes of the model that lie between tensors of the optimized graph.
+
+    Where ORT moves a quantization over Transpose and Reshape, the tensors on the way get new names; the nodes there
+    keep theirs. Those stand for their tensors then.
+    """
+
+    def __init__(self, index: GraphIndex, after: GraphIndex) -> None:
+        self._index, self._after = index, after
+        self._scopes: dict[str, set[str]] = {}
+        for node in index.nodes:
+            for name in filter(None, node.outputs):
+                self._scopes.setdefault(name, set()).add(node.scope)
+        self._named = {node.name: node for node in index.nodes}
+        # Tensors of the model that the optimized graph still computes.
+        self._live: set[TensorId] = set()
+        for node in after.nodes:
+            self._live.update(self._find_made(node))
+
+    def _find_original(self, name: str, scope: str) -> TensorId | None:
+        """The model's tensor of this name, made by a node. ORT renames bodies: a name that is the only one will do."""
+        scopes = self._scopes.get(name, set())
+        if scope in scopes:
+            return TensorId(name, scope)
+        return TensorId(name, next(iter(scopes))) if len(scopes) == 1 else None
+
+    def _find_twin(self, kernel: NodeRef) -> NodeRef | None:
+        """The model's node of this name, when the kernel is that node still, or a fused form of it."""
+        node = self._named.get(kernel.name)
+        return node if node is not None and node.op_type.lower() in kernel.op_type.lower() else None
+
+    def _find_made(self, kernel: NodeRef) -> list[TensorId]:
+        """The model's tensors that a kernel makes: those of its outputs' names, else those of its twin."""
+        made = [self._find_original(name, kernel.scope) for name in kernel.outputs if name]
+        twin = self._find_twin(kernel)
+        own = [TensorId(name, twin.scope) for name in twin.outputs if name] if twin is not None else []
+        return [tensor for tensor in made if tensor is not None] or own
+
+    def find_nodes(self, kernel: NodeRef) -> tuple[str, ...]:
+        """Names of the model's nodes that a kernel computes, in the order they run in."""
+        twin, outputs = self._find_twin(kernel), [TensorId(name, kernel.scope) for name in kernel.outputs if name]
+        stack = self._find_made(kernel) or [tensor for output in outputs for tensor in self._find_behind(output)]
+        found = {} if twin is None else {twin.name: twin.order}
+        own = {TensorId(name, kernel.scope) for name in kernel.inputs}
+        first, seen = set(stack), set()
+        while stack:
+            tensor = stack.pop()
+            maker = self._index.producer(tensor)
+            if maker is None or maker.name in seen or (tensor not in first and self._is_start(tensor, maker, own)):
+                continue
+            seen.add(maker.name)
+            found[maker.name] = maker.order
+            read = (self._index.input(maker, k) for k in range(len(maker.inputs)))
+            stack.extend(source for source in read if source is not None)
+        return tuple(sorted(found, key=lambda name: found[name]))
+
+    def _is_start(self, tensor: TensorId, maker: NodeRef, own: set[TensorId]) -> bool:
+        """A kernel begins at the tensors that it reads and at those that another kernel makes.
+
+        But each reader has a DequantizeLinear of its own inside it, though the model's one may be there for others.
+        """
+        return tensor in own or (tensor in self._live and maker.op_type != DEQUANTIZE)
+
+    def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
+        """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""
+        seen: set[TensorId] = set()
+        stack = [tensor]
+        while stack:
+            at = stack.pop()
+            readers = self._after.readers(at)
+            if at in seen or len(readers) != 1 or readers[0].op_type not in _RELAYS:
+                continue
+            seen.add(at)
+            for name in filter(None, readers[0].outputs):
+                found = self._find_original(name, readers[0].scope)
+                if found is not None:
+                    yield found
+                else:
+                    stack.append(TensorId(name, readers[0].scope))
+
+
+# Kernels that ORT puts behind one of its own: a tensor with a new name only passes through them.
+_RELAYS = frozenset({"Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"})
+
+
+# Kernels that lay out, copy or convert data and compute nothing.
+_MOVES = frozenset({"Transpose", "Cast", "Reshape", "ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
+
+
+def _make_kernel(node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: GraphIndex) -> Kernel:
+    read = [tensor for name in node.inputs if name and (tensor := after.resolve(name, node.scope)) is not None]
+    made = [TensorId(name, node.scope) for name in node.outputs if name]
+
+    def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
+        return tuple(_describe_tensor(tensor, index, after) for tensor in tensors)
+
+    weights = describe(tensor for tensor in read if after.is_constant(tensor))
+    if node.op_type in PACKED_KERNELS and node.attrs.get("bits"):
+        # Integers of few bits are packed into bytes, and an attribute says how many they are.
+        stored = f"uint{node.attrs['bits']}"
+        weights = tuple(replace(one, dtype=stored) if one.dtype == "uint8" else one for one in weights)
+
+    return Kernel(
+        name=node.name, kind=node.op_type, nodes=finder.find_nodes(node), outputs=describe(made),
+        inputs=describe(tensor for tensor in read if not after.is_constant(tensor)),
+        weights=weights,
+        tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}", moves=node.op_type in _MOVES,
+    )  # fmt: skip
+
+
+def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> Tensor:
+    """As the optimized graph declares it; where it does not, as the model does."""
+    shape = after.shape(tensor) or index.shape(tensor) or ()
+    dtype = after.dtype(tensor) or index.dtype(tensor)
+    word = name_type(dtype) if dtype else ""
+    dims = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
+    return Tensor(name=tensor.name, dtype=_WORDS.get(word, word), shape=dims)

@@ -1,0 +1,215 @@
+"""The backends that there are: a folder of this room each, or a package with an entry point of `onnxq.backends`."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxq.errors import ConfigError
+from onnxq.nearest import suggest_names
+
+if TYPE_CHECKING:
+    from onnxq.backends.base import IntegerSums, MachineCosts, Target
+    from onnxq.backends.engine import Engine
+    from onnxq.backends.limits import Limit, RuleLimit
+
+# Entry points of packages that add a backend: its name, and where the Backend stands.
+GROUP = "onnxq.backends"
+# Quantizes nothing; only float types are chosen.
+_FLOAT = "float"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """All that is known of one engine. Costs, exclusions, float types and 16-bit sums are fields of its targets.
+
+    title: its name for people. modes: by mode of quantization, what it accepts; mode `float` follows from them.
+    engines: its libraries, the one that `prove` takes first. sums: of its kernels that add in 16 bits. limits,
+    rule_limits: of the configuration, checked when it is read. aliases: names that other tools have for it. reference:
+    its engine is ONNX Runtime, which `onnxq.runtime` runs. scales: `import-calibration` reads files of its scales.
+    plugin_advice: a remedy for people, where ONNX Runtime does not have an operator; "" for none.
+    """
+
+    name: str
+    title: str = ""
+    modes: Mapping[str, Target]
+    engines: tuple[Engine, ...] = ()
+    sums: IntegerSums | None = None
+    limits: tuple[Limit, ...] = ()
+    rule_limits: tuple[RuleLimit, ...] = ()
+    aliases: tuple[str, ...] = ()
+    reference: bool = False
+    scales: bool = False
+    plugin_advice: str = ""
+
+    @property
+    def usual(self) -> Target:
+        """The target of what is the same in all modes."""
+        return self.modes.get("static") or next(iter(self.modes.values()))
+
+    @property
+    def local(self) -> Engine | None:
+        """The engine that runs on this machine: of those installed one that builds for its device; None without."""
+        here = sorted(self.engines, key=lambda engine: (not engine.installed, engine.builds_ahead))
+        return here[0] if here else None
+
+
+# By name, as far as they have been loaded. A program without a package adds its own here.
+BACKENDS: dict[str, Backend] = {}
+
+
+def _list_folders() -> dict[str, EntryPoint]:
+    """Onnxq's own backends by name, as the entry points of pyproject.toml.
+
+    By the folders, since a checkout may stand beside the metadata of another release.
+    """
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    names = (module.name for module in modules if module.ispkg)
+    return {name: EntryPoint(name, f"onnxq.backends.{name}:BACKEND", GROUP) for name in names}
+
+
+def list_names() -> list[str]:
+    """The names of all backends, those of other packages too."""
+    return sorted({*BACKENDS, *_list_folders(), *entry_points(group=GROUP).names})
+
+
+def list_runnable(*, foreign: bool = True) -> list[str]:
+    """The names of backends with engines, whose models `diff` can run; foreign: those of other packages, too.
+
+    Onnxq's own have their engines in a module `engine`. They are not loaded for it: the help of commands lists these.
+    """
+    own = sorted({*BACKENDS, *_list_folders()})
+    names = [name for name in own if (BACKENDS[name].engines if name in BACKENDS else _has_engines(name))]
+    others = list_backends(foreign=True) if foreign and set(list_names()) != set(own) else ()
+    return [*names, *(backend.name for backend in others if backend.engines and backend.name not in own)]
+
+
+def _has_engines(folder: str) -> bool:
+    return any(module.name == "engine" for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)]))
+
+
+def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
+    """Onnxq's own backends and those that a program added; foreign: then those of other packages that can be loaded."""
+    own = sorted({*BACKENDS, *_list_folders()})
+    for name in (*own, *(name for name in (list_names() if foreign else ()) if name not in own)):
+        try:
+            backend = load_backend(name)
+        except ConfigError:  # whoever names it is told
+            continue
+        if backend is not None:
+            yield backend
+
+
+def load_backend(name: str) -> Backend | None:
+    """The backend of this name; None where there is none. Raises ConfigError for a package that cannot be loaded."""
+    if name not in BACKENDS:
+        # Onnxq's own come first: no package can take the place of one.
+        entry = _list_folders().get(name) or next(iter(entry_points(group=GROUP, name=name)), None)
+        if entry is None:
+            return None
+        BACKENDS[name] = _load_entry(entry)
+    return BACKENDS[name]
+
+
+def _load_entry(entry: EntryPoint) -> Backend:
+    try:
+        backend = entry.load()
+        if not isinstance(backend, Backend):
+            raise TypeError(f"{entry.attr} is a {type(backend).__name__}")
+    # Whatever the code of another package raises.
+    except Exception as error:
+        cause = f"its package cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
+        fix = f"mend or remove the package; its entry point of {GROUP} must name a Backend"
+        raise ConfigError(f"target {entry.name!r}", cause, fix, code="Q312") from error
+    return backend
+
+
+def find_backend(name: str) -> Backend:
+    """The backend of this name. Raises ConfigError, with the nearest name, where there is none."""
+    backend = load_backend(name)
+    if backend is None:
+        fix = suggest_names(name, list_names())
+        raise ConfigError(f"target {name!r}", "there is none of this name", fix, code="Q312")
+    return backend
+
+
+def find_modes(name: str) -> Mapping[str, Target]:
+    """The targets of the backend of this name by mode; empty where there is none. Loads that of another package."""
+    backend = load_backend(name)
+    return {} if backend is None else backend.modes
+
+
+def find_target(name: str, mode: str = "") -> Target:
+    """The target of the backend of this name in a mode. Raises ConfigError, with the nearest name, where there is none.
+
+    mode: "" for what is the same in all modes.
+    """
+    backend = find_backend(name)
+    if mode not in ("", _FLOAT, *backend.modes):
+        fix = suggest_names(mode, {_FLOAT, *backend.modes})
+        raise ConfigError(f"target {name!r}", f"has no mode {mode!r}", fix, code="Q312")
+    target = backend.modes.get(mode) or backend.usual
+    if mode != _FLOAT:
+        return target
+    return replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={}, quantizes_alone=False)
+
+
+def find_reference() -> Backend:
+    """The backend of ONNX Runtime, which computes all references."""
+    return next(backend for backend in list_backends() if backend.reference)
+
+
+def find_ideal() -> Backend:
+    """The backend that stands for no engine."""
+    return next(backend for backend in list_backends() if backend.usual.ideal)
+
+
+def find_holder(storage: str) -> Backend:
+    """The first of onnxq's own backends that quantizes to a storage type, and is an engine."""
+    return next(
+        backend
+        for backend in list_backends()
+        if any(storage in row.storage for row in backend.usual.capabilities) and backend.engines
+    )
+
+
+def find_sums() -> IntegerSums:
+    """The 16-bit sums that files of any origin are looked through for: those of ONNX Runtime."""
+    sums = find_reference().sums
+    assert sums is not None
+    return sums
+
+
+def list_costs(target: Target, cpu: str) -> list[MachineCosts]:
+    """The costs of one kind of CPU; of all for "any" and for kinds without any.
+
+    Where a target has none, those of ONNX Runtime stand for the work of its nodes.
+    """
+    tables = target.costs or find_reference().usual.costs
+    return [tables[cpu]] if cpu in tables else list(tables.values())
+
+
+def list_engines(*, foreign: bool = True) -> dict[str, Engine]:
+    """All engines by name; first those of a backend that builds on any machine."""
+    backends = sorted(
+        list_backends(foreign=foreign), key=lambda backend: not any(engine.builds_ahead for engine in backend.engines)
+    )
+    return {engine.name: engine for backend in backends for engine in backend.engines}
+
+
+def find_engine(name: str) -> Engine:
+    """The engine of this name. Raises ConfigError, with the nearest name, where there is none."""
+    # Packages of others are loaded only where the name is none of onnxq's own.
+    engine = list_engines(foreign=False).get(name) or list_engines().get(name)
+    if engine is None:
+        raise ConfigError(f"engine {name!r}", "is not known", suggest_names(name, list_engines()), code="Q312")
+    return engine
+
+
+def find_usual_engine() -> Engine:
+    """The engine that models without a plan are proved on: it builds on any machine."""
+    return next(engine for engine in list_engines(foreign=False).values() if engine.builds_ahead)

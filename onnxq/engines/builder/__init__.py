@@ -1,1 +1,0 @@
-"""Engines are built in child processes: a build that crashes ends its process only."""

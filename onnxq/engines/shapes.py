@@ -1,0 +1,103 @@
+"""The sizes an engine is built for: (min, opt, max) of every input, given, guessed, or taken from samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from onnxq.arrays import Arrays, Shape
+from onnxq.data.sources import fits_whole
+from onnxq.data.synthetic import make_synthetic
+from onnxq.errors import ConfigError, DataError, OnnxqError
+from onnxq.graph import GraphIndex, ModelLike, ValueInfo
+from onnxq.nearest import suggest_names
+
+Sizes = tuple[Shape, Shape, Shape]
+
+_fault = partial(ConfigError, code="Q315")
+_FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
+
+
+def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
+    """`name:1x3x32x32` or `name:1x3x32x32,4x3x32x32,8x3x32x32` -> (min, opt, max). Raises ConfigError."""
+    found: dict[str, Sizes] = {}
+    for text in texts:
+        # From the right: exporters put colons into names, like "serving_default:0".
+        name, _, sizes = text.rpartition(":")
+        parts = [part.strip() for part in sizes.split(",")]
+        if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
+            raise _fault(f"shapes: {text}", "is not an input with its sizes", _FORM)
+        shapes = [tuple(int(size) for size in part.split("x")) for part in parts] * (3 if len(parts) == 1 else 1)
+        found[name] = (shapes[0], shapes[1], shapes[2])
+    return found
+
+
+def is_dynamic(value: ValueInfo) -> bool:
+    """True when some axis of the input has no fixed size."""
+    return value.shape is None or any(not isinstance(dim, int) for dim in value.shape)
+
+
+def make_profile(
+    proto: ModelLike, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
+) -> tuple[dict[str, Sizes], str]:
+    """(min, opt, max) of every dynamic input, and a message about those that were guessed ("" for none).
+
+    Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
+    """
+    inputs = {value.name: value for value in index.inputs}
+    found: dict[str, Sizes] = {}
+    for name, sizes in given.items():
+        if name not in inputs:
+            raise _fault(f"shapes: {name}", "the model has no such input", suggest_names(name, inputs))
+        found[name] = _check_sizes(inputs[name], sizes)
+    missing, note = [value.name for value in inputs.values() if is_dynamic(value) and value.name not in found], ""
+    if missing:
+        guessed = _guess_sizes(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
+        found.update((name, (guessed[name], guessed[name], guessed[name])) for name in missing)
+        listed = ", ".join(f"{name} {'x'.join(map(str, guessed[name]))}" for name in missing)
+        note = f"inputs of no fixed size were built for one size: {listed}; `shapes=…` gives others"
+    # Sizes of an input that has one are only checked: engines refuse a profile for it.
+    return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, note
+
+
+def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
+    shapes = [tuple(int(size) for size in shape) for shape in sizes]
+    for shape in shapes:
+        if not fits_whole(shape, value):
+            have = "x".join(str(dim or "?") for dim in value.shape or ())
+            raise _fault(f"shapes: {value.name}", f"{'x'.join(map(str, shape))} does not fit its shape {have}")
+    if len(shapes) != 3 or not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
+        raise _fault(f"shapes: {value.name}", "its three shapes are not min, opt, max in growing order", _FORM)
+    return shapes[0], shapes[1], shapes[2]
+
+
+def _guess_sizes(proto: ModelLike, inputs: Sequence[ValueInfo], known: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
+    dims: dict[str, int] = {}
+    for value in inputs:
+        for axis, size in enumerate(known.get(value.name, ())):
+            dim = (value.shape or ())[axis] if value.shape is not None else None
+            if not isinstance(dim, int):
+                dims[dim if dim is not None else f"{value.name}:{axis}"] = size
+    try:
+        # Sizes that the model runs with are looked for first; it may hold operators that ONNX Runtime lacks.
+        try:
+            sample = make_synthetic(inputs, samples=1, dims=dims, model=proto)[0]
+        except OnnxqError:
+            sample = make_synthetic(inputs, samples=1, dims=dims)[0]
+    except DataError as error:
+        cause = f"no size can be guessed for it: {error.cause}"
+        raise _fault(error.subject, cause, "give `shapes=…`") from error
+    return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
+
+
+def find_sample_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> dict[str, Sizes]:
+    """(least, first, largest) size of every axis of every input over the samples."""
+    found: dict[str, Sizes] = {}
+    for feeds in samples:
+        for name in (value.name for value in index.inputs):
+            shape = tuple(int(size) for size in feeds[name].shape)
+            low, first, high = found.get(name, (shape, shape, shape))
+            found[name] = (tuple(map(min, low, shape)), first, tuple(map(max, high, shape)))
+    return found

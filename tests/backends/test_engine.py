@@ -1,0 +1,33 @@
+"""The libraries that build engines: their versions without importing them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from onnxq.backends import engine, find_engine, list_engines
+
+
+def test_every_engine_has_a_library_with_an_install_line() -> None:
+    for one in list_engines().values():
+        assert re.fullmatch(r"pip install 'onnxq\[[\w-]+\]'", one.install)
+        assert one.packages
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert re.fullmatch(r"ONNX Runtime \d+\.\d+\.\d+\S*", find_engine("ort").describe_version())
+
+
+def test_of_several_packages_the_first_that_is_there_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"tensorrt-cu12": "10.9", "tensorrt-cu13": "10.13"}
+
+    def version(name: str) -> str:
+        if name not in held:
+            raise engine.PackageNotFoundError(name)
+        return held[name]
+
+    monkeypatch.setattr(engine, "version", version)
+    assert find_engine("tensorrt").describe_version() == "TensorRT 10.13"
+    held.clear()
+    assert find_engine("tensorrt").describe_version() == "TensorRT"
