@@ -39,7 +39,7 @@ def test_the_page_has_the_table_of_the_script() -> None:
     table = PAGE.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     assert [row[0] for row in rows] == [figure.label for figure in FIGURES.values()]
-    assert all(len(row) == 4 for row in rows)
+    assert all(len(row) == 5 for row in rows)
 
 
 def test_the_ratchet_moves_limits_towards_their_goals_only(
