@@ -13,12 +13,11 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, WeightSums
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Integers
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
@@ -128,7 +127,7 @@ class Numbers:
     """Scale and zero point of a chain; None where computed at run time. storage: e.g. "int8", "" when unknown."""
 
     scale: Array | None
-    zero_point: NDArray[np.int64] | None
+    zero_point: Integers | None
     storage: str
     granularity: Granularity
 
@@ -256,7 +255,7 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
-def _quantize_constant(value: Array, chain_qparams: Numbers) -> NDArray[np.int64] | None:
+def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
     if chain_qparams.scale is None or not (chain_qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
@@ -282,7 +281,7 @@ def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None
     return (low, high) if low < high else None
 
 
-def _to_int64(array: Array) -> NDArray[np.int64]:
+def _to_int64(array: Array) -> Integers:
     # int4 and narrower come as ml_dtypes, which cast to int64 but do not compare with it.
     return np.asarray(array).astype(np.float64).astype(np.int64) if array.dtype.kind == "V" else array.astype(np.int64)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
+from onnxq.arrays import Mask
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct
 from onnxq.graph import GraphIndex, NodeRef
@@ -130,7 +131,7 @@ class Operand:
     exact: str = ""
 
     @property
-    def over(self) -> NDArray[np.bool_]:
+    def over(self) -> Mask:
         """[rows, sums]: True where some input makes the sum overflow."""
         return find_saturating_sums(self.sums.reshape(len(self.sums), -1), (0, 1))
 

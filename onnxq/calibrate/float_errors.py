@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from onnxq.arrays import Array64
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
@@ -68,7 +68,7 @@ def measure_float_errors(
 _COUNT = 6
 
 
-def _add_errors(before: TensorErrors | None, rows: NDArray[np.float64]) -> TensorErrors:
+def _add_errors(before: TensorErrors | None, rows: Array64) -> TensorErrors:
     """The errors with those of one run, which may have run the node several times."""
     # Where a twin overflows, its error is inf or NaN.
     power, inside, own = (float(np.nan_to_num(rows[:, k], nan=np.inf).sum()) for k in (2, 3, 4))

@@ -16,9 +16,9 @@ from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
 from onnxq.graph.light import find_provider, list_libraries
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import RunContext
-from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.passes.registry import list_rewrites
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, Arrays, Mask, Shape
 from onnxq.data.fit import Feeds, Inputs, fit_array
 from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
@@ -269,7 +268,7 @@ def _measure_array(value: Array) -> tuple[float, ...]:
     return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power
 
 
-def read_mask(feeds: Arrays, shape: Shape) -> NDArray[np.bool_] | None:
+def read_mask(feeds: Arrays, shape: Shape) -> Mask | None:
     """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
 
     The network computes values for padding, too, and no output depends on them. In samples with much padding they would

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Integers
 from onnxq.evaluation.selections import Selection, Selections, name_own
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

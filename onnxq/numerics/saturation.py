@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxq.arrays import Array, Floats, Shape
+from onnxq.arrays import Array, Floats, Integers, Mask, Shape
 from onnxq.numerics.rounding import align_qparams, dequantize, fake_quant, quantize
 from onnxq.spec import QParams, QuantSpec
 
@@ -45,7 +45,7 @@ def pair_neighbours(values: ArrayLike, order: SumOrder) -> Array:
     return rows.reshape(len(rows), -1, 2)
 
 
-def find_saturating_sums(values: ArrayLike, order: SumOrder) -> NDArray[np.bool_]:
+def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
     two = pair_neighbours(values, order).astype(np.int16)
     # The worst input is 255 at weights of one sign and 0 at the others.
@@ -53,7 +53,7 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> NDArray[np.bool_
     return np.asarray((most > MOST) | (least < -MOST))
 
 
-def find_partners(shape: Shape, order: SumOrder) -> NDArray[np.int64]:
+def find_partners(shape: Shape, order: SumOrder) -> Integers:
     """Find the flat index of each weight's neighbour in a tensor of `shape`; -1 for a weight without one."""
     # Counted from 1: 0 stands beside those that are alone.
     places = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int64).reshape(shape)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from onnxq.arrays import Floats
+from onnxq.arrays import Array64, Floats
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics.block_search import search_numbers
@@ -21,7 +21,7 @@ from onnxq.numerics.saturation import SumOrder, choose_widening, find_channel_ax
 from onnxq.spec import WEIGHT_OBSERVERS, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 # (low, high) of each group.
-Ends = tuple[NDArray[np.float64], NDArray[np.float64]]
+Ends = tuple[Array64, Array64]
 
 
 def weight_qparams(

@@ -9,9 +9,9 @@ from fractions import Fraction
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Array64, Floats
 from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
@@ -19,7 +19,7 @@ from onnxq.numerics import check_weight_observer
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QuantSpec
 
-Range = tuple[NDArray[np.float64], NDArray[np.float64]]
+Range = tuple[Array64, Array64]
 
 
 class Observer(Protocol):

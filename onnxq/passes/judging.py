@@ -22,7 +22,7 @@ from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
 from onnxq.graph import ModelLike
-from onnxq.passes.assembly.model import build_quantized, write_pairs
+from onnxq.passes.assembly import build_quantized, write_pairs
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.state import FloatState

@@ -18,7 +18,7 @@ from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import WEIGHT_BITS
-from onnxq.passes.ranges.passes import RANGES
+from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites.passes import REWRITES
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.rounding.samples import AUGMENTED

@@ -15,7 +15,7 @@ from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
 from onnxq.graph.light import is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.subgraph import give_outputs
-from onnxq.passes.assembly.model import build_file, give_types
+from onnxq.passes.assembly import build_file, give_types
 from onnxq.passes.base import RunContext, SampledContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds

@@ -32,7 +32,7 @@ from onnxq.graph import (
 )
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.passes.base import RunContext
-from onnxq.passes.equalization.trial import EQUIVALENT_DB
+from onnxq.passes.equalization.passes import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
 from onnxq.passes.registry import list_rewrites, rewrite_model
 from onnxq.passes.state import FloatState

@@ -7,7 +7,7 @@ from dataclasses import replace
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.graph.light import is_large_model
-from onnxq.passes.assembly.model import build_file
+from onnxq.passes.assembly import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.runner import run_pass

@@ -21,7 +21,7 @@ from onnxq.evaluation import toggled
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model
 from onnxq.graph import name_nodes, stored
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.pipeline.prepared import load_state
 from onnxq.runtime import Session

@@ -14,7 +14,7 @@ from onnxq.data import Dataset, load_data
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import GraphIndex
 from onnxq.passes import judging
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.judging import Evaluator, SampleSets, ignore_rounding
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import draft_placement

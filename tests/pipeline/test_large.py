@@ -19,8 +19,8 @@ from onnxq.graph.stored import Spool, StoredArray
 from onnxq.graph.subgraph import Cutter
 from onnxq.graph.weights import is_stub
 from onnxq.passes.equalization import smoothquant
+from onnxq.passes.patterns import View
 from onnxq.passes.rounding import sequential
-from onnxq.passes.view import View
 
 WIDTH, LAYERS = 128, 4
 

@@ -14,10 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Array64
 from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
@@ -245,7 +244,7 @@ def is_exact(scale: Array, narrow: int) -> bool:
     return bool((values >= FLOAT_TYPES[narrow].smallest).all() and np.array_equal(written, values))
 
 
-def _round_scale(scale: Array, narrow: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _round_scale(scale: Array, narrow: int) -> tuple[Array64, Array64]:
     """The scale before and after rounding to the type."""
     values = np.asarray(scale, np.float64)
     with np.errstate(over="ignore", under="ignore"):

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array64, Mask
 from onnxq.graph import NodeRef
-from onnxq.passes.affine_core import Array64
 from onnxq.passes.equalization.cross_layer_core import Labels, group_by_label, merge_labels
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.view import View
+from onnxq.passes.patterns import View
 from onnxq.sites import TensorId
 
-Flags = NDArray[np.bool_]
+Flags = Mask
 LabelT = TypeVar("LabelT")
 
 

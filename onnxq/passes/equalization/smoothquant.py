@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Floats
+from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
 from onnxq.graph.stored import release_pages
-from onnxq.passes.affine_core import Array64
-from onnxq.passes.edit import Edit
 from onnxq.passes.equalization.operators import find_smoothed_channels
 from onnxq.passes.equalization.smoothquant_core import (
     ChannelStatistics,
@@ -28,7 +26,7 @@ from onnxq.passes.equalization.smoothquant_core import (
     turn_spec,
 )
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.view import View
+from onnxq.passes.patterns import Edit, View
 from onnxq.plan import Plan, SitePlans
 from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerTensor, QuantSpec

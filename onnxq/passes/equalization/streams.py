@@ -21,7 +21,7 @@ import numpy as np
 from onnxq.arrays import Shape
 from onnxq.graph import NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
-from onnxq.passes.view import View
+from onnxq.passes.patterns import View
 from onnxq.sites import Edge, TensorId
 
 # float32, float16, float64, bfloat16 of onnx.TensorProto.

@@ -17,8 +17,7 @@ from onnxq.data import Dataset
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
 from onnxq.passes.base import SampledContext
-from onnxq.passes.ranges.core import WHOLE
-from onnxq.passes.ranges.ends import is_observed, read_range, scale_range, set_range
+from onnxq.passes.ranges import WHOLE, is_observed, read_range, scale_range, set_range
 from onnxq.passes.rounding.passes import ROUNDED
 from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan

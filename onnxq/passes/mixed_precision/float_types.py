@@ -19,7 +19,7 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import find_opset, get_index, infer_shapes
 from onnxq.graph.precision.widen import SourceTypes, emulate_types
-from onnxq.passes.assembly.model import write_pairs
+from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import make_trial

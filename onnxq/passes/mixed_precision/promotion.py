@@ -22,7 +22,7 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.metric import Metric
 from onnxq.evaluation.trials import measure_models
-from onnxq.passes.assembly.model import build_quantized, give_types
+from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, make_trial

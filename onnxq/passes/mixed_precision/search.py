@@ -19,7 +19,7 @@ from onnxq.evaluation.compare import Estimate, ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
-from onnxq.passes.assembly.model import build_quantized, write_pairs
+from onnxq.passes.assembly import build_quantized, write_pairs
 from onnxq.passes.base import SampledContext
 from onnxq.passes.mixed_precision.attention import has_attention_rules
 from onnxq.passes.mixed_precision.candidates import PromotionCandidate, Ways, calibrate_missing, list_quantized_ops

@@ -17,10 +17,9 @@ from onnx import TensorProto
 
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
-from onnxq.passes.edit import Replacement, apply_replacements
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
+from onnxq.passes.patterns import SINGLE, Replacement, View, apply_replacements, tolerance
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
 
 # Gelu's two forms, Hendrycks and Gimpel 2016 (https://arxiv.org/abs/1606.08415): x/2·(1 + erf(x/√2)), and

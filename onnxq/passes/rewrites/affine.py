@@ -13,14 +13,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.arrays import Array
-from onnxq.passes.affine_core import Array64, round_to_type, scale_outputs, sum_inputs
+from onnxq.arrays import Array, Array64
+from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
-from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
-from onnxq.passes.linear import ARITHMETIC, Linear, ScalarSource, find_linear, find_scalar_source, list_followers
+from onnxq.passes.linear import (
+    ARITHMETIC,
+    Linear,
+    ScalarSource,
+    find_linear,
+    find_scalar_source,
+    list_followers,
+    scale_outputs,
+    sum_inputs,
+)
+from onnxq.passes.patterns import Edit, View
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.passes.view import View
 from onnxq.sites import Refusal
 
 _BATCHNORM = frozenset({"BatchNormalization"})

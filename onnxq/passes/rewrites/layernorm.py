@@ -16,9 +16,8 @@ import numpy as np
 from onnxq.arrays import Array, Shape
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
-from onnxq.passes.edit import Replacement, apply_replacements
+from onnxq.passes.patterns import Replacement, View, apply_replacements, is_float, is_op
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.passes.view import View, is_float, is_op
 from onnxq.sites import TensorId
 
 

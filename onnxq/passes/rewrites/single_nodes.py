@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Integers
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
-from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
+from onnxq.passes.patterns import SINGLE, Edit, View, is_op
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.passes.view import SINGLE, View, is_op
 from onnxq.sites import TensorId
 
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
@@ -297,7 +295,7 @@ class _Amounts:
     """
 
     input: int
-    places: NDArray[np.int64]
+    places: Integers
     rest: Array | None
 
 
@@ -325,7 +323,7 @@ def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:
     return _Amounts(3, places, _read_sizes(view, node))
 
 
-def _read_sizes(view: View, node: NodeRef) -> NDArray[np.int64] | None:
+def _read_sizes(view: View, node: NodeRef) -> Integers | None:
     data = view.tensor(node, 0)
     shape = None if data is None else view.index.shape(data)
     fixed = [dim for dim in shape or () if isinstance(dim, int)]

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Floats, Shape
+from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Places:
     """
 
     geometry: Geometry
-    index: NDArray[np.int64]
-    outside: NDArray[np.int64]
+    index: Integers
+    outside: Integers
 
     def gather_columns(self, x: Array) -> Floats:
         """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
@@ -60,7 +59,7 @@ class Places:
         return columns.reshape(self.geometry.groups, len(flat) // self.geometry.groups * taps, count)
 
 
-def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
+def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -> Places:
     """Gather indices of the positions `chosen` of an input of this shape."""
     if not geometry.kernel:
         return Places(geometry, chosen, chosen[:0])
@@ -79,7 +78,7 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: NDArray[np.
     return Places(geometry, index.reshape(int(np.prod(geometry.kernel)), len(chosen)), outside)
 
 
-def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Array64:
     """Means of the columns over all positions, for each entry of the first axis: [entries, groups, K].
 
     chosen: bool [entries, positions], the positions that count, only without a kernel; None: all.
@@ -112,16 +111,14 @@ def gather_positions(shape: Shape, geometry: Geometry) -> int:
     return int(shape[0] * np.prod(_find_output(shape[2:], geometry), dtype=np.int64))
 
 
-def sample_positions(total: int, limit: int, seed: int) -> NDArray[np.int64]:
+def sample_positions(total: int, limit: int, seed: int) -> Integers:
     """At most `limit` of `total` positions, ascending, the same for the same seed."""
     if total <= limit:
         return np.arange(total)
     return np.sort(np.random.default_rng((seed, total, limit)).choice(total, size=limit, replace=False, shuffle=False))
 
 
-def _find_reads(
-    axis: int, size: int, spatial: Shape, geometry: Geometry, output: Array
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _find_reads(axis: int, size: int, spatial: Shape, geometry: Geometry, output: Array) -> tuple[Integers, Mask]:
     """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
     taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
     read = (

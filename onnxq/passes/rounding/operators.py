@@ -10,9 +10,9 @@ import numpy as np
 from onnxq.arrays import Array, Shape
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import dequantize, fake_quant_weight
+from onnxq.passes.patterns import View
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.passes.rounding.im2col import Geometry
-from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
 

@@ -23,6 +23,7 @@ from onnxq.graph.light import is_large_model
 from onnxq.graph.stored import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
 from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
+from onnxq.passes.patterns import View
 from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
@@ -46,7 +47,6 @@ from onnxq.passes.rounding.second_moments import Workspace
 from onnxq.passes.rounding.shared_work import SharedWork
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
 from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_scales
-from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
-from onnxq.passes.assembly.guards import guard_float
+from onnxq.passes.assembly import guard_float
 from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, read_by
 

@@ -30,7 +30,7 @@ from onnxq.passes.equalization.smoothquant_core import (
     search_awq_exponent,
     search_smoothing_exponent,
 )
-from onnxq.passes.view import View
+from onnxq.passes.patterns import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
