@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 
 from onnxq.config import Config
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import ModelLike, compute_structural_ids
 from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import SampleSets, Trial
-from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.state import FloatState, extend
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.plan import Plan

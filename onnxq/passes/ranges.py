@@ -32,8 +32,7 @@ from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
-from onnxq.passes.rounding.layerwise import LayerwiseRunner
-from onnxq.passes.rounding.samples import take_enough
+from onnxq.passes.rounding.layerwise import LayerwiseRunner, take_enough
 from onnxq.passes.rounding.shared_work import read_tensor
 from onnxq.passes.scales import MEASURED, fix_scales, list_replaced
 from onnxq.passes.state import PlacedState, PlacedStep

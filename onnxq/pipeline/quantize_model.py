@@ -18,7 +18,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError, ModelError
 from onnxq.escapes import replace_surrogates
-from onnxq.evaluation.metric import load_metric, parse_drop
+from onnxq.evaluation.metric import AccuracyRequest, load_metric, parse_drop
 from onnxq.graph import GraphIndex, get_index
 from onnxq.numerics.threads import use_one_blas_thread
 from onnxq.passes import registry
@@ -26,12 +26,10 @@ from onnxq.passes.assembly import build_file, give_types
 from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage
 from onnxq.passes.equalization.passes import SCALINGS
 from onnxq.passes.judging import SampleSets
-from onnxq.passes.mixed_precision.attention import PLAIN
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
 from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
-from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
+from onnxq.passes.mixed_precision.float_parts import FLOAT_TYPES, PLAIN
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
-from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.ranges import widen_scarce_ranges
 from onnxq.passes.runner import run_pass, run_stage
 from onnxq.passes.state import FloatState, PlacedState

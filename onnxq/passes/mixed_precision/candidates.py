@@ -17,11 +17,11 @@ from typing import Any
 from onnxq.backends import list_costs
 from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
+from onnxq.evaluation.metric import FLOAT, UINT16
 from onnxq.evaluation.toggled import Setting, ToggledModel
 from onnxq.graph import GraphIndex
 from onnxq.passes.base import SampledContext
-from onnxq.passes.mixed_precision.attention import PLAIN
-from onnxq.passes.mixed_precision.request import FLOAT, UINT16
+from onnxq.passes.mixed_precision.float_parts import PLAIN
 from onnxq.passes.state import PlacedState
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums

@@ -22,12 +22,12 @@ from dataclasses import replace
 from onnxq.backends import list_costs
 from onnxq.config import Rule
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.metric import FLOAT, has_whole_bytes
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
-from onnxq.passes.mixed_precision.attention import PLAIN, has_attention_rules
+from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import (
     Ways,
     calibrate_missing,
@@ -35,8 +35,7 @@ from onnxq.passes.mixed_precision.candidates import (
     list_quantized_ops,
     replace_problem,
 )
-from onnxq.passes.mixed_precision.limits import LIMITS
-from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
+from onnxq.passes.mixed_precision.float_parts import PLAIN, has_attention_rules
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.scales import fix_scales
 from onnxq.passes.state import PlacedState, PlacedStep

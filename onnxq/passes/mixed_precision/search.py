@@ -17,15 +17,15 @@ from itertools import takewhile
 from onnxq.backends import find_target
 from onnxq.evaluation.compare import Estimate, ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.metric import FLOAT
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly import build_quantized, write_pairs
 from onnxq.passes.base import SampledContext
-from onnxq.passes.mixed_precision.attention import has_attention_rules
+from onnxq.passes.judging import LIMITS
 from onnxq.passes.mixed_precision.candidates import PromotionCandidate, Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism
-from onnxq.passes.mixed_precision.limits import LIMITS
-from onnxq.passes.mixed_precision.request import FLOAT
+from onnxq.passes.mixed_precision.float_parts import has_attention_rules
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.progress import OutOfTime

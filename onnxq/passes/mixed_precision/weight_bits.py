@@ -21,8 +21,8 @@ from onnxq.graph import GraphIndex, get_index
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.weight_errors import measure_isolated
+from onnxq.passes.rounding.layerwise import augment_samples
 from onnxq.passes.rounding.passes import NAME as ROUNDING
-from onnxq.passes.rounding.samples import augment_samples
 from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.sums import read_constant

@@ -13,14 +13,14 @@ from onnxq.arrays import Array, Floats, Mask, Shape
 from onnxq.data import read_mask
 from onnxq.numerics.threads import map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
-from onnxq.passes.rounding.im2col import (
+from onnxq.passes.rounding.low_bit_core import shrink_moments
+from onnxq.passes.rounding.operators import (
     Geometry,
     compute_gather_indices,
     gather_positions,
     sample_positions,
     window_means,
 )
-from onnxq.passes.rounding.low_bit_core import shrink_moments
 from onnxq.passes.rounding.second_moments import (
     Accumulator,
     Block,

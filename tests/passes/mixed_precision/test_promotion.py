@@ -22,11 +22,11 @@ from onnxq.config import Rule, TensorConfig
 from onnxq.data import load_data
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.numerics import clip_bounds
 from onnxq.passes.journal import Promotion
 from onnxq.passes.mixed_precision.promotion import ROUNDING_AGAIN
-from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.passes.context import make_context

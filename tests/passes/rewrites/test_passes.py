@@ -11,7 +11,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.graph import GraphIndex, find_opset, infer_shapes
 from onnxq.passes.patterns import NEWEST
-from onnxq.passes.rewrites.passes import REWRITES as PASSES
+from onnxq.passes.registry import REWRITES as PASSES
 from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, prepared, rewrite_model
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes
-from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.rounding.layerwise import Array, Changes, LayerwiseRunner, PairedRunner
+from onnxq.passes.rounding.operators import Geometry
 from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
