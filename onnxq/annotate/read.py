@@ -34,7 +34,7 @@ from onnxq.graph.base import NodeRef
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import copy_proto
 from onnxq.graph.scopes import name_function, walk_all_nodes
-from onnxq.graph.stored import load_external
+from onnxq.graph.storage import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Cautions, Role
 

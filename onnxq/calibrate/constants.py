@@ -20,7 +20,7 @@ from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.light import is_large_model
-from onnxq.graph.stored import Spool, StoredArray
+from onnxq.graph.storage import Spool, StoredArray
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.numerics.saturation import SumOrder
 from onnxq.plan import SitePlan

@@ -21,8 +21,7 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.passes.registry import list_rewrites
 from onnxq.passes.state import FloatState
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.crews import open_crew
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_crew, open_run
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.pipeline.stale_numbers import renew_numbers

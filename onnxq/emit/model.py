@@ -13,7 +13,7 @@ from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto
 from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
-from onnxq.graph.stored import release_pages
+from onnxq.graph.storage import release_pages
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.names import name_part
 from onnxq.plan.reading import check_numbers, check_specs

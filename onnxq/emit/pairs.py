@@ -21,7 +21,7 @@ from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.metadata import Record, describe_site
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike
-from onnxq.graph.weights import TENSOR_TYPES
+from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
 from onnxq.plan import SitePlan
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, name_part

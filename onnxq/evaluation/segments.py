@@ -19,8 +19,8 @@ from onnxq.evaluation.selections import find_selections, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import list_reads
+from onnxq.graph.storage import count_tensor_bytes
 from onnxq.graph.subgraph import Cutter, declare_input
-from onnxq.graph.weights import count_tensor_bytes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
 from onnxq.sites import TensorId

@@ -18,8 +18,7 @@ from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import describe_pair
 from onnxq.arrays import Array
-from onnxq.evaluation.compare import ModelErrors
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
@@ -28,7 +27,7 @@ from onnxq.graph.light import bare_proto, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.stored import Spool, release_pages
+from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress

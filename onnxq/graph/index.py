@@ -17,7 +17,7 @@ from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
 from onnxq.graph.names import check_names
 from onnxq.graph.scopes import OWN_DOMAINS, iterate_subgraphs, join_scope, name_function, sort_nodes
-from onnxq.graph.stored import StoredArray
+from onnxq.graph.storage import StoredArray, is_stub
 from onnxq.graph.values import (
     Attributes,
     decode_constant,
@@ -27,7 +27,6 @@ from onnxq.graph.values import (
     read_constant_type,
     read_declared_type,
 )
-from onnxq.graph.weights import is_stub
 from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, Edges, TensorId
 

@@ -25,8 +25,8 @@ from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.nbits import read_nbits
 from onnxq.graph.scopes import collect_reads, replace_items
+from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.values import encode_tensor
-from onnxq.graph.weights import omit_weights, restore_weights
 
 _DYNAMIC, _DEQUANTIZE, _LSTM = "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeLSTM"
 _MICROSOFT = "com.microsoft"

@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph.stored import Spool, StoredArray, walk_tensors
-from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
+from onnxq.graph.storage import (
+    STUB_LOCATION,
+    Spool,
+    StoredArray,
+    copy_fields,
+    count_tensor_bytes,
+    is_stub,
+    walk_tensors,
+)
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
 SMALLEST_STUB = 1 << 14

@@ -19,7 +19,7 @@ from onnxq.arrays import Arrays
 from onnxq.backends import find_target
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import OutputAccuracy
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly import build_quantized, write_pairs

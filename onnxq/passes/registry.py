@@ -10,14 +10,13 @@ from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, RunContext, Stage, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
-from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
 from onnxq.passes.mixed_precision.float_parts import ATTENTION, ATTENTION_AGAIN, FLOAT_TYPES
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
-from onnxq.passes.mixed_precision.weight_bits import WEIGHT_BITS
+from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.passes.rewrites.affine import fold_batchnorm, fold_scalars
@@ -32,7 +31,6 @@ from onnxq.passes.rewrites.single_nodes import (
 )
 from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
-from onnxq.passes.runner import run_stage
 from onnxq.passes.state import FloatState, FloatStep
 
 

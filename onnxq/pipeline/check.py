@@ -15,16 +15,21 @@ from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import OutputAccuracy
-from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.class_scores import find_class_scores
-from onnxq.evaluation.compare import ModelErrors, ModelRunner, compare_models, sum_errors
-from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement, find_class_scores
+from onnxq.evaluation.compare import (
+    MatchedRunner,
+    ModelErrors,
+    ModelRunner,
+    ReferenceRunner,
+    compare_models,
+    sum_errors,
+)
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.light import bare_proto
 from onnxq.graph.precision.widen import widen_model
-from onnxq.graph.weights import count_tensor_bytes
+from onnxq.graph.storage import count_tensor_bytes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import LOST_DB
 from onnxq.passes.state import FloatState, PlannedState

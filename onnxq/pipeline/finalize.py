@@ -22,7 +22,7 @@ from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_f
 from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
-from onnxq.pipeline.crews import describe_journal
+from onnxq.pipeline.configuration import describe_journal
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan

@@ -22,7 +22,7 @@ from onnxq.errors import PlanError
 from onnxq.escapes import escape_json
 from onnxq.files import find_calibrator
 from onnxq.graph import GraphIndex
-from onnxq.graph.stored import release_pages
+from onnxq.graph.storage import release_pages
 from onnxq.numerics import bias_qparams
 from onnxq.plan.model import SCHEMA, Plan, SitePlan
 from onnxq.sites import Role, Site

@@ -20,8 +20,7 @@ from onnxq.arrays import Array, Arrays, Shape
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.stored import OpenFile, StoredArray, open_data
-from onnxq.graph.weights import count_tensor_bytes, is_stub
+from onnxq.graph.storage import OpenFile, StoredArray, count_tensor_bytes, is_stub, open_data
 from onnxq.runtime.engine import import_onnxruntime
 from onnxq.spec import QParams
 from onnxq.workers import Workers, WorkPiece, count_threads, register_packed

@@ -20,7 +20,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
 from onnxq.graph.light import is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.weights import TENSOR_TYPES, count_model_bytes
+from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
 from onnxq.runtime.engine import import_onnxruntime, list_faults, make_session_options
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure

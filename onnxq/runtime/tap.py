@@ -19,8 +19,8 @@ from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
+from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
-from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, Refusals, TensorId, is_within
 

@@ -26,7 +26,7 @@ from onnxq.graph import (
     save_model,
     strip_weights,
 )
-from onnxq.graph.weights import is_stub
+from onnxq.graph.storage import is_stub
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 

@@ -14,10 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.errors import ModelError
 from onnxq.evaluation.segments import compare_segments, cut_segments
-from onnxq.graph import get_index, light, load, load_model, name_nodes, stored
-from onnxq.graph.stored import Spool, StoredArray
+from onnxq.graph import get_index, light, load, load_model, name_nodes, storage
+from onnxq.graph.storage import Spool, StoredArray, is_stub
 from onnxq.graph.subgraph import Cutter
-from onnxq.graph.weights import is_stub
 from onnxq.passes.equalization import smoothquant
 from onnxq.passes.patterns import View
 from onnxq.passes.rounding import sequential
@@ -30,7 +29,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is a large one."""
     monkeypatch.setattr(load, "_WORTH_MAPPING", 1)
     monkeypatch.setattr(light, "LARGE_BYTES", 1 << 16)
-    monkeypatch.setattr(stored, "_WORTH_SPOOLING", 1 << 10)
+    monkeypatch.setattr(storage, "_WORTH_SPOOLING", 1 << 10)
 
 
 def make_model(path: Path, *, external: bool, outlier: float = 1.0, layers: int = LAYERS) -> Path:

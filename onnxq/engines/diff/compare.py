@@ -30,9 +30,8 @@ from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, OutputDiff, Run
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
-from onnxq.evaluation.agreement import AgreementSums
-from onnxq.evaluation.class_scores import find_class_scores
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.agreement import AgreementSums, find_class_scores
+from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.selections import Selections, explain_missing, name_own
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, infer_shapes, name_nodes

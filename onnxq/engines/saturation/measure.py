@@ -11,8 +11,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
-from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_models
 from onnxq.graph import ModelLike
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe

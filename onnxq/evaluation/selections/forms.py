@@ -11,7 +11,7 @@ from onnxq.evaluation.selections.search import Selection, find_axis, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, replace_items, sort_nodes, walk_graphs
-from onnxq.graph.weights import omit_weights, restore_weights
+from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.runtime import tap_tensors
 from onnxq.sites import TensorId, is_within
 

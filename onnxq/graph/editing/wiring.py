@@ -30,7 +30,7 @@ from onnx import (
 from onnxq.errors import ModelError
 from onnxq.graph.editing import gs
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, sort_topologically
-from onnxq.graph.weights import copy_fields
+from onnxq.graph.storage import copy_fields
 from onnxq.sites import TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)

@@ -20,8 +20,8 @@ from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weight
 from onnxq.graph.names import name_nodes
 from onnxq.graph.scopes import walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.storage import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.graph.values import encode_tensor, find_constant_attribute
-from onnxq.graph.weights import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.sites import TensorId
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.

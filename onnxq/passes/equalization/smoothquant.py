@@ -16,7 +16,7 @@ import numpy as np
 from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
-from onnxq.graph.stored import release_pages
+from onnxq.graph.storage import release_pages
 from onnxq.passes.equalization.operators import find_smoothed_channels
 from onnxq.passes.equalization.smoothquant_core import (
     ChannelStatistics,

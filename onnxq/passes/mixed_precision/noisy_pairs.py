@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from onnxq.backends import list_costs
 from onnxq.config import Rule
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import FLOAT, has_whole_bytes
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch

@@ -18,8 +18,7 @@ from dataclasses import replace
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.errors import ConfigError
-from onnxq.evaluation.compare import ModelErrors
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.assembly import build_quantized, give_types

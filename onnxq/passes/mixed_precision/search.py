@@ -15,8 +15,7 @@ from functools import cached_property
 from itertools import takewhile
 
 from onnxq.backends import find_target
-from onnxq.evaluation.compare import Estimate, ModelErrors
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import Estimate, FloatOutputs, ModelErrors
 from onnxq.evaluation.metric import FLOAT
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models

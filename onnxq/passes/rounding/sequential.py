@@ -16,11 +16,11 @@ import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.emit import emit_pairs
-from onnxq.evaluation.float_outputs import add_own_choices
+from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
 from onnxq.graph.light import is_large_model
-from onnxq.graph.stored import Spool, release_pages
+from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
 from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.patterns import View

@@ -16,8 +16,7 @@ from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import fake_quant
-from onnxq.passes.mixed_precision.weight_bits import WeightChoice, compute_mean_bits, spend_budget
-from onnxq.passes.mixed_precision.weight_errors import measure_isolated
+from onnxq.passes.mixed_precision.weight_bits import WeightChoice, compute_mean_bits, measure_isolated, spend_budget
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew

@@ -19,11 +19,10 @@ from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
 from onnxq.passes import ranges
-from onnxq.passes.base import Stage
+from onnxq.passes.base import Stage, run_stage
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
 from onnxq.passes.ranges import RangeCandidates, choose_candidate, choose_ranges
-from onnxq.passes.runner import run_stage
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
