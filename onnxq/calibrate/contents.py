@@ -18,7 +18,7 @@ from onnxq.graph.light import is_large_model
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, read_sketch, sketch_values
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
-from onnxq.runtime.shapes import list_float_tensors
+from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import Edge, TensorId
 
 

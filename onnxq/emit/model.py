@@ -6,8 +6,7 @@ import json
 from collections import Counter
 
 from onnxq.calibrate.constants import find_tensor
-from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
-from onnxq.emit.pairs import PairWriter
+from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, PairWriter, read_records, write_plan
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto

@@ -21,7 +21,7 @@ from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
 from onnxq.graph.storage import OpenFile, StoredArray, count_tensor_bytes, is_stub, open_data
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.runtime.session import import_onnxruntime
 from onnxq.spec import QParams
 from onnxq.workers import Workers, WorkPiece, count_threads, register_packed
 from onnxq.workers.base import R, T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.backends.limits import OBSERVER, Limit, has_positive_scales, is_dynamic
+from onnxq.backends.registry import OBSERVER, Limit, has_positive_scales, is_dynamic
 from onnxq.config.model import Config
 
 

@@ -29,7 +29,7 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.pipeline.result import Result, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.runtime.session import import_onnxruntime
 
 # Where transformers.js looks, below the folder of the repository.
 _FOLDER, _RECORD = "onnx", "quantize_config.json"

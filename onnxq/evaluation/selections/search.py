@@ -1,9 +1,4 @@
-"""The search for choices along the graphs of a float model, from inputs to outputs and through bodies.
-
-The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice is
-written as a TopK, and the scores it reads put those first that the TopK names, whoever names them: those of another
-model, too. Of the other experts, scores that are not lower than theirs go just below; all else stays as it is.
-"""
+"""The search for choices along the graphs of a float model, from inputs to outputs and through bodies."""
 
 from __future__ import annotations
 
@@ -30,6 +25,12 @@ from onnxq.graph.scopes import (
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.sites import TensorId
 from onnxq.spec import FLOAT_TYPES
+
+# Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
+# The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
+# is written as a TopK, and the scores it reads put those first that the TopK names, whoever names them: those of
+# another model, too. Of the other experts, scores that are not lower than theirs go just below; all else stays as it
+# is.
 
 _ROUTED = frozenset({"MoE", "QMoE"})
 _DOMAIN = "com.microsoft"

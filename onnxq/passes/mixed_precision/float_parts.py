@@ -29,7 +29,7 @@ from onnxq.plan import AttentionChoice, AttentionKind, KeptFloat32, Plan, Precis
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.spec import FloatType
 
-NAME = "high_precision"
+_TYPES = "high_precision"
 # What float types may cost the outputs, dB: rounding falls out otherwise here and there, by some tenths on few samples.
 _MAY_COST_DB = 0.5
 # Above these a loss changes no answers, with pairs and without.
@@ -52,7 +52,7 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     kind, plan, io = find_high_precision(ctx.config, state.types), state.planned, _find_io(ctx.config)
     if kind is FloatType.FLOAT32:
         chosen = PrecisionPlan(type=kind, io=io)
-        return replace(state, plan=replace(plan, precision=chosen)), PassReport(NAME, (f"inputs and outputs: {io}",))
+        return replace(state, plan=replace(plan, precision=chosen)), PassReport(_TYPES, (f"inputs and outputs: {io}",))
     problem = _state_problem(ctx, state, kind)
     chosen = replace(choose_types(problem), io=io)
     figures: tuple[float, float] | None = None
@@ -62,12 +62,12 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         figures = None
     line = f"{chosen.nodes} nodes in {kind}, {len(chosen.kept)} in float32"
     after = replace(state, plan=add_precision(plan, chosen, state.problem))
-    return after, PassReport(NAME, (line,), trial_db=figures)
+    return after, PassReport(_TYPES, (line,), trial_db=figures)
 
 
 def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> PrecisionProblem:
     model = infer_shapes(state.model)
-    samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed)
+    samples = ctx.data.calibration.take(LIMITS[_TYPES].samples, ctx.config.data.seed)
     errors = measure_float_errors(model, kind, samples.samples(), progress=ctx.progress)
     io = _find_io(ctx.config)
     values = (*model.graph.input, *model.graph.output)
@@ -101,7 +101,7 @@ def _try_types(
         if not _is_worse(before, after, _GOOD_DB if state.planned.all_sites else _GOOD_FLOAT_DB):
             return tried, figures
         count = max(1, 2 * count)
-        if count > len(suspects) // LIMITS[NAME].one_of:
+        if count > len(suspects) // LIMITS[_TYPES].one_of:
             return chosen, first
         more: Mapping[str, KeptFloat32] = {suspect.node: suspect for suspect in suspects[:count]}
         tried = replace(choose_types(problem, more=more), io=chosen.io)
@@ -150,12 +150,12 @@ def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
     return find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32 or ctx.config.io_types is not None
 
 
-FLOAT_TYPES = Pass(NAME, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked)
+FLOAT_TYPES = Pass(_TYPES, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked)
 
 
-NAME, AGAIN = "attention", "attention_after_rounding"
+_ATTENTION, AGAIN = "attention", "attention_after_rounding"
 # The same placement without attention, where attention is to be tried; the planning of the run leaves it.
-PLAIN: Note[Plan] = Note(NAME)
+PLAIN: Note[Plan] = Note(_ATTENTION)
 
 
 def without_attention(whole: Plan, plain: Plan) -> Plan:
@@ -182,7 +182,7 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     worst = {name: min(values, default=math.inf) for name, values in figures.items()}
     # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
     narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
-    threshold = THRESHOLDS["attention beside float16" if narrow else NAME]
+    threshold = THRESHOLDS["attention beside float16" if narrow else _ATTENTION]
     count = len(judge.samples)
     choice = AttentionChoice(
         kind=AttentionKind.FLOAT,
@@ -192,7 +192,7 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     )
     if all(map(threshold.allows, figures["float"], figures["quantized"])):
         plan = replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
-        return replace(state, plan=plan), PassReport(NAME, ("quantized",))
+        return replace(state, plan=plan), PassReport(_ATTENTION, ("quantized",))
     reason = (
         f"attention stays float: quantized it costs more than {-threshold.gain:g} dB ({worst['quantized']:.1f} dB "
         f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
@@ -205,7 +205,7 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         for left in plain.left_float
     )
     plan = replace(plain, left_float=left_float, attention=choice)
-    return replace(state, plan=plan), PassReport(NAME, ("float",))
+    return replace(state, plan=plan), PassReport(_ATTENTION, ("float",))
 
 
 def reconsider_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
@@ -236,7 +236,7 @@ def _is_rounded_and_quantized(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 ATTENTION = Pass(
-    NAME, Stage.REFINE, choose_attention, "trying attention in integers", fast=True,
+    _ATTENTION, Stage.REFINE, choose_attention, "trying attention in integers", fast=True,
     applies=lambda _, state: PLAIN.find(state) is not None,
 )  # fmt: skip
 ATTENTION_AGAIN = Pass(

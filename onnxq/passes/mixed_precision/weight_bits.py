@@ -1,4 +1,10 @@
-"""Bits of weights by their cost at the outputs: which get more than the fewest, and which tables of embeddings few."""
+"""Bits of weights by their cost at the outputs: which get more than the fewest, and which tables of embeddings few.
+
+Widths are chosen greedily by the error removed per bit. A weight's error at the outputs is measured once, at its fewest
+bits, and falls by 6 dB with each further bit, as rounding errors do. Errors of different weights add up (they are
+nearly uncorrelated). So the gain of a width follows from one measurement. The greedy choice is the optimum of the
+relaxed problem; with whole weights it misses that by at most one weight.
+"""
 
 from __future__ import annotations
 
@@ -183,12 +189,6 @@ def _measure_relative(
         errors.update(feeds, floats, outputs)
     return errors.noise()
 
-
-# Bits of weights by an average: which get more than the fewest, by the cost of each at the outputs.
-# Widths are chosen greedily by the error removed per bit. A weight's error at the outputs is measured once, at its
-# fewest bits, and falls by 6 dB with each further bit, as rounding errors do. Errors of different weights add up
-# (they are nearly uncorrelated). So the gain of a width follows from one measurement. The greedy choice is the
-# optimum of the relaxed problem; with whole weights it misses that by at most one weight.
 
 _WEIGHT_BITS = "weight_bits"
 # Samples to round weights with, and others to judge them on.
