@@ -1,7 +1,7 @@
 """Operators that compute on integers themselves, and weights that can overflow the 16-bit sums of their kernels.
 
 The operators (QLinearConv, MatMulInteger, QGemm …) are never changed. The sums are those of x86 CPUs without VNNI, told
-from the weights alone, as `numerics.saturation` describes them. Of a Q/DQ file those weights count that ONNX Runtime
+from the weights alone, as `numerics.weights` describes them. Of a Q/DQ file those weights count that ONNX Runtime
 reads in an integer kernel: int8 weights with uint8 data, or with int8 data that its optimizer turns into uint8. It does
 so on any x86 CPU where QuantizeLinear, DequantizeLinear and node follow each other without a second reader.
 """

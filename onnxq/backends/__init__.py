@@ -42,8 +42,8 @@ _NAMES = {
     "base": "Candidate Capability Output PlacementRule Shape Shapes Target describe_spec",
     "engine": "Engine",
     "registry": "BACKENDS GROUP Backend check_limits check_target find_backend find_engine find_holder find_ideal "
-    "find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs list_engines list_names "
-    "list_registered list_runnable load_config",
+    "find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs list_engines "
+    "list_names list_registered list_runnable load_config",
 }
 _HOMES = {name: f"onnxq.backends.{module}" for module, names in _NAMES.items() for name in names.split()}
 

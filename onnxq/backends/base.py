@@ -322,7 +322,7 @@ class Target:
     no_kernel: Mapping[str, str] = field(default_factory=dict)
     no_gain: Mapping[str, str] = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
-    # `numerics.saturation` describes them; None where every kernel is exact.
+    # `numerics.weights` describes them; None where every kernel is exact.
     sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums
 
     @property

@@ -22,7 +22,7 @@ from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, StoredArray
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
-from onnxq.numerics.saturation import SumOrder
+from onnxq.numerics.weights import SumOrder
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array

@@ -19,8 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from onnxq.cli.options import JSON, make_options, name_beside, name_options
-from onnxq.errors import ModelError, OnnxqError, OutputError
-from onnxq.escapes import dump_json, escape_line, escape_lines, replace_surrogates
+from onnxq.errors import ModelError, OnnxqError, OutputError, dump_json, escape_line, escape_lines, replace_surrogates
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
 

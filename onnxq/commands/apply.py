@@ -19,9 +19,8 @@ from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.passes.state import FloatState
 from onnxq.passes.time_budget import Timers
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.finalize import finalize_run
+from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import list_preparations, load_state, read_data
-from onnxq.pipeline.result import Result, write_result
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.plan.reading import check_specs

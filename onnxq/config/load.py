@@ -20,8 +20,7 @@ from onnxq.config.model import Config
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
 from onnxq.config.values import DEFAULT_PRESET
-from onnxq.errors import ConfigError, Location
-from onnxq.escapes import replace_surrogates
+from onnxq.errors import ConfigError, Location, replace_surrogates
 from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
 

@@ -19,7 +19,7 @@ from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
-from onnxq.numerics.threads import count_cores, map_in_threads
+from onnxq.numerics.machine import count_cores, map_in_threads
 from onnxq.runtime import Feeds, Session
 from onnxq.spec import FLOAT_TYPES, FloatType
 

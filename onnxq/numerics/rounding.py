@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from onnxq.arrays import Array, Array64, Floats, Shape
 from onnxq.errors import PlanError
-from onnxq.numerics.threads import map_parts
+from onnxq.numerics.machine import map_parts
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 Aligned = tuple[Array, NDArray[np.int32]]

@@ -25,7 +25,7 @@ from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
-from onnxq.numerics.threads import map_in_threads
+from onnxq.numerics.machine import map_in_threads
 from onnxq.observers import create_observer
 from onnxq.observers.histogram import HistogramObserver
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples

@@ -19,8 +19,7 @@ from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites.activations import fuse_activations
-from onnxq.passes.rewrites.affine import fold_batchnorm, fold_scalars
-from onnxq.passes.rewrites.layernorm import fuse_layernorm
+from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
 from onnxq.passes.rewrites.single_nodes import (
     fold_pad,
     remove_dead,

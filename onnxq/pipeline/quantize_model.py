@@ -16,12 +16,11 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import ConfigError, ModelError
-from onnxq.escapes import replace_surrogates
+from onnxq.errors import ConfigError, ModelError, replace_surrogates
 from onnxq.evaluation.metric import AccuracyRequest, load_metric, parse_drop
 from onnxq.graph import GraphIndex, get_index
 from onnxq.graph.light import is_large_model
-from onnxq.numerics.threads import use_one_blas_thread
+from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly import build_file, give_types
 from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage, run_pass, run_stage
@@ -35,10 +34,9 @@ from onnxq.passes.ranges import widen_scarce_ranges
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.pipeline.configuration import ModelSource, open_crew
-from onnxq.pipeline.finalize import describe_rest, finalize_run, warn_unmeasured_cpu
+from onnxq.pipeline.finalize import Result, describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, read_data
-from onnxq.pipeline.result import Result
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent

@@ -276,7 +276,7 @@ class SitePlan:
     # Name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where an operator on
     # integers reads that); "" for a pair to be written.
     dequantize: str = ""
-    # The weight's values that the target's kernels add up in 16 bits, as `numerics.saturation` describes them; none of
+    # The weight's values that the target's kernels add up in 16 bits, as `numerics.weights` describes them; none of
     # those sums may overflow. (): every kernel that reads the weight is exact.
     sum_orders: Annotated[tuple[SumOrder, ...], _SUM_ORDERS] = ()
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives

@@ -18,8 +18,7 @@ from onnxq.backends import Target, describe_spec, find_modes
 from onnxq.config import Frozen
 from onnxq.config.rows import read_fields, write_fields
 from onnxq.config.schema import JsonText, SchemaNumber, shorten_value
-from onnxq.errors import PlanError
-from onnxq.escapes import escape_json
+from onnxq.errors import PlanError, escape_json
 from onnxq.files import find_calibrator
 from onnxq.graph import GraphIndex
 from onnxq.graph.storage import release_pages

@@ -194,7 +194,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def bind_sums(self, order: SumOrder, data: Quantizer) -> None:
         """Keep the weight's 16-bit sums of this order while `data` quantizes the other factor of its products.
 
-        data: quantizer of that factor; without effect unless it has 8 bits. See `onnxq.numerics.saturation`.
+        data: quantizer of that factor; without effect unless it has 8 bits. See `onnxq.numerics.weights`.
         """
         # Narrower weights cannot overflow a sum; data of other types run on other kernels.
         if needs_bound(self.spec) and data.spec.storage_bits == 8 and not data.spec.is_float:

@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parse
 from onnxq.graph import ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
-from onnxq.graph.scopes import (
+from onnxq.graph.scopes import (  # fmt: skip
     collect_reads,
     iterate_subgraphs,
     join_scope,
@@ -21,7 +21,7 @@ from onnxq.graph.scopes import (
     replace_items,
     sort_nodes,
     walk_graphs,
-)  # fmt: skip
+)
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.sites import TensorId
 from onnxq.spec import FLOAT_TYPES

@@ -14,7 +14,7 @@ refit_weight       W' = W (C + l I) (H + l I)^-1: the weights whose outputs for 
 correct_bias       b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
                    as samples agree on it: f = max(0, 1 - variance of that mean / its square), James and Stein 1961.
                    8 samples on EfficientNet-Lite0 17.9 -> 18.5 dB, PP-OCRv4's recognizer 16.6 -> 18.1; no change at 28.
-round_within_sums  GPTQ for weights whose 16-bit sums may overflow. Weights that share a sum (numerics.saturation) limit
+round_within_sums  GPTQ for weights whose 16-bit sums may overflow. Weights that share a sum (numerics.weights) limit
                    each other, the less the wider the steps are: scales of rows whose sums would overflow are widened by
                    `numerics.widening`, each column's error weighted by its cost for the layer. EfficientNet-Lite0 at 8
                    bits, mean of three seeds: 26.5 dB without the limit, 26.1 so; with one bit less, 23.6.
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Floats, Integers, Shape
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
-from onnxq.numerics.saturation import MOST
+from onnxq.numerics.weights import MOST
 from onnxq.passes.rounding.second_moments import Moments
 
 # Of the mean diagonal of H; see above.

@@ -24,7 +24,7 @@ from onnxq.graph import ModelLike, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter, declare_input
-from onnxq.numerics.threads import map_in_threads
+from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.judging import has_few_bits
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.passes.rounding.statistics import MomentsRequest

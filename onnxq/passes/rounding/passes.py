@@ -48,7 +48,7 @@ class ExternalRounding:
     """One block's better numbers. Sites and edges are those of the plan; sites not named stay as they were.
 
     levels: weight -> quantized values of its shape, within its spec's limits. Where the site has `sum_orders`, those
-        that break a sum (`onnxq.numerics.saturation`) are moved.
+        that break a sum (`onnxq.numerics.weights`) are moved.
     numbers: weight -> scale and zero point, where they changed too.
     biases: input that reads a float bias -> its values.
     """

@@ -22,7 +22,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, 
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.patterns import View
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Floats, Mask, Shape
 from onnxq.data import read_mask
-from onnxq.numerics.threads import map_in_threads
+from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
 from onnxq.passes.rounding.low_bit_core import shrink_moments
 from onnxq.passes.rounding.operators import (
