@@ -9,7 +9,7 @@ from enum import Enum
 
 from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, Kernels
-from onnxq.engines.saturation.measure import Cost
+from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.sites import Cautions
 from onnxq.wording import abbreviate
 
@@ -163,7 +163,7 @@ class Proof:
     sites: tuple[SiteProof, ...] = ()
     requirements: tuple[Requirement, ...] = ()
     weights: tuple[WeightSums, ...] = ()
-    cost: Cost | None = None
+    cost: SaturationCost | None = None
     require_exact: bool = False
     compared: str = ""
     changes: tuple[Change, ...] = ()

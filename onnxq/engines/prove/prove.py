@@ -24,7 +24,7 @@ from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.proof import QUANTIZED, STORED, TYPES, Build, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
-from onnxq.engines.saturation.measure import Cost, measure_saturation
+from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
 from onnxq.engines.shapes import make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
@@ -128,7 +128,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     return replace(proof, compared=str(request.compare), changes=tuple(find_changes(before, proof)))
 
 
-def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> Cost | None:
+def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> SaturationCost | None:
     """Saturation on the samples, if there are any."""
     if request.dataset is None:
         return None
