@@ -233,7 +233,7 @@ def _float_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int |
 
 def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
     """Lowest and highest quantized value of a constant; None for other tensors, FP8, and constants of zeros only."""
-    value = None if qparams.element_type.is_float else index.constant(chain.source)
+    value = None if qparams.element_type.is_float else index.find_constant(chain.source)
     if value is None:
         return None
     codes = _to_int64(value) if chain.quantize is None else _quantize_constant(value, qparams)
@@ -241,7 +241,7 @@ def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple
 
 
 def _count_values(index: GraphIndex, chain: Chain) -> int:
-    shape = index.shape(chain.source)
+    shape = index.find_shape(chain.source)
     return 0 if shape is None else math.prod(dim for dim in shape if isinstance(dim, int))
 
 
@@ -292,7 +292,7 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
     if chain.inner is not None and chain.inner.op_type == "Cast":
         return _find_type_name(index, chain.source)
     for node in (chain.dequantize, chain.quantize):
-        zero_type = _find_type_name(index, index.input(node, 2))
+        zero_type = _find_type_name(index, index.find_input(node, 2))
         if zero_type:
             return zero_type
     if chain.quantize is None:
@@ -302,12 +302,12 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
 
 
 def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
-    dtype = index.dtype(tensor)
+    dtype = index.find_dtype(tensor)
     return name_type(dtype) if dtype else ""
 
 
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: Array | None) -> Granularity:
-    shape = index.shape(index.input(node, 1)) if scale is None else scale.shape
+    shape = index.find_shape(index.find_input(node, 1)) if scale is None else scale.shape
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
     block = node.read_int("block_size", 0)
     axis = node.read_int("axis", 1)

@@ -206,7 +206,7 @@ def drop_clip(index: GraphIndex, chain: Chain) -> Chain:
     """The chain from its quantize node on, for one whose Clip in front belongs to the network."""
     if chain.outer is None or chain.quantize is None:
         return chain
-    return replace(chain, source=index.input(chain.quantize, 0), outer=None)
+    return replace(chain, source=index.find_input(chain.quantize, 0), outer=None)
 
 
 def _read_role(record: Mapping[str, Any]) -> Role | None:

@@ -138,7 +138,7 @@ class Candidate:
         """The tensor at input k, None when absent."""
         if k >= len(self.node.inputs) or not self.node.inputs[k]:
             return None
-        return self.index.resolve(self.node.inputs[k], self.node.scope)
+        return self.index.resolve_tensor(self.node.inputs[k], self.node.scope)
 
     def is_constant(self, k: int) -> bool:
         """True when input k is there and constant."""
@@ -148,7 +148,7 @@ class Candidate:
     def constant(self, k: int) -> Array | None:
         """The value of a constant input k."""
         found = self.tensor(k)
-        return None if found is None else self.index.constant(found)
+        return None if found is None else self.index.find_constant(found)
 
     def shape(self, k: int) -> Shape | None:
         """The shape of input k: observed, else declared; None where a dim is unknown."""
@@ -163,7 +163,7 @@ class Candidate:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
         if tensor in self.shapes:
             return self.shapes[tensor]
-        declared = self.index.shape(tensor)
+        declared = self.index.find_shape(tensor)
         if declared is None or not all(isinstance(dim, int) for dim in declared):
             return None
         return tuple(dim for dim in declared if isinstance(dim, int))
@@ -175,13 +175,13 @@ class Candidate:
             return None
         if found in self.shapes:
             return len(self.shapes[found])
-        declared = self.index.shape(found)
+        declared = self.index.find_shape(found)
         return None if declared is None else len(declared)
 
     def list_types(self, inputs: tuple[int, ...]) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
         tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
-        return {self.index.dtype(tensor) for tensor in tensors if tensor is not None} - {TensorProto.UNDEFINED}
+        return {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None} - {TensorProto.UNDEFINED}
 
     def attr(self, name: str, default: Any) -> Any:
         """An attribute or its default."""

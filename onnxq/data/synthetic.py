@@ -243,16 +243,16 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
     for value in inputs:
         pending, visited = [TensorId(value.name)], set[str]()
         while pending:
-            for edge in index.consumers(pending.pop()):
-                node = index.node(edge.node)
+            for edge in index.list_consumers(pending.pop()):
+                node = index.find_node(edge.node)
                 if node.op_type in _PASSED and node.name not in visited:
                     visited.add(node.name)
                     pending.append(node.result)
-                table = index.input(node, 0) if node.op_type == "Gather" and edge.index == 1 else None
+                table = index.find_input(node, 0) if node.op_type == "Gather" and edge.index == 1 else None
                 # A table in fewer bits is behind a Cast or DequantizeLinear.
-                maker = None if table is None else index.producer(table)
-                table = index.input(maker, 0) if maker is not None and maker.op_type in _STORED else table
-                shape = index.shape(table) if table is not None and index.is_constant(table) else None
+                maker = None if table is None else index.find_producer(table)
+                table = index.find_input(maker, 0) if maker is not None and maker.op_type in _STORED else table
+                shape = index.find_shape(table) if table is not None and index.is_constant(table) else None
                 if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
                     rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
     return rows

@@ -108,7 +108,7 @@ class PairWriter:
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
-        pair = self.index.node(site.dequantize)
+        pair = self.index.find_node(site.dequantize)
         edges = [edge for edge in site.consumers or () if not self._reads_dequantized(edge)]
         result = pair.outputs[0]
         # Half a pair, in front of an operator on integers: float readers need the other half.
@@ -120,7 +120,7 @@ class PairWriter:
             self.editor.replace_input(edge, result)
 
     def _reads_dequantized(self, edge: Edge) -> bool:
-        return self.index.maker(self.index.node(edge.node), edge.index, DEQUANTIZE) is not None
+        return self.index.maker(self.index.find_node(edge.node), edge.index, DEQUANTIZE) is not None
 
     def write_activation(self, site: SitePlan, qparams: QParams | None) -> None:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
@@ -135,7 +135,7 @@ class PairWriter:
             self.editor.rename_tensor(tensor, source)
             self.renamed[tensor] = source
             names["dequantized"] = tensor.name
-        producer = self.index.producer(tensor) if source == floats else None
+        producer = self.index.find_producer(tensor) if source == floats else None
         after = producer.name if producer is not None and producer.scope == scope else None
         before = site.consumers[0].node if after is None and site.consumers else None
         read = TensorId(floats, tensor.scope)
@@ -209,7 +209,7 @@ class PairWriter:
 
     def write_constant(self, site: SitePlan, qparams: QParams) -> None:
         """Integer initializer -> DequantizeLinear -> its readers."""
-        value = self.index.constant(find_tensor(self.index, site.site))
+        value = self.index.find_constant(find_tensor(self.index, site.site))
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
         lookups = site.find_lookups(self.index)
@@ -233,7 +233,7 @@ class PairWriter:
 
     def _find_first(self, edges: Iterable[Edge]) -> str:
         """The node that runs first of these."""
-        return min((self.index.node(edge.node) for edge in edges), key=lambda node: node.order).name
+        return min((self.index.find_node(edge.node) for edge in edges), key=lambda node: node.order).name
 
     def _store_constant(
         self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
@@ -279,10 +279,10 @@ class PairWriter:
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
         """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
-        node, scope, grain = self.index.node(edge.node), edge.scope, site.spec.granularity
+        node, scope, grain = self.index.find_node(edge.node), edge.scope, site.spec.granularity
         self.editor.replace_input(edge, quantized)
         names = {part: name_part(edge, part) for part in _LOOKUP_PARTS}
-        dtype = self.index.dtype(find_tensor(self.index, site.site))
+        dtype = self.index.find_dtype(find_tensor(self.index, site.site))
         narrow, result = dtype != onnx.TensorProto.FLOAT, node.outputs[0]
         row = names["float"] if narrow else result
         chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
@@ -337,7 +337,7 @@ class PairWriter:
     def _find_float_type(self, site: SitePlan) -> type[np.floating]:
         """The type of the site's scale: float16 for a float16 tensor."""
         # DequantizeLinear returns the type of its scale, which so must be the tensor's.
-        half = self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
+        half = self.index.find_dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
         return np.float16 if half and not site.find_lookups(self.index) else np.float32
 
     def _make_names(self, site: SitePlan, *parts: str) -> dict[str, str]:

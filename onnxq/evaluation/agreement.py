@@ -138,7 +138,7 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
 
 def _find_maker(index: GraphIndex, value: ValueInfo) -> NodeRef | None:
     """The node that computes an output, seen through those that only pass it on."""
-    maker = index.producer(TensorId(value.name))
+    maker = index.find_producer(TensorId(value.name))
     while maker is not None and maker.op_type in _PASSED:
         maker = index.maker(maker)
     return maker

@@ -153,7 +153,7 @@ def _run_part(
     threads: int = 0,
 ) -> list[Values]:
     """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
-    kinds = {name: 0 if types is None else types.dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
+    kinds = {name: 0 if types is None else types.find_dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
     inputs = [declare_input(name, [values[name] for values in alive], kind) for name, kind in kinds.items()]
     part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
     session = Session(part, optimize=optimize, threads=threads, arena=False)

@@ -54,32 +54,32 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     """
     view, edit = View(proto), Edit(proto)
     guards: dict[tuple[TensorId, str], str] = {}
-    named = [view.index.node(name) for name in dict.fromkeys(nodes)]
+    named = [view.index.find_node(name) for name in dict.fromkeys(nodes)]
     guarded = [node for node in named if _is_quantized_behind(view, node)]
     guarded += [node for node in view.index.nodes if _feeds_body(view, node) and node not in guarded]
     for node in guarded:
-        tensors = ((k, view.tensor(node, k)) for k in range(len(node.inputs)))
+        tensors = ((k, view.find_tensor(node, k)) for k in range(len(node.inputs)))
         inputs = [(k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(view, tensor)]
         for k, tensor in inputs:
             # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
                 guards[key] = edit.insert_before(node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard")
-            edit.read(view.edge(node, k), guards[key])
+            edit.read(view.make_edge(node, k), guards[key])
     return edit.export() if guards else proto
 
 
 def _from_pair(view: View, tensor: TensorId | None) -> bool:
     """True when a tensor is dequantized from something computed, directly or through nodes that pass it on."""
     for _ in range(_REACH):
-        node = view.producer(tensor)
+        node = view.find_producer(tensor)
         if node is None:
             return False
         if node.op_type == "DequantizeLinear":
             return not view.is_constant(node, 0)
         if node.op_type not in _TRANSPARENT:
             return False
-        tensor = view.tensor(node, 0)
+        tensor = view.find_tensor(node, 0)
     return False
 
 
@@ -94,8 +94,8 @@ def _is_quantized_behind(view: View, node: NodeRef) -> bool:
     front = [node]
     for _ in range(_REACH):
         outputs = [view.output(at, k) for at in front for k, name in enumerate(at.outputs) if name]
-        readers = dict.fromkeys(edge.node for tensor in outputs for edge in view.index.consumers(tensor))
-        front = [view.index.node(name) for name in readers]
+        readers = dict.fromkeys(edge.node for tensor in outputs for edge in view.index.list_consumers(tensor))
+        front = [view.index.find_node(name) for name in readers]
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
     return False
@@ -117,7 +117,7 @@ def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     """
     # Types inferred on the way help to see ranks; the finished model has only those it declared.
     view, edit = View(infer_shapes(proto)), Edit(proto)
-    changed = [name for name in dict.fromkeys(nodes) if _rewrite_bias(view, edit, view.index.node(name))]
+    changed = [name for name in dict.fromkeys(nodes) if _rewrite_bias(view, edit, view.index.find_node(name))]
     return edit.export() if changed else proto
 
 
@@ -127,14 +127,14 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
     if reader is None:
         return False
     add, k = reader[0], 1 - reader[1]
-    bias, rank = view.constant(add, k), view.rank(node.result)
+    bias, rank = view.find_constant(add, k), view.find_rank(node.result)
     if bias is None or not is_float(bias) or (rank is not None and rank >= 3 and bias.ndim >= 3):
         return False
     if rank is not None and rank >= 3:
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
-        edit.read(view.edge(add, k), edit.constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped))
+        edit.read(view.make_edge(add, k), edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped))
     else:
-        negated = edit.constant(add.scope, f"{add.inputs[k]}/negated", -bias)
+        negated = edit.add_constant(add.scope, f"{add.inputs[k]}/negated", -bias)
         edit.replace_node(add, "Sub", (node.outputs[0], negated), {})
     return True
 

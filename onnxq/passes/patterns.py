@@ -35,40 +35,40 @@ class View:
     def __init__(self, proto: ModelLike) -> None:
         self.index = get_index(proto)
 
-    def tensor(self, node: NodeRef, k: int) -> TensorId | None:
+    def find_tensor(self, node: NodeRef, k: int) -> TensorId | None:
         """Input k of a node, None when it is absent."""
-        return self.index.input(node, k)
+        return self.index.find_input(node, k)
 
     def output(self, node: NodeRef, k: int = 0) -> TensorId:
         """Output k of a node."""
         return TensorId(node.outputs[k], node.scope)
 
-    def producer(self, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
+    def find_producer(self, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
         """The node that writes a tensor, when it is a standard operator of one of these types (any, if none given)."""
-        node = None if tensor is None else self.index.producer(tensor)
+        node = None if tensor is None else self.index.find_producer(tensor)
         if node is None or node.domain or (op_types and not is_op(node, *op_types)):
             return None
         return node
 
-    def constant(self, node: NodeRef, k: int) -> Array | None:
+    def find_constant(self, node: NodeRef, k: int) -> Array | None:
         """The value of a constant input, None when it is absent or computed."""
         return self.index.input_value(node, k)
 
     def is_constant(self, node: NodeRef, k: int) -> bool:
         """True when input k is there and constant; its value is not decoded."""
-        tensor = self.tensor(node, k)
+        tensor = self.find_tensor(node, k)
         return tensor is not None and self.index.is_constant(tensor)
 
     def small_constant(self, node: NodeRef, k: int, limit: int = 1) -> Array64 | None:
         """A constant float input of at most `limit` elements, as float64."""
-        tensor = self.tensor(node, k)
+        tensor = self.find_tensor(node, k)
         if tensor is None or not self.index.is_constant(tensor):
             return None
-        shape = self.index.shape(tensor)
+        shape = self.index.find_shape(tensor)
         # By the shape first, so that no large weight is decoded for this.
         if shape is not None and int(np.prod([d if isinstance(d, int) else limit + 1 for d in shape])) > limit:
             return None
-        value = self.index.constant(tensor)
+        value = self.index.find_constant(tensor)
         if value is None or value.size > limit or not is_float(value):
             return None
         return value.astype(np.float64)
@@ -86,11 +86,11 @@ class View:
 
         op_types: only a standard operator of one of these types.
         """
-        readers = self.index.consumers(tensor)
+        readers = self.index.list_consumers(tensor)
         # A reader in a body may run many times, or not at all.
         if len(readers) != 1 or self.kept(tensor) or readers[0].scope != tensor.scope:
             return None
-        node = self.index.node(readers[0].node)
+        node = self.index.find_node(readers[0].node)
         return None if op_types and not is_op(node, *op_types) else (node, readers[0].index)
 
     def kept(self, tensor: TensorId) -> bool:
@@ -99,27 +99,29 @@ class View:
 
     def private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
         """True when only `nodes` read these tensors."""
-        return all(not self.kept(t) and all(edge.node in nodes for edge in self.index.consumers(t)) for t in tensors)
+        return all(
+            not self.kept(t) and all(edge.node in nodes for edge in self.index.list_consumers(t)) for t in tensors
+        )
 
     def owned(self, tensor: TensorId) -> bool:
         """True for an initializer that one node input alone reads, so that it may take another value."""
-        readers = self.index.consumers(tensor)
-        return self.index.producer(tensor) is None and len(readers) == 1 and not self.kept(tensor)
+        readers = self.index.list_consumers(tensor)
+        return self.index.find_producer(tensor) is None and len(readers) == 1 and not self.kept(tensor)
 
     def least_rank(self, tensor: TensorId) -> int:
         """The rank of a tensor, or its known minimum."""
-        shape = self.index.shape(tensor)
+        shape = self.index.find_shape(tensor)
         if shape is not None:
             return len(shape)
-        node = self.producer(tensor)
+        node = self.find_producer(tensor)
         return 0 if node is None else _LEAST_RANK.get(node.op_type, 0)
 
-    def rank(self, tensor: TensorId) -> int | None:
+    def find_rank(self, tensor: TensorId) -> int | None:
         """The rank of a tensor where it is known."""
-        shape = self.index.shape(tensor)
+        shape = self.index.find_shape(tensor)
         return None if shape is None else len(shape)
 
-    def edge(self, node: NodeRef, k: int) -> Edge:
+    def make_edge(self, node: NodeRef, k: int) -> Edge:
         """Input k of a node as an edge."""
         return Edge(node.name, k, node.scope)
 
@@ -241,7 +243,7 @@ class Edit:
     def append(self, node: NodeRef, op_type: str, value: Array) -> None:
         """A new node behind another, of its first output and a constant; the tensor keeps the name that it had."""
         name, made = node.outputs[0], self._editor.fresh(f"{node.outputs[0]}/{node.op_type}")
-        held = self.constant(node.scope, f"{node.name}/bias", value)
+        held = self.add_constant(node.scope, f"{node.name}/bias", value)
         self._editor.replace_output(node.name, 0, made)
         self._editor.insert_node(
             node.scope, op_type, [made, held], [name], name=self._editor.fresh(f"{name}/{op_type}"), after=node.name
@@ -251,20 +253,20 @@ class Edit:
         """Give an initializer another value, for all that read it."""
         self._editor.replace_initializer(tensor, value)
 
-    def constant(self, scope: str, base: str, value: Array) -> str:
+    def add_constant(self, scope: str, base: str, value: Array) -> str:
         """A new initializer of about this name."""
         return self._editor.add_initializer(scope, self._editor.fresh(base), value)
 
     def set_constant(self, view: View, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
-        node = view.index.node(edge.node)
-        held = view.tensor(node, edge.index)
+        node = view.index.find_node(edge.node)
+        held = view.find_tensor(node, edge.index)
         if held is not None and view.owned(held):
             # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)
             return
         base = f"{node.name}/{'weight' if edge.index == 1 else 'bias'}" if held is None else f"{held.name}/{node.name}"
-        self._editor.replace_input(edge, self.constant(edge.scope, base, value))
+        self._editor.replace_input(edge, self.add_constant(edge.scope, base, value))
 
     def set_rounded(self, view: View, edge: Edge, value: Array64, dtype: np.dtype[Any]) -> None:
         """`set_constant` with the value rounded to a float type. Raises PlanError where that overflows."""
@@ -311,7 +313,7 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
     edit, changed = Edit(proto), []
     for match in matches:
         last = match.last
-        made = (edit.constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
+        made = (edit.add_constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
         inputs = [*(tensor.name for tensor in match.inputs), *made]
         edit.replace_node(last, match.op_type, inputs, match.attrs, match.domain)
         changed.append(f"{last.name}: {match.op_type} instead of {len(match.nodes)} nodes")

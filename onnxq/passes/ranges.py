@@ -254,7 +254,7 @@ class _RangeErrors:
 
     def add_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
         """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
-        tensor = self.index.input(node, k)
+        tensor = self.index.find_input(node, k)
         if tensor is None or site.qparams is None:
             return
         self.runner.advance(self.runner.place(node.name))
@@ -309,13 +309,13 @@ class _RangeErrors:
     def _isolate_node(self, node: NodeRef, k: int) -> Runner:
         """The node as a model of its own: its output for a sample with another value at input k."""
         others: dict[str, list[Array]] = {}
-        tensors = [self.index.input(node, at) for at in range(len(node.inputs))]
+        tensors = [self.index.find_input(node, at) for at in range(len(node.inputs))]
         names = ["" if tensor is None else f"in{at}" for at, tensor in enumerate(tensors)]
         inputs, stored = [], {}
         for at, tensor in enumerate(tensors):
             if tensor is None:
                 continue
-            constant = self.index.constant(tensor) if at != k else None
+            constant = self.index.find_constant(tensor) if at != k else None
             if constant is not None:
                 stored[names[at]] = onnx.numpy_helper.from_array(constant, names[at])
                 continue
@@ -372,10 +372,12 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
 
 def _count_channel_positions(state: PlacedState, index: GraphIndex, tensor: TensorId) -> int:
     """How many times a sample shows the channels of a tensor that a node makes; 0 where that is not known."""
-    producer, shape = index.producer(tensor), state.problem.ops.shapes.get(tensor, ())
+    producer, shape = index.find_producer(tensor), state.problem.ops.shapes.get(tensor, ())
     if producer is None or producer.op_type in _BOUNDED or len(shape) < 2 or 0 in shape:
         return 0
-    convolved = any(index.node(edge.node).op_type in ("Conv", "ConvTranspose") for edge in index.consumers(tensor))
+    convolved = any(
+        index.find_node(edge.node).op_type in ("Conv", "ConvTranspose") for edge in index.list_consumers(tensor)
+    )
     return math.prod(shape) // shape[1 if convolved or len(shape) == 4 else -1]
 
 

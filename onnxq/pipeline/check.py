@@ -348,7 +348,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
             read.setdefault(edge.node, set()).add(edge.index)
     quantized = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     for node in index.nodes:
-        tensors = ((k, index.input(node, k)) for k in range(len(node.inputs)))
+        tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))
         data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
         half = node.op_type in ALWAYS_SHOWN and len(data) < 2

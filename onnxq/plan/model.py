@@ -301,7 +301,7 @@ class SitePlan:
         """The inputs that read the dequantized tensor. graph: of the model that the plan is for."""
         if self.consumers is not None:
             return self.consumers
-        return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
+        return graph.list_consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
     def find_lookups(self, graph: Graph) -> Edges:
         """The readers that look rows of this constant up, where rows can be dequantized behind them.
@@ -310,9 +310,9 @@ class SitePlan:
         """
         if self.role is not Role.WEIGHT or not isinstance(self.site, TensorId) or not self.spec.has_rows:
             return ()
-        if len(graph.shape(self.site) or ()) != 2:
+        if len(graph.find_shape(self.site) or ()) != 2:
             return ()
-        return tuple(edge for edge in self.consumers or () if graph.node(edge.node).looks_up(edge.index))
+        return tuple(edge for edge in self.consumers or () if graph.find_node(edge.node).looks_up(edge.index))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):

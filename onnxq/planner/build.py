@@ -124,13 +124,13 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
     """Every table that no rule leaves float; `reasons` gets those that one does."""
     looked_at: set[TensorId] = set()
     for node in index.nodes:
-        tensor = index.input(node, 0) if node.looks_up(0) else None
+        tensor = index.find_input(node, 0) if node.looks_up(0) else None
         if tensor is None or tensor in looked_at or not _is_table(index, tensor):
             continue
         looked_at.add(tensor)
         lookups, others, gathers = [], [], []
-        for edge in index.consumers(tensor):
-            reader = index.node(edge.node)
+        for edge in index.list_consumers(tensor):
+            reader = index.find_node(edge.node)
             if reader.looks_up(edge.index):
                 lookups.append(edge)
                 gathers.append(reader)
@@ -150,12 +150,12 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
 
 def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
     """True for a constant matrix of floats. Most models in a narrower type are planned in float32."""
-    matrix = len(index.shape(tensor) or ()) == 2 and index.dtype(tensor) in _WIDTHS
+    matrix = len(index.find_shape(tensor) or ()) == 2 and index.find_dtype(tensor) in _WIDTHS
     return matrix and index.is_constant(tensor) and not index.is_output(tensor)
 
 
 def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
-    return math.prod(dim for dim in index.shape(tensor) or () if isinstance(dim, int))
+    return math.prod(dim for dim in index.find_shape(tensor) or () if isinstance(dim, int))
 
 
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
@@ -163,17 +163,17 @@ def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePl
     bits = {site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT}
     total = 0
     for tensor in {tensor for node in index.nodes for tensor in index.list_reads(node)}:
-        width = _WIDTHS.get(index.dtype(tensor), 0)
+        width = _WIDTHS.get(index.find_dtype(tensor), 0)
         if width and index.is_constant(tensor):
             total += _count_elements(index, tensor) * min(bits.get(tensor, width), width)
-    return 2 * sum(table.elements * _WIDTHS[index.dtype(table.tensor)] for table in tables) > total
+    return 2 * sum(table.elements * _WIDTHS[index.find_dtype(table.tensor)] for table in tables) > total
 
 
 def _find_obstacle(
     problem: PlacementProblem, index: GraphIndex, table: Table, weight: SitePlan | None
 ) -> Unquantized | None:
     """Why the table stays float; None where it can be quantized. weight: the site of its other readers."""
-    engine, node = problem.engine, index.node(table.lookups[0].node)
+    engine, node = problem.engine, index.find_node(table.lookups[0].node)
     demanded = table.named or problem.config.embeddings != "auto"
     row = engine.capability(table.spec, Role.WEIGHT, node.op_type)
     if row is None or node.op_type not in row.ops:
@@ -196,13 +196,13 @@ def _find_obstacle(
 
 def _find_twin(index: GraphIndex, table: Table, weights: Iterable[SitePlan]) -> TensorId | None:
     """The weight that preparation made of the table by transposing it, if its site can have the table's integers."""
-    value = index.constant(table.tensor)
+    value = index.find_constant(table.tensor)
     if value is None or table.spec.granularity != PerChannel(0):
         return None
     spec = replace(table.spec, granularity=PerChannel(1))
     for site in weights:
         if site.spec == spec and site.site.scope == table.tensor.scope and isinstance(site.site, TensorId):
-            other = index.constant(site.site)
+            other = index.find_constant(site.site)
             if other is not None and other.shape == value.shape[::-1] and np.array_equal(other.T, value):
                 return site.site
     return None
@@ -220,7 +220,7 @@ def explain_loss(tables: Iterable[Table], before: float, after: float) -> tuple[
 
 def _measure_rows(index: GraphIndex, table: Table) -> float:
     """The SQNR in dB that all but the worst hundredth of the rows have; rows of zeros are exact."""
-    value = index.constant(table.tensor)
+    value = index.find_constant(table.tensor)
     assert value is not None
     value = value[:: max(1, len(value) // _JUDGED_ROWS)].astype(np.float32)
     error = fake_quant(value, weight_qparams(value, table.spec), table.spec)
@@ -460,7 +460,7 @@ def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str])
 
 
 def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
-    return ids.get(index.node(name).result, "")
+    return ids.get(index.find_node(name).result, "")
 
 
 # What ORT quantizes by itself when it stands between a DequantizeLinear and a QuantizeLinear.

@@ -270,7 +270,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
     maker, readers, floats = ops.by_out.get(tensor), [], []
     for edge, op in ops.consumers(tensor):
         if op is None or op.name in apart:
-            floats.append(ops.index.node(edge.node))
+            floats.append(ops.index.find_node(edge.node))
         else:
             readers.append(op)
     some = maker or (readers[0] if readers else None)
@@ -278,7 +278,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
         return None
     shape = ops.candidate(some.node).shape_of(tensor)
     convs = any(op.node.op_type == "Conv" for op in readers)
-    producer = ops.index.producer(tensor) if maker is None else maker.node
+    producer = ops.index.find_producer(tensor) if maker is None else maker.node
     int8_maker = ops.find_integer_maker(tensor)
     return _TensorUse(
         tensor=tensor,

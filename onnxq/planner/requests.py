@@ -199,7 +199,7 @@ class Requests:
         return [reader for tensor in node.results for reader in self.graph.readers(tensor)]
 
     def _list_makers(self, node: NodeRef) -> list[NodeRef]:
-        makers = map(self.graph.producer, self.graph.list_reads(node))
+        makers = map(self.graph.find_producer, self.graph.list_reads(node))
         return [maker for maker in makers if maker is not None]
 
 

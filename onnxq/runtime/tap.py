@@ -118,7 +118,7 @@ class _TapWriter:
         return [item for item in items if item is not None]
 
     def _tap_own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
-        dtype = self.probe.dtype or self.index.dtype(tensor)
+        dtype = self.probe.dtype or self.index.find_dtype(tensor)
         if tensor.scope == "" and self.probe.op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
         if not dtype:
@@ -129,7 +129,7 @@ class _TapWriter:
         graph.node.append(
             helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node"))
         )
-        known = self.index.shape(tensor) if self.probe.op_type == "Identity" else None
+        known = self.index.find_shape(tensor) if self.probe.op_type == "Identity" else None
         return _Lifted(tensor, name, dtype, rank=len(known or ()) or 1)
 
     def _lead_out(self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
@@ -251,7 +251,7 @@ def list_float_tensors(index: GraphIndex) -> list[TensorId]:
     for node in index.nodes:
         if not _is_looped(index, node.scope):
             ids.extend(TensorId(name, node.scope) for name in node.outputs if name)
-    return [tensor for tensor in ids if index.dtype(tensor) in _FLOATS and not index.is_constant(tensor)]
+    return [tensor for tensor in ids if index.find_dtype(tensor) in _FLOATS and not index.is_constant(tensor)]
 
 
 def _is_looped(index: GraphIndex, scope: str) -> bool:

@@ -195,7 +195,7 @@ def a_foreign_engine_fails(_: Path):
 
 @reach("Q116")
 def no_such_node(_: Path):
-    GraphIndex(name_nodes(model(RELU))).node("none")
+    GraphIndex(name_nodes(model(RELU))).find_node("none")
 
 
 @reach("Q117")

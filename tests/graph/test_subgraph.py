@@ -203,7 +203,7 @@ def test_sparse_weights_and_declared_types_are_kept() -> None:
     names = find_needed(cutter, {"y"}, {"d"})
     cut = cutter.cut(names, [declare(n, values(True)) for n in cutter.list_inputs(names)], [typed.graph.output[0]])
     assert {value.name for value in cut.graph.value_info} >= {"a", "b", "l"}
-    assert GraphIndex(cut).shape(TensorId("a")) == ("N", WIDTH)
+    assert GraphIndex(cut).find_shape(TensorId("a")) == ("N", WIDTH)
 
 
 def test_an_optional_input_stays_one() -> None:

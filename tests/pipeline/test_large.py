@@ -92,8 +92,10 @@ def test_large_weights_stay_in_their_files(tmp_path: Path, small_limits: None) -
         path.with_name(path.name + "_data").unlink(missing_ok=True)
         path.unlink()
         mine, other = get_index(name_nodes(model.light)), get_index(name_nodes(whole.proto))
-        for tensor in (tensor for node in other.nodes for k in (1,) if (tensor := other.input(node, k)) is not None):
-            np.testing.assert_array_equal(mine.constant(tensor), other.constant(tensor))
+        for tensor in (
+            tensor for node in other.nodes for k in (1,) if (tensor := other.find_input(node, k)) is not None
+        ):
+            np.testing.assert_array_equal(mine.find_constant(tensor), other.find_constant(tensor))
 
 
 def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None) -> None:
@@ -110,8 +112,8 @@ def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None
     # In float64 one weight has 131 kB, and all have 3 MB; the graph itself takes some.
     assert peak < 12 * 8 * WIDTH**2
     index = get_index(after)
-    (weight,) = (index.constant(one) for node in index.nodes if node.name == "matmul3"
-                 and (one := index.input(node, 1)) is not None)  # fmt: skip
+    (weight,) = (index.find_constant(one) for node in index.nodes if node.name == "matmul3"
+                 and (one := index.find_input(node, 1)) is not None)  # fmt: skip
     before = numpy_helper.to_array(onnx.load(tmp_path / "model.onnx").graph.initializer[6])
     np.testing.assert_array_equal(weight, 2 * before)
 

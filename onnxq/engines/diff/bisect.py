@@ -59,7 +59,7 @@ class FedParts(Cutter[ModelLike]):
 
     def _declare(self, name: str, array: Array) -> ValueInfoProto:
         """Declared as in the model where it says so, as fusions look at shapes; vectors, perhaps of sizes, as fed."""
-        dtype, shape = self._index.dtype(TensorId(name)), self._index.shape(TensorId(name))
+        dtype, shape = self._index.find_dtype(TensorId(name)), self._index.find_shape(TensorId(name))
         if not dtype or shape is None or len(shape) != array.ndim or len(shape) == 1:
             return declare_input(name, [array], dtype)
         return helper.make_tensor_value_info(name, dtype, list(shape))
@@ -115,7 +115,7 @@ def bisect_divergence(
     # Nodes are left out only while the rest goes on failing.
     assert ended is not None
     error, failure = ended
-    ops = tuple(index.node(name).op_type for name in order)
+    ops = tuple(index.find_node(name).op_type for name in order)
     found = Bisection(
         run=engine.name, against=OFF, output=counterpart.tensor, nodes=tuple(order), ops=ops, inputs=tuple(inputs),
         sqnr_db=error.sqnr_db, max_abs=error.max_abs, levels=error.levels, trials=len(search.tried), failure=failure,

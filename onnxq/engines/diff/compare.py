@@ -336,7 +336,7 @@ def _find_first_points(
         for error in output.engines:
             if error.run in found or not diverges(error, plain):
                 continue
-            node, step = work.index.producer(TensorId(output.name)), find_output_step(work.index, output.name)
+            node, step = work.index.find_producer(TensorId(output.name)), find_output_step(work.index, output.name)
             worst = work.sums.tallies.find_worst_sample(output.name, error.run, OFF) if work.sums is not None else 0
             found[error.run] = make_point(error, output.name, node, Counterpart(output.name, None), step, worst)
             if layers.layers:

@@ -41,7 +41,7 @@ class Parts(Cutter[ModelLike]):
         return self.cut(names, known, outputs) if len(known) == len(inputs) else None
 
     def _declare(self, name: str) -> onnx.ValueInfoProto | None:
-        dtype, shape = self._index.dtype(TensorId(name)), self._index.shape(TensorId(name))
+        dtype, shape = self._index.find_dtype(TensorId(name)), self._index.find_shape(TensorId(name))
         return helper.make_tensor_value_info(name, dtype, list(shape)) if dtype and shape is not None else None
 
 

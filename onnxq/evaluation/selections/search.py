@@ -68,8 +68,8 @@ def write_out_routers(model: ModelLike) -> ModelLike:
         nodes: list[NodeProto] = []
         for node in graph.node:
             if _is_routed(node):
-                scores = index.resolve(node.input[_SCORES], scope)
-                nodes += _write_out(graph, node, (index.dtype(scores) if scores else 0) or TensorProto.FLOAT)
+                scores = index.resolve_tensor(node.input[_SCORES], scope)
+                nodes += _write_out(graph, node, (index.find_dtype(scores) if scores else 0) or TensorProto.FLOAT)
             nodes.append(node)
         replace_items(graph.node, nodes)
     return rebuild(model, restore_weights(proto, weights))
@@ -255,8 +255,8 @@ class _ChoiceWalk:
 
     def _find_type(self, name: str) -> int:
         """The ONNX type of a tensor that this graph reads or makes; 0 where it is not known."""
-        tensor = self.index.resolve(name, self.scope)
-        return self.index.dtype(tensor) if tensor else 0
+        tensor = self.index.resolve_tensor(name, self.scope)
+        return self.index.find_dtype(tensor) if tensor else 0
 
     def _visit(self, node: NodeProto) -> None:
         reads, outputs = list_reads(node), [name for name in node.output if name]
@@ -318,7 +318,7 @@ class _ChoiceWalk:
 
     def _is_exact(self, node: NodeProto) -> bool:
         """True where quantizing cannot change a result of the node alone."""
-        table = self.index.resolve(node.input[0], self.scope) if node.op_type == "Gather" else None
+        table = self.index.resolve_tensor(node.input[0], self.scope) if node.op_type == "Gather" else None
         looks_up = table is not None and self.index.is_constant(table)
         return _is_plain(node) and node.op_type in _MOVES and not looks_up
 
@@ -352,7 +352,7 @@ class _ChoiceWalk:
 
     def has_size(self, name: str) -> bool:
         """True for a tensor of this graph whose size is written down, or inferred, as numbers."""
-        shape = self.index.shape(TensorId(name, self.scope))
+        shape = self.index.find_shape(TensorId(name, self.scope))
         return shape is not None and all(isinstance(size, int) for size in shape)
 
     def _is_unsteady(self, node: NodeProto) -> bool:

@@ -100,10 +100,10 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
             continue
         linear, changed = op.linear, True
         weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
-        edit.set_rounded(view, view.edge(linear.node, 1), weight, linear.weight.dtype)
-        bias = None if linear.bias_at is None else view.constant(*linear.bias_at)
+        edit.set_rounded(view, view.make_edge(linear.node, 1), weight, linear.weight.dtype)
+        bias = None if linear.bias_at is None else view.find_constant(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
-            edit.set_rounded(view, view.edge(*linear.bias_at), bias.astype(np.float64) * rows, bias.dtype)
+            edit.set_rounded(view, view.make_edge(*linear.bias_at), bias.astype(np.float64) * rows, bias.dtype)
     return edit.export() if changed else proto
 
 
@@ -214,7 +214,7 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
     edit = Edit(proto)
     for op, value in gains.values():
         assert op.bias_at is not None
-        edge, stored = view.edge(*op.bias_at), view.constant(*op.bias_at)
+        edge, stored = view.make_edge(*op.bias_at), view.find_constant(*op.bias_at)
         bias = np.broadcast_to(op.bias, (op.channels,)) + value
         if stored is None:
             edit.set_rounded(view, edge, bias, op.weight.dtype)

@@ -263,7 +263,7 @@ def _choose_matrices(streams: Streams, rotations: Sequence[Rotation]) -> list[tu
 
 
 def _read_constant(view: View, edge: Edge) -> Array:
-    value = view.constant(view.index.node(edge.node), edge.index)
+    value = view.find_constant(view.index.find_node(edge.node), edge.index)
     assert value is not None
     return value
 
@@ -292,14 +292,14 @@ def _move_shifts(
         _, shift = _add_up(view, reader.label.waiting, reader.label.width)
         if not shift.any():
             continue
-        node, weight = view.index.node(edge.node), _read_constant(view, edge)
+        node, weight = view.index.find_node(edge.node), _read_constant(view, edge)
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(view, node)
         place = None if linear is None else linear.bias_at
-        bias = None if place is None else view.constant(*place)
+        bias = None if place is None else view.find_constant(*place)
         if place is not None and bias is not None and bias.size == gain.size:
             factor = float(node.attrs.get("alpha", 1.0)) / float(node.attrs.get("beta", 1.0) or 1.0)
-            gains[view.edge(*place)] = gain * factor
+            gains[view.make_edge(*place)] = gain * factor
             continue
         for axis, matrix in recipes[edge].turns:
             gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
@@ -313,7 +313,7 @@ def _write_constants(
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
     for edge in dict.fromkeys((*recipes, *gains)):
-        tensor = view.tensor(view.index.node(edge.node), edge.index)
+        tensor = view.find_tensor(view.index.find_node(edge.node), edge.index)
         assert tensor is not None
         shared[tensor].append(edge)
     copied = []
@@ -321,17 +321,17 @@ def _write_constants(
         groups: defaultdict[tuple[str, _ConstantRecipe, Edge | None], list[Edge]] = defaultdict(list)
         for edge in edges:
             groups[edge.scope, recipes.get(edge, _PLAIN), edge if edge in gains else None].append(edge)
-        alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(view.index.consumers(tensor))
+        alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(view.index.list_consumers(tensor))
         for (scope, recipe, _), users in groups.items():
             value = _rewrite(view, users[0], recipe, gains.get(users[0]))
-            if alike and view.index.producer(tensor) is None:
+            if alike and view.index.find_producer(tensor) is None:
                 # In all scopes at once.
                 edit.replace_constant(tensor, value)
                 break
-            name = edit.constant(scope, f"{tensor.name}/{users[0].node}", value)
+            name = edit.add_constant(scope, f"{tensor.name}/{users[0].node}", value)
             for edge in users:
                 edit.read(edge, name)
-        if not alike and len(view.index.shape(tensor) or ()) > 1:
+        if not alike and len(view.index.find_shape(tensor) or ()) > 1:
             copied.append(tensor.name)
     return tuple(copied)
 

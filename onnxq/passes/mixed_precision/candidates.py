@@ -192,7 +192,7 @@ class Ways:
         index, sizes = self.problem.index, {}
         for site in self.plan.sites:
             if site.role is Role.WEIGHT and site.tensor is not None:
-                shape = index.shape(site.tensor) or ()
+                shape = index.find_shape(site.tensor) or ()
                 sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
         return sizes
 
@@ -283,7 +283,7 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
 
 def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     """The operators whose bias this may be, by name: the node itself, and the MatMul in front of an Add."""
-    node = index.node(edge.node)
+    node = index.find_node(edge.node)
     makers = (index.maker(node, k) for k in range(len(node.inputs)) if node.op_type == "Add")
     return {node.name, *(maker.name for maker in makers if maker is not None)}
 

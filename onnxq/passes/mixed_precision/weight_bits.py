@@ -255,7 +255,7 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
     """The widths that a weight of the fewest bits may get instead, ascending."""
     if site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
         return ()
-    op_type = index.node(site.consumers[0].node).op_type if site.consumers else ""
+    op_type = index.find_node(site.consumers[0].node).op_type if site.consumers else ""
     engine = backends.find_target(config.target, config.mode)
     widths = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
     specs = {bits: _widen_spec(site.spec, bits) for bits in sorted(set(widths)) if bits > site.spec.bits}

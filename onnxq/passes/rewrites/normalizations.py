@@ -79,16 +79,16 @@ def _write_constants(view: View, edit: Edit, op: Linear, weight: Array | None, b
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
-    if op.bias_at is None or (not np.any(bias) and view.tensor(*op.bias_at) is None):
+    if op.bias_at is None or (not np.any(bias) and view.find_tensor(*op.bias_at) is None):
         # No bias of zeros where there was none.
-        edit.set_constant(view, view.edge(op.node, 1), weight)
+        edit.set_constant(view, view.make_edge(op.node, 1), weight)
         return True
     narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
     if narrow is None:
         return False
-    edit.set_constant(view, view.edge(op.node, 1), weight)
+    edit.set_constant(view, view.make_edge(op.node, 1), weight)
     holder, k = op.bias_at
-    edit.set_constant(view, view.edge(holder, k), narrow)
+    edit.set_constant(view, view.make_edge(holder, k), narrow)
     if holder.op_type == "Gemm" and float(holder.attrs.get("beta", 1.0)) != 1.0:
         # The bias holds it now.
         edit.set_attrs(holder, {"beta": 1.0})
@@ -113,9 +113,9 @@ def _fold_in_front(state: FloatState) -> FloatStep:
             continue
         x = source.x.name
         if rest != 0.0:
-            shift = edit.constant(node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype))
+            shift = edit.add_constant(node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype))
             x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
-        edit.read(view.edge(node, 0), x)
+        edit.read(view.make_edge(node, 0), x)
         changed.append(f"{node.name}: took in {row}")
     return edit.finish_pass(state, "scalars", changed, skipped)
 
@@ -184,7 +184,7 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
         return None
     last, gamma, beta, read = affine
     used = {node.name for node in (root, *nodes, *divided, *squares.nodes, *d.nodes, *read)}
-    written = {view.output(view.index.node(name)) for name in used} - {view.output(last)}
+    written = {view.output(view.index.find_node(name)) for name in used} - {view.output(last)}
     if not view.private(written, used):
         return None
     arrays = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
@@ -195,14 +195,14 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
 
 def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] | None:
     """(d, epsilon, nodes) under the root: mean(d²) + epsilon."""
-    add = view.producer(view.tensor(root, 0), "Add")
+    add = view.find_producer(view.find_tensor(root, 0), "Add")
     if add is None:
         return None
     k = 1 if view.scalar(add, 0) is not None else 0
     # A constant of more axes than the mean would not be one epsilon.
     epsilon = view.scalar(add, 1 - k)
-    mean = view.producer(view.tensor(add, k), "ReduceMean")
-    square = None if mean is None else view.producer(view.tensor(mean, 0), "Pow", "Mul")
+    mean = view.find_producer(view.find_tensor(add, k), "ReduceMean")
+    square = None if mean is None else view.find_producer(view.find_tensor(mean, 0), "Pow", "Mul")
     if epsilon is None or epsilon[1] > 1 or epsilon[0] < 0 or mean is None or square is None:
         return None
     if square.op_type == "Pow":
@@ -211,7 +211,7 @@ def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] 
             return None
     elif square.inputs[0] != square.inputs[1]:
         return None
-    d = _match_centred(view, view.tensor(square, 0))
+    d = _match_centred(view, view.find_tensor(square, 0))
     if d is None or _axes(view, mean, d.x) != d.axes:
         return None
     return d, epsilon[0], [add, mean, square]
@@ -232,17 +232,17 @@ def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centre
             return None
         node, k = reader
         nodes.append(node)
-        d = _match_centred(view, view.tensor(node, 1 - k))
+        d = _match_centred(view, view.find_tensor(node, 1 - k))
     elif k == 1:
-        d = _match_centred(view, view.tensor(node, 0))
+        d = _match_centred(view, view.find_tensor(node, 0))
     return None if d is None else (nodes, d)
 
 
 def _match_centred(view: View, tensor: TensorId | None) -> _Centred | None:
-    sub = view.producer(tensor, "Sub")
-    x = None if sub is None else view.tensor(sub, 0)
-    mean = None if sub is None else view.producer(view.tensor(sub, 1), "ReduceMean")
-    if sub is None or x is None or mean is None or view.tensor(mean, 0) != x:
+    sub = view.find_producer(tensor, "Sub")
+    x = None if sub is None else view.find_tensor(sub, 0)
+    mean = None if sub is None else view.find_producer(view.find_tensor(sub, 1), "ReduceMean")
+    if sub is None or x is None or mean is None or view.find_tensor(mean, 0) != x:
         return None
     axes = _axes(view, mean, x)
     return None if axes is None else _Centred(x, axes, (sub, mean))
@@ -252,10 +252,10 @@ def _axes(view: View, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
     """The trailing axes a ReduceMean with kept dims runs over, counted from the end."""
     axes: Any = mean.attrs.get("axes")
     if axes is None:
-        axes = view.constant(mean, 1)
+        axes = view.find_constant(mean, 1)
     if axes is None or not mean.attrs.get("keepdims", 1):
         return None
-    rank = view.rank(x)
+    rank = view.find_rank(x)
     values = [int(axis) for axis in np.asarray(axes).reshape(-1)]
     if rank is not None:
         values = [axis - rank if axis >= 0 else axis for axis in values]
@@ -271,7 +271,7 @@ def _affine(
     if scaled is None:
         return None
     # The sizes of the normalized axes, where all are known.
-    sizes = tuple(dim for dim in (view.index.shape(x) or ())[-count:] if isinstance(dim, int))
+    sizes = tuple(dim for dim in (view.index.find_shape(x) or ())[-count:] if isinstance(dim, int))
     gamma = _trailing(scaled[1], count, sizes if len(sizes) == count else None, view.least_rank(x))
     if gamma is None:
         return None
@@ -286,7 +286,7 @@ def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, 
     reader = view.sole_reader(view.output(node), op_type)
     if reader is None:
         return None
-    value = view.constant(reader[0], 1 - reader[1])
+    value = view.find_constant(reader[0], 1 - reader[1])
     return (reader[0], value) if value is not None and is_float(value) else None
 
 

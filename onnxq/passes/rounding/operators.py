@@ -271,8 +271,8 @@ def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
 def _describe_operator(
     index: GraphIndex, site: SitePlan, edge: Edge, biases: Mapping[Edge, SitePlan], *, alone: bool
 ) -> Operator | None:
-    node = index.node(edge.node)
-    data, weight = index.input(node, 0), index.input_value(node, edge.index)
+    node = index.find_node(edge.node)
+    data, weight = index.find_input(node, 0), index.input_value(node, edge.index)
     if edge.index != 1 or node.domain or data is None or index.is_constant(data) or weight is None:
         return None
     geometry = _describe_geometry(node, weight)
@@ -356,17 +356,17 @@ def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | N
     if node.op_type == "Gemm" and float(node.attrs.get("beta", 1.0)) != 1.0:
         return None, None
     edge = Edge(node.name, 2, node.scope)
-    if index.input(node, 2) is None:
+    if index.find_input(node, 2) is None:
         return edge, None
     value = index.input_value(node, 2)
     return (None, None) if value is None or not _is_row(value, outputs) else (edge, value)
 
 
 def _find_added_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
-    readers = index.consumers(node.result)
+    readers = index.list_consumers(node.result)
     if len(readers) != 1 or index.is_output(node.result):
         return None, None
-    add = index.node(readers[0].node)
+    add = index.find_node(readers[0].node)
     if add.op_type != "Add" or add.domain or add.scope != node.scope or len(add.inputs) != 2:
         return None, None
     k = 1 - readers[0].index
@@ -391,12 +391,12 @@ def find_pooling(view: View, operator: Operator) -> tuple[NodeRef, TensorId] | N
     are the same on both sides of the pooling; re-fits are not, as it takes the mean of the noise too, so there is none.
     """
     plain = operator.geometry.groups == 1 and set(operator.geometry.kernel) <= {1}
-    node = view.producer(operator.data) if plain else None
+    node = view.find_producer(operator.data) if plain else None
     while node is not None and node.op_type in _MOVING:
-        node = view.producer(view.tensor(node, 0))
+        node = view.find_producer(view.find_tensor(node, 0))
     if node is None or node.scope:
         return None
-    tensor = view.tensor(node, 0) if node.op_type == "GlobalAveragePool" else find_pooled_axes(view, node)
-    shape = None if tensor is None else view.index.shape(tensor)
+    tensor = view.find_tensor(node, 0) if node.op_type == "GlobalAveragePool" else find_pooled_axes(view, node)
+    shape = None if tensor is None else view.index.find_shape(tensor)
     whole = shape is not None and len(shape) == 4 and shape[1] == operator.to_rows(operator.weight).shape[2]
     return (node, tensor) if tensor is not None and whole else None

@@ -293,7 +293,7 @@ class _Walk:
         if pool is None:
             return None
         node, real = pool
-        quantized = self.paired.input(self.paired.node(node.name), 0)
+        quantized = self.paired.find_input(self.paired.find_node(node.name), 0)
         runs = [both for both in (self.samples, self.others) if both.feeds]
         return pool if all(both.has_tensors(real, quantized, node.name) for both in runs) else None
 
@@ -302,12 +302,12 @@ class _Walk:
         reader, data, geometry = operator.node, operator.data, operator.geometry
         if pool is not None:
             (reader, data), geometry = pool, POINTWISE
-        node, site = self.paired.node(reader.name), self.sites[operator.site.site]
+        node, site = self.paired.find_node(reader.name), self.sites[operator.site.site]
         groups, _, size = operator.to_rows(operator.weight).shape
         return MomentsRequest(
             reader=reader.name,
             data=data,
-            paired=self.paired.input(node, 0),
+            paired=self.paired.find_input(node, 0),
             geometry=geometry,
             shape=(groups, size),
             second=operator.alone and not site.spec.is_float and not site.group,
@@ -369,7 +369,7 @@ class _Walk:
         ids = compute_structural_ids(self.index) if self.biases else {}
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
-            node = self.index.node(bias.edge.node)
+            node = self.index.find_node(bias.edge.node)
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
@@ -392,7 +392,7 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]
         if site.role not in (Role.WEIGHT, Role.BIAS) or site.qparams is None:
             continue
         for edge in site.consumers or ():
-            value = index.input_value(index.node(edge.node), edge.index)
+            value = index.input_value(index.find_node(edge.node), edge.index)
             if value is not None:
                 shaped = value.reshape(-1) if site.role is Role.BIAS else value
                 yield edge, dequantize_constant(site, shaped)

@@ -30,7 +30,7 @@ def insert_pair(editor: Editor, index: GraphIndex, t: TensorId) -> None:
     else:
         source, last = t.name, editor.fresh(f"{t.name}/DequantizeLinear_Output")
     middle = editor.fresh(f"{t.name}/QuantizeLinear_Output")
-    maker = index.producer(t)
+    maker = index.find_producer(t)
     after = maker.name if maker is not None else None
     editor.insert_node(
         t.scope, "Identity", [source], [middle], name=editor.fresh(f"{t.name}/QuantizeLinear"), after=after
@@ -93,7 +93,7 @@ def test_nothing_that_counts_is_removed(proto: ModelProto, seed: int) -> None:
     index = GraphIndex(result)
     for node in index.nodes:
         made = TensorId(node.outputs[0], node.scope)
-        assert index.consumers(made) or index.is_output(made) or index.captured(made)
+        assert index.list_consumers(made) or index.is_output(made) or index.captured(made)
     assert_same(proto, result)
 
 

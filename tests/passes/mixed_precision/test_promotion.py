@@ -196,7 +196,7 @@ def test_trt_goes_to_float() -> None:
     assert account.met
     index = GraphIndex(done.model)
     for name in (name for one in account.steps for name in one.nodes):
-        assert not any("DequantizeLinear" in text for text in index.node(name).inputs)
+        assert not any("DequantizeLinear" in text for text in index.find_node(name).inputs)
 
 
 class TestMetric:

@@ -122,7 +122,7 @@ def test_tensors_of_a_body_are_read_where_its_holder_runs():
     # The nodes in a body are where their holder is.
     assert at.place("t") == at.place("branch") == 1
     inner = next(node for node in GraphIndex(proto).nodes if node.name == "t")
-    tensor = GraphIndex(proto).input(inner, 0)
+    tensor = GraphIndex(proto).find_input(inner, 0)
     assert tensor is not None
     assert tensor.scope
     at.reach(tensor, "t")
