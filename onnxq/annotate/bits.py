@@ -27,7 +27,7 @@ from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, from_json
 from onnxq.plan.names import is_clipped_part, name_part
-from onnxq.sites import Caution, Cautions, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
 from onnxq.wording import abbreviate
 
@@ -61,7 +61,7 @@ class PairInfo:
     # The node that gathers rows of a table, which `dequantize` then dequantizes; "" for other pairs.
     lookup: str = ""
     # Operators that read the dequantized tensor; for a model output, the one that makes it.
-    ops: tuple[str, ...] = ()
+    ops: Names = ()
     # Bits that are meant, of those that the type has.
     bits: int
     origin: Origin
@@ -79,7 +79,7 @@ class PairInfo:
     levels: tuple[int, int] | None = None
 
     @property
-    def nodes(self) -> tuple[str, ...]:
+    def nodes(self) -> Names:
         """Names of the pair's nodes, in the order in which they run."""
         return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)
 

@@ -251,7 +251,7 @@ def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand
     editor = Editor(index.model)
     for dequantized, source in taken_out.items():
         name = _trace_source(taken_out, source).name
-        editor.rewire(dequantized, name, consumers=editor.consumers(dequantized), outputs=bool(dequantized.scope))
+        editor.rewire(dequantized, name, consumers=editor.list_consumers(dequantized), outputs=bool(dequantized.scope))
     for node in stand_ins:
         traced = _trace_source(taken_out, node.result)
         _make_identity(editor, node, traced.name if traced != node.result else node.inputs[0])

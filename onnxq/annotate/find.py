@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE
-from onnxq.sites import Edge, Edges, Role, Site, TensorId, split_scope
+from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
@@ -172,7 +172,7 @@ def list_readers(index: GraphIndex, chain: Chain) -> Edges:
     return index.list_consumers(chain.last.result)
 
 
-def list_operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
+def list_operators(index: GraphIndex, chain: Chain) -> Names:
     """Operators that read the dequantized tensor, each once; without readers, the one that makes it."""
     if chain.lookup is not None:
         return ("Gather",)

@@ -24,7 +24,7 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QParams, QuantSpec
 
 # ONNX, and the domains of ONNX Runtime, those of its optimized graphs included.
@@ -53,7 +53,7 @@ class OperatorInfo:
     # Its attribute `bits`, else the width of the narrowest type it reads; 0 when neither is known.
     bits: int = 0
     # Integer types that it reads, in the order of its inputs, each once.
-    types: tuple[str, ...] = ()
+    types: Names = ()
 
 
 def find_operators(index: GraphIndex) -> tuple[OperatorInfo, ...]:

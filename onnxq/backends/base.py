@@ -13,7 +13,7 @@ from onnxq.arrays import Array, Shape
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
-from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 
@@ -69,7 +69,7 @@ class IntegerProduct:
     """One operator, with the inputs that hold its data and its weights."""
 
     op: str
-    domains: tuple[str, ...] = ("",)
+    domains: Names = ("",)
     reads: Data
     data: int = 0
     # Input of the data's zero point, whose type is that of the data; -1: none.
@@ -197,7 +197,7 @@ class PlacementRule:
     """One way in which an engine makes a quantized kernel of an operator."""
 
     name: str
-    ops: tuple[str, ...]
+    ops: Names
     # Name of the kernel in the engine's optimized graph; tests assert that it is there.
     kernel: str
     why: str
@@ -217,7 +217,7 @@ class PlacementRule:
     # The inputs must have one scale.
     alike: bool = False
     # Activations that the kernel computes as well when the pair stands behind them.
-    fuses: tuple[str, ...] = ()
+    fuses: Names = ()
     # The kernel saves time by itself; those of other rules only keep data in integers between such.
     compute: bool = False
     # Why a node does not qualify, and why int8 does not pay for one that does.
@@ -236,7 +236,7 @@ class PlacementRule:
     # The node is one of the two products of attention.
     attention: bool = False
     # The other nodes without which the engine has no such kernel.
-    together: Callable[[Candidate], tuple[str, ...]] = lambda _: ()
+    together: Callable[[Candidate], Names] = lambda _: ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +245,9 @@ class Capability:
 
     role: Role
     # (): any operator.
-    ops: tuple[str, ...] = ()
+    ops: Names = ()
     bits: tuple[int, ...] = (8,)
-    storage: tuple[str, ...] = ("int8", "uint8")
+    storage: Names = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type, ...] = (PerTensor,)
     # Whether scales are computed at each run.
@@ -302,11 +302,11 @@ class Target:
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.
     ideal: bool = False
     # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.
-    skips: tuple[str, ...] = ("activations", "layernorm", "residual", "prelu", "pool")
+    skips: Names = ("activations", "layernorm", "residual", "prelu", "pool")
     # Rules for operators that stay float whatever they would gain, by name; the first that gives a reason holds.
     exclusions: Mapping[str, Exclusion] = field(default_factory=dict)
     # Operators that have no quantized kernel but one on scales of each run.
-    dynamic_ops: tuple[str, ...] = ()
+    dynamic_ops: Names = ()
     # A remedy for an output that is lost, for people.
     advice: str = "try another observer (mse, percentile)"
     # The float type of what is not quantized, where the configuration names none.

@@ -14,6 +14,7 @@ from onnxq.config import Config
 from onnxq.config.rules import RuleSet
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
+from onnxq.sites import Names
 from onnxq.spec import FLOAT8
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Backend:
     sums: IntegerSums | None = None
     limits: tuple[Limit, ...] = ()
     rule_limits: tuple[RuleLimit, ...] = ()
-    aliases: tuple[str, ...] = ()
+    aliases: Names = ()
     reference: bool = False
     scales: bool = False
     plugin_advice: str = ""

@@ -15,6 +15,7 @@ from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_b
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
+from onnxq.sites import Names
 
 # Of a sample's number in its source and its inputs: the inputs, and more.
 Extend = Callable[[int, Feeds], Arrays]
@@ -210,7 +211,7 @@ class SharedSamples:
 
     inputs: tuple[ValueInfo, ...]
     feeds: tuple[SharedFeeds, ...]
-    names: tuple[str, ...]
+    names: Names
 
     def open(self) -> Dataset:
         """Return them as a set of their own; each is read when it is asked for."""

@@ -142,7 +142,7 @@ class PairWriter:
         edges = site.consumers
         if edges is None:
             # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
-            edges = tuple(edge for edge in self.editor.consumers(read) if edge not in self.apart)
+            edges = tuple(edge for edge in self.editor.list_consumers(read) if edge not in self.apart)
         if qparams is None:
             quantized, scale, zero, last = self._insert_dynamic(site, source, names["quantized"], before, after)
         else:

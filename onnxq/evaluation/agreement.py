@@ -12,7 +12,7 @@ import numpy as np
 from onnxq.arrays import Array, Integers
 from onnxq.evaluation.selections import Selection, Selections, name_own
 from onnxq.graph import GraphIndex, NodeRef, ValueInfo
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.spec import FLOAT_TYPES
 
 
@@ -29,7 +29,7 @@ class ChoiceAgreement:
     node: str
     op: str
     values: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: Names
     decides: tuple[str, ...]
     chosen: float
     shared: float

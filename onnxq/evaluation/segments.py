@@ -23,7 +23,7 @@ from onnxq.graph.storage import count_tensor_bytes
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 Values = dict[str, Array]
 
@@ -32,8 +32,8 @@ Values = dict[str, Array]
 class Segment:
     """Nodes of the main graph, and the tensors that they make and later ones, or the caller, read."""
 
-    nodes: tuple[str, ...]
-    outputs: tuple[str, ...]
+    nodes: Names
+    outputs: Names
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, Refusal, Refusals, Role, TensorId
+from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
 from onnxq.spec import QParams, QuantSpec
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
@@ -49,8 +49,8 @@ class Switch:
 
     site: str
     role: Role
-    readers: tuple[str, ...]
-    ops: tuple[str, ...]
+    readers: Names
+    ops: Names
     feed: str
 
 

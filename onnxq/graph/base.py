@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxq.arrays import Array
-from onnxq.sites import Edge, Edges, TensorId
+from onnxq.sites import Edge, Edges, Names, TensorId
 
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
@@ -35,8 +35,8 @@ class NodeRef:
     op_type: str
     domain: str
     # "" where an optional one is left out, as in the file.
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Names
+    outputs: Names
     # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
     attrs: Mapping[str, Any] = field(compare=False, repr=False)
     scope: str
@@ -97,7 +97,7 @@ class Graph(ABC):
 
     @property
     @abstractmethod
-    def scopes(self) -> tuple[str, ...]:
+    def scopes(self) -> Names:
         """The main graph, "", and the bodies inside it."""
 
     @abstractmethod

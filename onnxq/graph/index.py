@@ -28,7 +28,7 @@ from onnxq.graph.values import (
     read_declared_type,
 )
 from onnxq.nearest import suggest_names
-from onnxq.sites import Edge, Edges, TensorId
+from onnxq.sites import Edge, Edges, Names, TensorId
 
 Stored = TensorProto | SparseTensorProto
 _T = TypeVar("_T")
@@ -42,14 +42,14 @@ class GraphIndex(Graph):
 
     nodes: tuple[NodeRef, ...] = ()
     inputs: tuple[ValueInfo, ...] = ()
-    scopes: tuple[str, ...] = ()
+    scopes: Names = ()
 
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
         check_names(proto)
         self._weights, self._libraries, self._provider = store_of(model), list_libraries(model), find_provider(model)
         self.opset: int = find_opset(proto)
-        self.functions: tuple[str, ...] = tuple(name_function(function) for function in proto.functions)
+        self.functions: Names = tuple(name_function(function) for function in proto.functions)
         # By scope: the scope around it.
         self._outer: dict[str, str] = {}
         self._parent_node: dict[str, str] = {}
@@ -176,11 +176,11 @@ class GraphIndex(Graph):
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
         return tuple(sorted(self._subgraphs.get(node, ())))
 
-    def scope_inputs(self, scope: str) -> tuple[str, ...]:
+    def scope_inputs(self, scope: str) -> Names:
         """The input names of a subgraph (or of the main graph)."""
         return tuple(value.name for value in look_up(self._graphs, scope, "such scope").input)
 
-    def scope_outputs(self, scope: str) -> tuple[str, ...]:
+    def scope_outputs(self, scope: str) -> Names:
         """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
         return tuple(value.name for value in look_up(self._graphs, scope, "such scope").output)
 

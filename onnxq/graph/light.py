@@ -30,6 +30,7 @@ from onnxq.graph.storage import (
     is_stub,
     walk_tensors,
 )
+from onnxq.sites import Names
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
 SMALLEST_STUB = 1 << 14
@@ -146,7 +147,7 @@ class LightModel:
 
     proto: ModelProto
     weights: WeightStore
-    libraries: tuple[str, ...] = ()
+    libraries: Names = ()
     provider: str = ""
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -226,7 +227,7 @@ def store_of(model: ModelLike) -> WeightStore | None:
     return model.weights if isinstance(model, LightModel) else None
 
 
-def list_libraries(model: ModelLike) -> tuple[str, ...]:
+def list_libraries(model: ModelLike) -> Names:
     """Paths of the libraries with a model's custom operators; () where nobody has named any."""
     return model.libraries if isinstance(model, LightModel) else ()
 
@@ -236,7 +237,7 @@ def find_provider(model: ModelLike) -> str:
     return model.provider if isinstance(model, LightModel) else ""
 
 
-def add_libraries(model: ModelLike, libraries: tuple[str, ...], provider: str = "") -> ModelLike:
+def add_libraries(model: ModelLike, libraries: Names, provider: str = "") -> ModelLike:
     """The model with libraries of custom operators for its sessions, those of models made from it included.
 
     provider: execution provider that they run on; "" for that of the model.

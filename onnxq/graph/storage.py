@@ -27,6 +27,7 @@ from onnxq.arrays import Array, Shape
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, register_input
 from onnxq.graph.scopes import find_result, iterate_subgraphs, name_function, walk_all_graphs
+from onnxq.sites import Names
 from onnxq.spec import ELEMENT_TYPES
 
 # Bytes. Shapes, axes and pads are smaller: tools look at their values, so they stay.
@@ -191,7 +192,7 @@ def _write_stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
         target.raw_data = b""
 
 
-def copy_fields(source: object, target: object, leave_out: tuple[str, ...]) -> None:
+def copy_fields(source: object, target: object, leave_out: Names) -> None:
     """Copy a message field by field: CopyFrom and clearing after would keep the weights' memory alive."""
     for descriptor, value in source.ListFields():  # type: ignore[attr-defined]
         if descriptor.name in leave_out:

@@ -144,7 +144,7 @@ class _Stripper:
     def _bypass_marker(self, marker: Marker) -> None:
         base = self.flow.bases[marker.result]
         given_out = self.index.is_output(marker.result)
-        readers = self.editor.consumers(marker.result)
+        readers = self.editor.list_consumers(marker.result)
         self.editor.rewire(marker.result, base.name, consumers=readers, outputs=not given_out)
         self.editor.remove_node(marker.node.name)
 

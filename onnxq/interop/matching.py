@@ -14,7 +14,7 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.interop.base import ScaleTable, TensorScale
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
-from onnxq.sites import Caution, Cautions, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
 from onnxq.wording import abbreviate
 
@@ -61,7 +61,7 @@ class UnusedLine:
     why: UnmatchedKind | None = None
     reason: str = ""
     # For unknown names, the nearest of the model.
-    nearest: tuple[str, ...] = ()
+    nearest: Names = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class MissingSite:
 
     site: str
     tensor: str
-    nearest: tuple[str, ...] = ()
+    nearest: Names = ()
     # How the site got a scale otherwise; "" while it has none.
     done: str = ""
 
@@ -232,7 +232,7 @@ def _explain_leftovers(
         if name in used:
             continue
         source = _find_tensor(before, name)
-        nearest: tuple[str, ...] = ()
+        nearest: Names = ()
         why: UnmatchedKind | None = None
         if name in now:
             reason = _explain_unused(prepared, name)

@@ -16,7 +16,7 @@ from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import check_weight_observer
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from onnxq.spec import ObserverSpec, QuantSpec
 
 Range = tuple[Array64, Array64]
@@ -77,7 +77,7 @@ def register_observer(name: str) -> Callable[[_Made], _Made]:
     return put
 
 
-def list_observers() -> tuple[str, ...]:
+def list_observers() -> Names:
     """List the names of all registered observers, sorted."""
     return tuple(sorted(_REGISTRY))
 

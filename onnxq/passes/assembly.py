@@ -31,7 +31,7 @@ from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.progress import Progress, silent
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
@@ -204,7 +204,7 @@ def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
     return proto
 
 
-def _list_quantized_matmuls(plan: Plan) -> tuple[str, ...]:
+def _list_quantized_matmuls(plan: Plan) -> Names:
     """Consumers of quantized weights whose activations are quantized too, on scales in the file, by node name."""
     # Where a plan quantizes activations, it does at every weight; else only pairs that the model came with do.
     read = {edge.node for site in plan.all_sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}

@@ -215,7 +215,7 @@ class Edit:
         The tensor keeps the name that had this value before: the last one's.
         """
         final = chain[-1].result
-        readers = self._editor.consumers(final)
+        readers = self._editor.list_consumers(final)
         for follower in chain:
             self._editor.remove_node(follower.name)
         self._editor.rename_tensor(node.result, final.name)

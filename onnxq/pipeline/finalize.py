@@ -47,7 +47,7 @@ from onnxq.report.sentences import (
 )
 from onnxq.report.terminal import format_count, format_counts
 from onnxq.runtime import Feeds, Rest, UnknownOperatorError, detect_cpu, find_front
-from onnxq.sites import Caution, Cautions
+from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate
 
 
@@ -192,7 +192,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
 def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> ModelLike:
     """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
     plan, rest, whole = state.planned, state.rest, model
-    fixed: tuple[str, ...] = ()
+    fixed: Names = ()
     if rest is not None:
         whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
         verify_graph(whole, kept=(*plan.kept, *rest.nodes))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.config.rows import Form, Written
 from onnxq.config.schema import Natural
+from onnxq.sites import Names
 
 # Of the root mean square: rounding between a graph and its rewritten form stays a hundred times below this in deep
 # networks, and two tensors that are not the same differ by more in one of five figures.
@@ -74,7 +75,7 @@ class NodeContents:
     """
 
     op_type: str
-    inputs: tuple[str, ...]
+    inputs: Names
     output: str
     turned: Written[bool] = False
 

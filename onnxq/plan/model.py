@@ -35,7 +35,7 @@ from onnxq.plan.forms import (
     read_floats,
     write_array,
 )
-from onnxq.sites import Caution, Edge, Edges, LeftFloat, Refusals, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import abbreviate
 
@@ -373,7 +373,7 @@ class Plan:
     # Nodes of the pairs that the model came with.
     kept: Written[tuple[str, ...]] = ()
     # Nodes to be guarded against quantization by the engine itself.
-    float_nodes: Written[tuple[str, ...]] = ()
+    float_nodes: Written[Names] = ()
     refusals: Written[Refusals] = ()
     left_float: Written[tuple[LeftFloat, ...]] = ()
     sites: Written[SitePlans] = ()

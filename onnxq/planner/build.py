@@ -33,6 +33,7 @@ from onnxq.sites import (
     Cautions,
     Edges,
     LeftFloat,
+    Names,
     Refusal,
     Role,
     TensorId,
@@ -285,7 +286,7 @@ class OnnxPlacement(PlacementProblem):
     def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
         """The plan for a choice of operators."""
         placement, existing = Placer(self).place(choice.chosen), self.ops.existing
-        floats: tuple[str, ...] = ()
+        floats: Names = ()
         if self.engine.quantizes_alone:
             view = self.ops.index
             # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine
@@ -467,7 +468,7 @@ def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> 
 _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 
 
-def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> tuple[str, ...]:
+def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> Names:
     """Nodes the plan leaves float though ORT might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     return tuple(node.name for node in index.nodes if node.op_type in _GUARDED and node.name not in int8)

@@ -88,7 +88,7 @@ class Placer:
 
     def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Edges:
         beside = chosen - self.apart
-        return tuple(edge for edge, op in self.ops.consumers(tensor) if op is not None and op.name in beside)
+        return tuple(edge for edge, op in self.ops.list_consumers(tensor) if op is not None and op.name in beside)
 
     def _list_sites(
         self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]

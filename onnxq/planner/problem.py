@@ -188,7 +188,7 @@ class QuantizableOps:
         """The node with the facts that rules may ask for."""
         return Candidate(node, self.index, self.shapes)
 
-    def consumers(self, tensor: TensorId) -> list[tuple[Edge, QuantizableOp | None]]:
+    def list_consumers(self, tensor: TensorId) -> list[tuple[Edge, QuantizableOp | None]]:
         """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
         readers = []
         for edge in self.index.list_consumers(tensor):

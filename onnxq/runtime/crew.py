@@ -22,6 +22,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
 from onnxq.graph.storage import OpenFile, StoredArray, count_tensor_bytes, is_stub, open_data
 from onnxq.runtime.session import import_onnxruntime
+from onnxq.sites import Names
 from onnxq.spec import QParams
 from onnxq.workers import Workers, WorkPiece, count_threads, register_packed
 from onnxq.workers.base import R, T
@@ -69,7 +70,7 @@ class SharedFeeds:
 
     folder: str
     digest: str
-    names: tuple[str, ...]
+    names: Names
 
 
 class Crew:

@@ -23,6 +23,7 @@ from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
+from onnxq.sites import Names
 from onnxq.workers import count_threads
 
 # Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
@@ -90,7 +91,7 @@ def make_session_options(
     return options
 
 
-def check_libraries(paths: Iterable[str | Path]) -> tuple[str, ...]:
+def check_libraries(paths: Iterable[str | Path]) -> Names:
     """Absolute paths of shared libraries of custom operators, each once, for `add_libraries` and `Session`.
 
     Raises ConfigError for a file that is missing or that ONNX Runtime cannot register, and MissingDependencyError

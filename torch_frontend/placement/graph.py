@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from onnxq.arrays import Array
 from onnxq.config import MultiInput
 from onnxq.graph import Graph, NodeRef, ValueInfo
-from onnxq.sites import Edge, Edges, TensorId, Unquantized
+from onnxq.sites import Edge, Edges, Names, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import CallName, is_constant, is_plain
@@ -140,7 +140,7 @@ class CallGraph(Graph):
 
     inputs: tuple[ValueInfo, ...] = ()
     # A trace has followed one way through all control flow, so there are no bodies.
-    scopes: tuple[str, ...] = ("",)
+    scopes: Names = ("",)
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
     shapes: dict[TensorId, tuple[int, ...]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import LeftFloat, Refusals, Role
+from onnxq.sites import LeftFloat, Names, Refusals, Role
 from torch_frontend.export.run import Exportable
 from torch_frontend.placement.pairs import Decision, Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
@@ -247,11 +247,11 @@ class QuantModel(AncestorNames, Exportable):
 
     # -- switches ----------------------------------------------------------------------------------------------
 
-    def disable(self, pattern: str, reason: str = "") -> tuple[str, ...]:
+    def disable(self, pattern: str, reason: str = "") -> Names:
         """Keep the matching sites float whatever the switches say; return them."""
         return tuple(q.site for q in disable_sites(self.quantizers, pattern, reason))
 
-    def enable(self, pattern: str, *, force: bool = False) -> tuple[str, ...]:
+    def enable(self, pattern: str, *, force: bool = False) -> Names:
         """Undo `disable` for the matching sites, with `force` also decisions of passes; return them."""
         return tuple(q.site for q in enable_sites(self.quantizers, pattern, force=force))
 

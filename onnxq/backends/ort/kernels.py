@@ -15,7 +15,7 @@ from onnxq.backends.engine import Kernel, Kernels, Tensor
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.values import name_type
 from onnxq.graph.verify import DEQUANTIZE
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.
 INT8_KERNELS = frozenset(
@@ -92,7 +92,7 @@ class _NodeFinder:
         own = [TensorId(name, twin.scope) for name in twin.outputs if name] if twin is not None else []
         return [tensor for tensor in made if tensor is not None] or own
 
-    def find_nodes(self, kernel: NodeRef) -> tuple[str, ...]:
+    def find_nodes(self, kernel: NodeRef) -> Names:
         """Names of the model's nodes that a kernel computes, in the order they run in."""
         twin, outputs = self._find_twin(kernel), [TensorId(name, kernel.scope) for name in kernel.outputs if name]
         stack = self._find_made(kernel) or [tensor for output in outputs for tensor in self._find_behind(output)]

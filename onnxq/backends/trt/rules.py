@@ -27,7 +27,7 @@ from onnxq.backends.surroundings import (
     multiplies_activations,
 )
 from onnxq.graph import NodeRef
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 # TensorRT in narrow float types: operators that it computes in float32 only.
@@ -146,7 +146,7 @@ def _check_product(c: Candidate) -> str | None:
     return None if multiplies_activations(c.index, c.node) else "one operand is constant"
 
 
-def _find_partners(c: Candidate) -> tuple[str, ...]:
+def _find_partners(c: Candidate) -> Names:
     return tuple(name for name in find_attention(c.index, c.node) or () if name != c.node.name)
 
 

@@ -30,6 +30,7 @@ from onnxq.pipeline.finalize import Result, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
 from onnxq.runtime.session import import_onnxruntime
+from onnxq.sites import Names
 
 # Where transformers.js looks, below the folder of the repository.
 _FOLDER, _RECORD = "onnx", "quantize_config.json"
@@ -47,7 +48,7 @@ class _Recipe:
 
     dtype: str
     suffix: str
-    presets: tuple[str, ...]
+    presets: Names
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

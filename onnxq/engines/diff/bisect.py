@@ -109,7 +109,7 @@ def bisect_divergence(
     piece = search.grow()
     if piece is None:
         return None
-    order = leave_out_nodes(parts.sort_names(piece), search.fails, search.connect)
+    order = leave_out_nodes(parts.sort_names(piece), search.diverges_alone, search.connect)
     proto, inputs = parts.cut_fed(order, counterpart.tensor)
     ended = search.find_end(order)
     # Nodes are left out only while the rest goes on failing.
@@ -136,14 +136,14 @@ class _PieceSearch:
 
     def grow(self) -> set[str] | None:
         """The first of growing neighbourhoods that diverges; None when even all nodes before the tensor do not."""
-        start = self.parts.producer(self.counterpart.tensor)
+        start = self.parts.find_producer(self.counterpart.tensor)
         if start is None:
             return None
         piece, edge = {start}, {start}
         target = 1.0
         while True:
             if len(piece) >= target or not edge:
-                if self.fails(piece):
+                if self.diverges_alone(piece):
                     return piece
                 target = max(target * _GROWTH, len(piece) + 1)
             if not edge:
@@ -155,7 +155,7 @@ class _PieceSearch:
         """Those of the nodes that the tensor is computed from without leaving them."""
         return self.parts.list_needed([self.counterpart.tensor], names)
 
-    def fails(self, piece: Iterable[str]) -> bool:
+    def diverges_alone(self, piece: Iterable[str]) -> bool:
         """True when the piece diverges (or fails) by itself; one that the reference cannot run does not count."""
         return self.find_end(piece) is not None
 
@@ -243,7 +243,7 @@ def check_kernels(
 
 def _find_kernel(cutter: FedParts, tensor: str, stops: frozenset[str]) -> set[str]:
     """The nodes between a tensor ORT computes and those before it that it also computes."""
-    start = cutter.producer(tensor)
+    start = cutter.find_producer(tensor)
     stack = [start] if start is not None else []
     found = set(stack)
     while stack:

@@ -165,7 +165,7 @@ class _Comparison:
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
-                    if self.recorder.wants(at):
+                    if self.recorder.is_kept(at):
                         given = {name: feeds[name] for name in own}
                         self.recorder.add(given, values, {runner.name: runner.seconds for runner in runners})
                     # A file may hold fewer samples than were run here.

@@ -22,7 +22,7 @@ from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, NodeProof, SiteProof
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 
 
 def judge_model(
@@ -148,7 +148,7 @@ def _judge_pair(
     )  # fmt: skip
 
 
-def _find_readers(index: GraphIndex, pair: PairInfo) -> tuple[str, ...]:
+def _find_readers(index: GraphIndex, pair: PairInfo) -> Names:
     if pair.lookup:
         return (pair.lookup,)
     readers = index.list_consumers(index.find_node(pair.dequantize).result) if pair.dequantize else ()

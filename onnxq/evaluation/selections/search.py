@@ -23,7 +23,7 @@ from onnxq.graph.scopes import (  # fmt: skip
     walk_graphs,
 )
 from onnxq.graph.storage import omit_weights, restore_weights
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.spec import FLOAT_TYPES
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
@@ -146,7 +146,7 @@ class Selection:
     choices: tuple[tuple[str, int], ...]
     values: tuple[tuple[str, int], ...]
     axis: int = -1
-    outputs: tuple[str, ...] = ()
+    outputs: Names = ()
     scope: str = ""
     obstacle: str = ""
 
@@ -322,7 +322,7 @@ class _ChoiceWalk:
         looks_up = table is not None and self.index.is_constant(table)
         return _is_plain(node) and node.op_type in _MOVES and not looks_up
 
-    def _list_choices(self, node: NodeProto) -> tuple[str, ...]:
+    def _list_choices(self, node: NodeProto) -> Names:
         """The outputs that hold a choice; () for a node that makes none, or that nothing depends on."""
         if not _is_plain(node):
             return ()
@@ -334,7 +334,7 @@ class _ChoiceWalk:
         picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in positions
         return tuple(node.output) if picks else ()
 
-    def _describe(self, node: NodeProto, choices: tuple[str, ...]) -> Selection:
+    def _describe(self, node: NodeProto, choices: Names) -> Selection:
         values = []
         for k, name in enumerate(node.input):
             # A tensor that two selections go by, or that is an output anyway, is judged once.
@@ -362,7 +362,7 @@ class _ChoiceWalk:
         computed = any(name in own and not self.index.is_constant(TensorId(name, self.scope)) for name in sizes)
         return node.op_type in _COUNTING or computed or bool(self.unsteady.intersection(list_reads(node)))
 
-    def _find_obstacle(self, choices: tuple[str, ...]) -> str:
+    def _find_obstacle(self, choices: Names) -> str:
         """Why the choices of all iterations are not one tensor; "" where they are."""
         ops = [parent.op_type for parent in self.around]
         iterated = next((k for k, op_type in enumerate(ops) if op_type != "If"), len(ops))

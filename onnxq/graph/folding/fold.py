@@ -355,7 +355,7 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
         if len(group) == 1:
             continue
         # Only what nothing reads can be taken out, and its name is needed for the shared one.
-        edges = [edge for t in group for edge in editor.consumers(t)]
+        edges = [edge for t in group for edge in editor.list_consumers(t)]
         for edge in edges:
             editor.replace_input(edge, "")
         for t in group:

@@ -20,7 +20,7 @@ from onnxq.graph import NodeRef
 from onnxq.passes.equalization.cross_layer_core import Labels, group_by_label, merge_labels
 from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.patterns import View
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 Flags = Mask
 LabelT = TypeVar("LabelT")
@@ -30,7 +30,7 @@ class ChannelFlow(Generic[LabelT]):
     """Labels of tensors, as far as nodes were visited."""
 
     # Of the operators that have rules here.
-    domains: ClassVar[tuple[str, ...]] = ("",)
+    domains: ClassVar[Names] = ("",)
 
     def __init__(self, view: View) -> None:
         self.view = view

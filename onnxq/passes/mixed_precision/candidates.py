@@ -26,7 +26,7 @@ from onnxq.passes.state import PlacedState
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
-from onnxq.sites import Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
+from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
 # The network in so many segments, coarse to fine: several operators may spoil a result together.
@@ -83,7 +83,7 @@ class Ways:
                 yield PromotionCandidate(str(site.site), frozenset(around).intersection(self._computing))
 
     @cached_property
-    def _computing(self) -> tuple[str, ...]:
+    def _computing(self) -> Names:
         """Operators that compute in integers now."""
         return list_quantized_ops(self.problem, self.plan)
 
@@ -92,7 +92,7 @@ class Ways:
         return [site.site.node] if isinstance(site.site, Edge) else self._list_touching(site.quantized_tensor)
 
     def _list_touching(self, tensor: TensorId) -> list[str]:
-        ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.consumers(tensor))]
+        ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.list_consumers(tensor))]
         return [op.name for op in ops if op is not None]
 
     def _list_segments(self) -> Iterable[PromotionCandidate]:
@@ -209,7 +209,7 @@ class Ways:
                 chosen.add(switch)
         return frozenset(chosen)
 
-    def list_promoted(self, plan: Plan) -> tuple[str, ...]:
+    def list_promoted(self, plan: Plan) -> Names:
         """Operators that compute in integers now and would not with `plan`; for uint16 those that read a wide one."""
         if self.to == FLOAT:
             after = set(list_quantized_ops(self.problem, plan))
@@ -230,7 +230,7 @@ def replace_problem(problem: OnnxPlacement, **changes: Any) -> OnnxPlacement:
     return changed
 
 
-def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
+def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
     """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
     quantized = find_integer_ops(problem, plan)
     # Those that the model came with are not ours to leave float.

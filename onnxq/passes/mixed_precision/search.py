@@ -28,7 +28,7 @@ from onnxq.passes.mixed_precision.float_parts import has_attention_rules
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.progress import OutOfTime
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 
 # A gain measured again that is still this share of the next best one's wins.
 _STILL = 0.98
@@ -86,7 +86,7 @@ class SearchStep:
 
     keys: frozenset[str]
     name: str
-    nodes: tuple[str, ...]
+    nodes: Names
     before: float
     after: float
     errors: ModelErrors
@@ -156,7 +156,7 @@ class PromotionSearch:
         """The calibrated plan with these promoted."""
         return calibrate_missing(self.ctx, self.state, self.place_keys(keys))
 
-    def list_promoted(self, keys: frozenset[str]) -> tuple[str, ...]:
+    def list_promoted(self, keys: frozenset[str]) -> Names:
         """Operators that are promoted with these keys."""
         return self.ways.list_promoted(self.place_keys(keys))
 

@@ -31,7 +31,7 @@ from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 R = TypeVar("R")
 Tensor = Array | TensorFile
@@ -245,7 +245,7 @@ class RunTask:
 
     model: SharedModel
     feeds: Mapping[str, Value]
-    names: tuple[str, ...]
+    names: Names
     path: str
 
 

@@ -50,7 +50,7 @@ from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_parts, hash_run
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.sites import Edge, Names, Role, TensorId
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
 
@@ -92,7 +92,7 @@ class SequentialRounding:
     plan: Plan
     done: tuple[OperatorRounding, ...]
     skipped: tuple[str, ...] = ()
-    thin: tuple[str, ...] = ()
+    thin: Names = ()
 
     def describe(self) -> tuple[str, ...]:
         """For people: operators by kind."""

@@ -62,12 +62,12 @@ def test_rewiring_some_readers_to_a_copy_keeps_the_numbers(proto: ModelProto, se
     index = GraphIndex(proto)
     editor = Editor(proto)
     for t in rng.sample(tensors(index), k=min(3, len(tensors(index)))):
-        readers = editor.consumers(t)
+        readers = editor.list_consumers(t)
         some = rng.sample(readers, k=rng.randint(0, len(readers)))
         copy = editor.fresh(f"{t.name}/copy")
         editor.insert_node(t.scope, "Identity", [t.name], [copy], name=editor.fresh("copy"))
         editor.rewire(t, copy, consumers=some)
-        assert set(editor.consumers(TensorId(copy, t.scope))) == set(some)
+        assert set(editor.list_consumers(TensorId(copy, t.scope))) == set(some)
     assert_same(proto, editor.export())
 
 

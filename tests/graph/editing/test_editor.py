@@ -182,7 +182,7 @@ def test_one_edge_of_a_node_that_reads_a_tensor_twice() -> None:
     editor.insert_node("", "Neg", ["a"], ["b"], name="n", before="m")
     editor.rewire(TensorId("a"), "b", consumers=[Edge("m", 1)])
     assert GraphIndex(editor.export()).find_node("m").inputs == ("a", "b")
-    assert editor.consumers(TensorId("a")) == (Edge("m", 0), Edge("n", 0))
+    assert editor.list_consumers(TensorId("a")) == (Edge("m", 0), Edge("n", 0))
 
 
 def test_equal_unnamed_looking_nodes_are_not_mixed_up() -> None:
