@@ -17,3 +17,5 @@ Mask = NDArray[np.bool_]
 Arrays = Mapping[str, Array]
 # Fixed sizes of a tensor.
 Shape = tuple[int, ...]
+# Both ends of a range of values.
+Interval = tuple[float, float]

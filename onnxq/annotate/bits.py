@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, WeightSums
-from onnxq.arrays import Array, Integers
+from onnxq.arrays import Array, Integers, Interval
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
@@ -269,7 +269,7 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     return np.asarray(quantize(value, qparams, spec), np.int64)
 
 
-def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None:
+def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
     ends = []
     for position, name in ((1, "min"), (2, "max")):
         value = index.input_value(clip, position)

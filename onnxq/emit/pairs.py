@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from onnxq.arrays import Array, Shape
@@ -32,7 +31,7 @@ from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, QParams, QuantSpec
 
 
-def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:
+def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
     """The quantized values of a weight (in its own shape) or a bias (as a vector), in the storage's numpy type.
 
     Values that the plan carries take the place of rounding to nearest. Raises PlanError where those do not fit, and
@@ -50,7 +49,7 @@ def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generi
         raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code) from error
 
 
-def _check_values(site: SitePlan, shape: Shape) -> NDArray[np.generic]:
+def _check_values(site: SitePlan, shape: Shape) -> Array:
     """The quantized values that the plan carries, once they are found to be legal."""
     data = np.asarray(site.values)
     fits = data.shape == shape and data.dtype == numpy_type(site.spec)
@@ -311,7 +310,7 @@ class PairWriter:
         for op_type, inputs, output, part, attrs in chain:
             self._insert_node(site, scope, op_type, inputs, [output], names[part], attrs=attrs)
 
-    def _insert_cast(self, site: SitePlan, codes: NDArray[np.generic], name: str, reader: str) -> str:
+    def _insert_cast(self, site: SitePlan, codes: Array, name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
         # Engines compute the Cast of a constant once, when they load the file.
         scope, wide = site.site.scope, site.spec.numpy_storage

@@ -73,9 +73,7 @@ def needs_bound(spec: QuantSpec) -> bool:
     return spec.storage == "int8" and spec.bits >= _FEWEST_BITS
 
 
-def quantize_weight(
-    w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
-) -> NDArray[np.generic]:
+def quantize_weight(w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()) -> Array:
     """Quantize to the nearest integers, sum by sum, with which every sum of `orders` fits into 16 bits.
 
     w: as for `quantize`. orders: several if different readers of one weight add differently; all are satisfied.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxq.arrays import Array, Array64, Floats
+from onnxq.arrays import Array, Array64, Floats, Interval
 from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
@@ -218,7 +218,7 @@ class ValueObserver:
         """Add what an observer of the same kind keeps of its values."""
         raise NotImplementedError
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Choose lo, hi where there are values."""
         raise NotImplementedError
 
@@ -246,7 +246,7 @@ class MinMax(ValueObserver):
         self.count += count
         self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """The extremes."""
         return self.minimum, self.maximum
 
@@ -277,7 +277,7 @@ class MovingAverage(MinMax):
         super().add_observed(other)
         self._add_sums(other._samples, other._low, other._high)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """The means of the samples' extremes."""
         return float(self._low / self._samples), float(self._high / self._samples)
 

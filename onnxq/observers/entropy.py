@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array64
+from onnxq.arrays import Array64, Interval
 from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import register_observer, require_even_steps
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, HistogramView, find_best_range
@@ -43,7 +43,7 @@ class Entropy(HistogramObserver):
         view = self.histogram.make_view()
         return (view.make_absolute() if self.quant.symmetric else view).merge_bins(MIN_BINS)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Choose the range of least divergence; the whole range if only zeros were observed."""
         view = self.make_reference()
         if not view.counts.any():

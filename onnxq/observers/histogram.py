@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array64, Integers
+from onnxq.arrays import Array64, Integers, Interval
 from onnxq.errors import ConfigError
 from onnxq.observers.base import ValueObserver, Values, register_observer
 from onnxq.spec import QuantSpec
@@ -242,7 +242,7 @@ Cost = Callable[[Array64, Array64], Array64]
 
 def find_best_range(
     low: float, high: float, symmetric: bool, cost: Cost, *, least: float, coarse: int, fine: Sequence[int]
-) -> tuple[float, float]:
+) -> Interval:
     """Find the [lo, hi] of least cost inside [low, high] extended to contain 0; among equals the widest.
 
     cost: lo [n], hi [n] -> [n]. symmetric: ranges are [-t, t]. Otherwise both ends first shrink by the same factor,
@@ -297,7 +297,7 @@ class Percentile(HistogramObserver):
         super().__init__(quant, bins)
         self.percentile = percentile
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Find the quantiles at both ends."""
         view = self.histogram.make_view()
         out = view.count * ((100.0 - self.percentile) / 100.0)

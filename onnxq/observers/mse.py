@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array64
+from onnxq.arrays import Array64, Interval
 from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
 from onnxq.observers.histogram import HistogramObserver, HistogramView, find_best_range
@@ -26,7 +26,7 @@ class Mse(HistogramObserver):
     def __init__(self, quant: QuantSpec, *, bins: int = 4096) -> None:
         super().__init__(quant, bins)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Choose the best range, to a quarter of a percent of its width."""
         error = SquaredError(self.histogram.make_view(), self.quant)
         ends = self.histogram.minimum, self.histogram.maximum

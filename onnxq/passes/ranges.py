@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
@@ -110,7 +110,7 @@ def is_observed(site: SitePlan) -> bool:
     return site.role in MEASURED and site.qparams is not None and not (site.spec.dynamic or site.spec.is_float)
 
 
-def read_range(site: SitePlan) -> tuple[float, float]:
+def read_range(site: SitePlan) -> Interval:
     """Lowest and highest value that a calibrated site can hold."""
     assert site.qparams is not None
     low, high = clip_bounds(site.qparams, site.spec)

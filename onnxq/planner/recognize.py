@@ -10,9 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
@@ -159,7 +157,7 @@ class _PatternSearch:
                     joined[node.name] = columns
         return joined
 
-    def _split_columns(self, value: NDArray[np.generic], parts: Mapping[str, str]) -> dict[str, slice]:
+    def _split_columns(self, value: Array, parts: Mapping[str, str]) -> dict[str, slice]:
         """The columns in which the weights of nodes stand; {} where they do not make up all of the value."""
         placed: dict[str, slice] = {}
         start, (rows, end) = 0, value.shape
